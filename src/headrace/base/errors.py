@@ -1,0 +1,191 @@
+"""Every error that Headrace raises on purpose.
+
+An error says what happened, where, why and what to do, in one line each; doors translate it (errno, exit code,
+wire) by one table of codes. Foreign exceptions are turned into these in the file that called the library.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Base of all. `code` is stable and documented in docs/errors.md; `retryable` says the same call may work later.
+
+    what: what failed, with the path or URL. why: the cause. hint: what the user can do ("" when nothing).
+    """
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        self.what = what
+        self.why = why
+        self.hint = hint
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        line = self.what
+        if self.why:
+            line += f": {self.why}"
+        if self.hint:
+            line += f" ({self.hint})"
+        return line
+
+
+class UsageError(HeadraceError, ValueError):
+    """The user's words are off: an unknown scheme, a bad size, an unknown setting."""
+
+    code = "usage"
+
+
+class PathNotFoundError(HeadraceError, FileNotFoundError):
+    code = "path.not_found"
+
+    __str__ = HeadraceError.__str__
+
+
+class NotADirectoryPathError(HeadraceError, NotADirectoryError):
+    code = "path.not_a_directory"
+
+    __str__ = HeadraceError.__str__
+
+
+class IsADirectoryPathError(HeadraceError, IsADirectoryError):
+    code = "path.is_a_directory"
+
+    __str__ = HeadraceError.__str__
+
+
+class PathExistsError(HeadraceError, FileExistsError):
+    code = "path.exists"
+
+    __str__ = HeadraceError.__str__
+
+
+class ReadOnlyError(HeadraceError, OSError):
+    code = "path.read_only"
+
+    __str__ = HeadraceError.__str__
+
+
+class NotSupportedError(HeadraceError, OSError):
+    """What can't be done truly is refused."""
+
+    code = "not_supported"
+
+    __str__ = HeadraceError.__str__
+
+
+class OriginError(HeadraceError, OSError):
+    """The origin answered with an error that trying again won't mend."""
+
+    code = "origin.failed"
+
+    __str__ = HeadraceError.__str__
+
+
+class OriginUnavailableError(OriginError):
+    """The origin could not be reached, was overloaded (500, 503, 429), or broke off an answer."""
+
+    code = "origin.unavailable"
+    retryable = True
+
+
+class OriginDeniedError(OriginError, PermissionError):
+    """Credentials are missing, wrong, or don't allow this."""
+
+    code = "origin.denied"
+
+    __str__ = HeadraceError.__str__
+
+
+class BucketNotFoundError(OriginError, FileNotFoundError):
+    code = "origin.no_bucket"
+
+    __str__ = HeadraceError.__str__
+
+
+class VersionChangedError(OriginError):
+    """The object is no longer the version that was asked for; what is cached of that version stays readable."""
+
+    code = "origin.version_changed"
+
+
+class DeadlineExceededError(HeadraceError, TimeoutError):
+    code = "deadline"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class NoSpaceError(HeadraceError, OSError):
+    """The cache is full and nothing can be evicted."""
+
+    code = "store.no_space"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class StoreError(HeadraceError, OSError):
+    """A cache volume can't be used: unwritable, an I/O error, too small."""
+
+    code = "store.failed"
+
+    __str__ = HeadraceError.__str__
+
+
+class StoreBusyError(StoreError):
+    """Another node uses this cache folder."""
+
+    code = "store.busy"
+
+
+class CorruptIndexError(StoreError):
+    code = "store.corrupt_index"
+
+
+class CorruptBlockError(StoreError):
+    """A cached block does not match its checksum."""
+
+    code = "store.corrupt_block"
+    retryable = True
+
+
+class NodeUnavailableError(HeadraceError, ConnectionError):
+    """No node answers on its socket."""
+
+    code = "node.unavailable"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class ProtocolError(HeadraceError):
+    """The other side speaks another version, or nonsense."""
+
+    code = "protocol"
+
+
+class MountError(HeadraceError, OSError):
+    """A mountpoint that is missing, busy or not empty, or a kernel that refuses."""
+
+    code = "mount.failed"
+
+    __str__ = HeadraceError.__str__
+
+
+class CancelledByUserError(HeadraceError):
+    code = "cancelled"
+
+
+def error_classes() -> dict[str, type[HeadraceError]]:
+    """All classes by code: what a client needs to turn a wire failure back into the same exception."""
+    found: dict[str, type[HeadraceError]] = {}
+    pending: list[type[HeadraceError]] = [HeadraceError]
+    while pending:
+        one = pending.pop()
+        found[one.code] = one
+        pending.extend(one.__subclasses__())
+    return found

@@ -1,0 +1,53 @@
+"""Frames: 4 bytes of length (little-endian, of the body), then the body, msgpack. Sans-IO: no socket here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, ProtocolError, error_classes
+from headrace.wire.messages import Answer, Failure, Message, Request
+
+HEADER_BYTES = 4
+BODY_BYTES_MAX = 16 << 20
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Message) -> bytes:
+    """The whole frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER_BYTES, "little") + body
+
+
+def body_length(header: bytes) -> int:
+    length = int.from_bytes(header, "little")
+    if length > BODY_BYTES_MAX:
+        raise ProtocolError("frame too long", why=f"{length} bytes announced, {BODY_BYTES_MAX} allowed")
+    return length
+
+
+def decode_request(body: bytes) -> Request:
+    try:
+        return _requests.decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError("request not understood", why=str(error)) from error
+
+
+def decode_answer(body: bytes) -> Answer:
+    try:
+        return _answers.decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError("answer not understood", why=str(error)) from error
+
+
+def failure_of(error: HeadraceError) -> Failure:
+    return Failure(code=error.code, what=error.what, why=error.why, hint=error.hint)
+
+
+_ERRORS = error_classes()
+
+
+def error_of(failure: Failure) -> HeadraceError:
+    return _ERRORS.get(failure.code, HeadraceError)(failure.what, why=failure.why, hint=failure.hint)

@@ -1,0 +1,203 @@
+"""The messages between a host's clients and its node. The authority on their meaning.
+
+Requests and answers are tagged msgpack maps in frames (`wire/frame.py`). A connection carries one request at a time;
+its answer is the message named in the request's docstring, or Failure. File contents never travel here: answers say
+when they are in the cache file. Since protocol 1.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all; the tag on the wire is the class name."""
+
+
+# ---------------------------------------------------------------- requests
+
+
+class Hello(Message, frozen=True):
+    """First on every connection. → Welcome."""
+
+    protocol: int
+    pid: int
+    role: str  # "session", "sdk", "cli"
+
+
+class Lookup(Message, frozen=True):
+    """Make the index right for one name, now. → Done (then read the index: no entry means no such file) or Failure."""
+
+    parent: int
+    name: bytes
+
+
+class List(Message, frozen=True):
+    """Make the index hold a fresh whole listing of a directory. → Done."""
+
+    directory: int
+
+
+class Open(Message, frozen=True):
+    """Make a cache file exist for a file; small files are filled whole first. → Opened."""
+
+    id: int
+
+
+class Fill(Message, frozen=True):
+    """Wait until the bytes start..end of the file are in its cache file. → Filled.
+    sequential: the caller reads on from here; the node may read ahead."""
+
+    id: int
+    start: int
+    end: int
+    sequential: bool = True
+
+
+class Touch(Message, frozen=True):
+    """These files were opened, in this order; for eviction. → Done."""
+
+    ids: list[int]
+
+
+class Subscribe(Message, frozen=True):
+    """From now on this connection carries only events, from the node. → Invalidated, Evicted, … until closed."""
+
+
+class Resolve(Message, frozen=True):
+    """A path of the namespace ("/a/b") to its entry, listing what is needed. → Resolved."""
+
+    path: bytes
+
+
+class MountAdd(Message, frozen=True):
+    """Attach an origin. options: of `origin/locate.py` (endpoint, region, …), never secrets in logs. → Done."""
+
+    path: str
+    url: str
+    options: dict[str, str]
+
+
+class MountRemove(Message, frozen=True):
+    """→ Done."""
+
+    path: str
+
+
+class MountList(Message, frozen=True):
+    """→ Mounts."""
+
+
+class StatusAsk(Message, frozen=True):
+    """→ Report."""
+
+
+class JobStart(Message, frozen=True):
+    """kind: load | free | pin | unpin | sync | fsck. → JobState, many: one at least every second, the last has done=True.
+    Closing the connection cancels the job."""
+
+    kind: str
+    path: str
+    options: dict[str, str] = {}
+
+
+class Shutdown(Message, frozen=True):
+    """Stop the node in order. → Done."""
+
+
+# ---------------------------------------------------------------- answers and events
+
+
+class Welcome(Message, frozen=True):
+    """index: folder of the LMDB index; volumes: their folders, by volume number; generation: changes when the
+    index was made anew, and ids with it."""
+
+    protocol: int
+    index: str
+    volumes: list[str]
+    generation: int
+
+
+class Done(Message, frozen=True):
+    pass
+
+
+class Opened(Message, frozen=True):
+    complete: bool
+    path: str  # of the cache file
+
+
+class Filled(Message, frozen=True):
+    complete: bool
+
+
+class Resolved(Message, frozen=True):
+    id: int
+    kind: int
+    size_bytes: int
+    mtime_ns: int
+    token: str
+
+
+class MountRow(msgspec.Struct, frozen=True):
+    path: str
+    url: str
+    sync_interval_s: float
+
+
+class Mounts(Message, frozen=True):
+    rows: list[MountRow]
+
+
+class Report(Message, frozen=True):
+    """status: a JSON-able tree, see docs/operating.md."""
+
+    status: dict[str, object]
+
+
+class JobState(Message, frozen=True):
+    """failed: up to 1000 of (path, reason); failed_files counts all. files_total 0: not known yet."""
+
+    done: bool
+    files_done: int
+    files_total: int
+    bytes_done: int
+    bytes_total: int
+    failed_files: int
+    failed: list[tuple[str, str]]
+    listing: bool
+
+
+class Failure(Message, frozen=True):
+    """A HeadraceError on its way: `code` is HeadraceError.code."""
+
+    code: str
+    what: str
+    why: str
+    hint: str
+
+
+class Invalidated(Message, frozen=True):
+    """Names in directories that no longer mean what they did: (parent id, name)."""
+
+    names: list[tuple[int, bytes]]
+
+
+class Evicted(Message, frozen=True):
+    """Cache files that were dropped: let go of descriptors and backing ids."""
+
+    ids: list[int]
+
+
+class Completed(Message, frozen=True):
+    """Files that became complete."""
+
+    ids: list[int]
+
+
+Request = (
+    Hello | Lookup | List | Open | Fill | Touch | Subscribe | Resolve | MountAdd | MountRemove | MountList | StatusAsk | JobStart | Shutdown
+)
+Answer = Welcome | Done | Opened | Filled | Resolved | Mounts | Report | JobState | Failure | Invalidated | Evicted | Completed
