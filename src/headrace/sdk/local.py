@@ -1,1 +1,52 @@
-"""The hit path: what a client of the host reads by itself, without asking the node."""
+"""The hit path: what a client of the host reads by itself, without asking the node.
+
+No call here blocks on another process. The index may be replaced under us when a node had to make it anew; the
+client then opens a new LocalCache.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headrace.base.model import Entry, FileId
+from headrace.store.index import Index
+from headrace.store.reader import CacheReader
+from headrace.store.schema import CachedFile
+from headrace.store.volume import data_path
+from headrace.wire.messages import Welcome
+
+
+class LocalCache:
+    """Index and cache files, read-only."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        self.generation = welcome.generation
+        self.index = Index.open(welcome.index, writable=False)
+        self._volumes = welcome.volumes
+
+    def fresh_for_s(self, directory: FileId) -> float:
+        """Seconds for which the directory's whole listing is still good; 0 when it must be asked for."""
+        return max(0.0, (self.index.fresh_until_ns(directory) - time.time_ns()) / 1e9)
+
+    def complete_path(self, id: FileId) -> str | None:
+        """The cache file, when it is complete and trusted."""
+        cached = self.index.cached(id)
+        if cached is None or not cached.trusted:
+            return None
+        return data_path(self._volumes[cached.volume], id)
+
+    def reader(self, id: FileId) -> CacheReader | None:
+        """Opens the cache file, complete or not; None when nothing trusted is cached."""
+        cached = self.index.cached(id)
+        if cached is None or cached.unverified:
+            return None
+        return CacheReader.open(self._volumes[cached.volume], cached)
+
+    def cached(self, id: FileId) -> CachedFile | None:
+        return self.index.cached(id)
+
+    def entry(self, id: FileId) -> Entry | None:
+        return self.index.entry(id)
+
+    def close(self) -> None:
+        self.index.close(clean=True)

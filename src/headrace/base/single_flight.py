@@ -1,0 +1,30 @@
+"""Many ask, one works: concurrent calls with one key share one run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class SingleFlight(Generic[Key, Result]):
+    """One asyncio loop. A caller that is cancelled leaves; the run goes on for the others, to its end."""
+
+    def __init__(self) -> None:
+        self._running: dict[Key, asyncio.Task[Result]] = {}
+
+    async def run(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
+        task = self._running.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._finish(key, work))
+            self._running[key] = task
+        return await asyncio.shield(task)
+
+    async def _finish(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            return await work()
+        finally:
+            del self._running[key]

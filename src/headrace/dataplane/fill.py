@@ -1,0 +1,155 @@
+"""Bringing blocks of one file into its cache file.
+
+Single-flight per block: a block is in flight in one range read at most, and everybody who wants it waits for that
+one. A range read lands in the cache file before anybody is told. Runs on the node's loop; checksums and writes go
+to the disk pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
+from headrace.dataplane.concurrency import Gate
+from headrace.dataplane.readahead import ReadAhead
+from headrace.origin.origin import Origin
+from headrace.store.writer import CacheWriter
+
+log = logging.getLogger(__name__)
+
+
+class Fill:
+    """One file being filled.
+
+    on_complete: called once, on the loop, when the last block is there; the commit is the caller's.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        origin: Origin,
+        key: str,
+        writer: CacheWriter,
+        *,
+        gate: Gate,
+        disk: Executor,
+        range_bytes: int,
+        timeout_s: float,
+        readahead: ReadAhead,
+        on_complete: Callable[[Fill], None],
+    ) -> None:
+        self.entry = entry
+        self.writer = writer
+        self.readahead = readahead
+        self._origin = origin
+        self._key = key
+        self._gate = gate
+        self._disk = disk
+        self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
+        self._timeout_s = timeout_s
+        self._on_complete = on_complete
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._whole: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight and self._whole is None
+
+    async def ensure(self, start: int, end: int) -> None:
+        """start..end is in the cache file on return. Raises what the origin raised."""
+        end = min(end, self.entry.version.size_bytes)
+        tasks = self.start(block_range(start, end), background=False)
+        if tasks:
+            await asyncio.gather(*(asyncio.shield(task) for task in tasks))
+
+    def start(self, blocks: range, *, background: bool) -> list[asyncio.Task[None]]:
+        """Puts the absent ones of these blocks in flight; the tasks that bring them."""
+        tasks: dict[asyncio.Task[None], None] = {}
+        run: list[int] = []
+        for block in blocks:
+            task = self._in_flight.get(block)
+            if task is not None:
+                tasks[task] = None
+            elif not self._has(block):
+                if run and (block != run[-1] + 1 or len(run) >= self._range_blocks):
+                    tasks[self._launch(run, background=background)] = None
+                    run = []
+                run.append(block)
+        if run:
+            tasks[self._launch(run, background=background)] = None
+        return list(tasks)
+
+    def start_whole(self, from_block: int) -> None:
+        """Fills everything in the background, from a block to the end and then from the beginning."""
+        if self._whole is None and not self.writer.complete:
+            self._whole = asyncio.ensure_future(self._fill_whole(from_block))
+
+    async def whole(self) -> None:
+        """Waits until everything is there."""
+        await self.ensure_all()
+
+    async def ensure_all(self) -> None:
+        self.start_whole(0)
+        if self._whole is not None:
+            await asyncio.shield(self._whole)
+        if not self.writer.complete:
+            await self.ensure(0, self.entry.version.size_bytes)
+
+    async def stop(self) -> None:
+        tasks = [*self._in_flight.values(), *([self._whole] if self._whole else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _has(self, block: int) -> bool:
+        start = block * BLOCK_SIZE_BYTES
+        return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self.entry.version.size_bytes))
+
+    def _launch(self, blocks: list[int], *, background: bool) -> asyncio.Task[None]:
+        first, last = blocks[0], blocks[-1]
+        task = asyncio.ensure_future(self._fetch(first, last + 1, background=background))
+        for block in range(first, last + 1):
+            self._in_flight[block] = task
+        task.add_done_callback(lambda done: self._landed(range(first, last + 1), done))
+        return task
+
+    def _landed(self, blocks: range, task: asyncio.Task[None]) -> None:
+        for block in blocks:
+            self._in_flight.pop(block, None)
+        if not task.cancelled() and task.exception() is None and self.writer.complete:
+            self._on_complete(self)
+
+    async def _fetch(self, first: int, stop: int, *, background: bool) -> None:
+        start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
+        async with self._gate.enter(background=background):
+            began = time.monotonic()
+            body = await self._origin.read_range(
+                self._key, start, end, version=self.entry.version, deadline=Deadline.after(self._timeout_s)
+            )
+            self._gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
+        await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
+
+    async def _fill_whole(self, from_block: int) -> None:
+        """Keeps as many ranges in flight as the gate admits, and a few to go on with."""
+        count = block_range(0, self.entry.version.size_bytes).stop
+        pending: set[asyncio.Task[None]] = set()
+        try:
+            for turn in (range(from_block, count), range(from_block)):
+                for first in range(turn.start, turn.stop, self._range_blocks):
+                    pending.update(self.start(range(first, min(first + self._range_blocks, turn.stop)), background=True))
+                    while len(pending) > self._gate.window.limit + 2:
+                        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                        for task in done:
+                            task.result()
+            if pending:
+                await asyncio.gather(*pending)
+        except HeadraceError as error:
+            log.info("whole-file fill stopped key=%s error=%s", self._key, error)
+        finally:
+            self._whole = None

@@ -1,0 +1,215 @@
+"""The read, from top to bottom. Open this first.
+
+A client that found no complete cache file asks `open`, and, while the file is not whole, `fill` for what it wants to
+read. Both end with bytes in the cache file; the client reads them there. Bytes never travel up.
+
+    open ── complete and trusted? ──────────────────────────► the cache file
+      │  ── was there before a power loss? verify blocks ───► the cache file
+      │  ── small (one block): fetch whole, commit ─────────► the cache file
+      └──── large: an empty sparse cache file ──────────────► fill
+    fill ── present? ───────────────────────────────────────► done
+      └──── absent: range reads, single-flight per block; a sequential reader is fetched ahead of, and a file that
+            is read in earnest is filled whole; the last block commits the file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PathNotFoundError, VersionChangedError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
+from headrace.base.single_flight import SingleFlight
+from headrace.dataplane.concurrency import Gate
+from headrace.dataplane.fill import Fill
+from headrace.dataplane.readahead import ReadAhead
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Body, Origin
+from headrace.store.schema import CachedFile
+from headrace.store.store import Store
+
+log = logging.getLogger(__name__)
+
+FILLS_IDLE_MAX = 1024
+"""Open writers kept for files nobody fetches just now; each is a descriptor and a map."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    range_bytes: int
+    small_file_bytes_max: int
+    readahead_bytes: int
+    whole_file_after_bytes: int
+    timeout_s: float
+
+
+class ReadPath:
+    """on_complete: told the ids of files that became whole."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        store: Store,
+        gate: Gate,
+        disk: Executor,
+        settings: ReadSettings,
+        *,
+        on_complete: Callable[[list[FileId]], None],
+    ) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._gate = gate
+        self._disk = disk
+        self._settings = settings
+        self._on_complete = on_complete
+        self._fills: dict[FileId, Fill] = {}
+        self._opens: SingleFlight[FileId, bool] = SingleFlight()
+        self._small: list[tuple[Entry, Body, asyncio.Future[None]]] = []
+
+    async def open(self, id: FileId) -> bool:
+        """The cache file exists on return; True when it is complete."""
+        cached = self._store.index.cached(id)
+        if cached is not None and cached.trusted:
+            return True
+        return await self._opens.run(id, lambda: self._open(id))
+
+    async def fill(self, id: FileId, start: int, end: int, *, sequential: bool = True) -> bool:
+        """start..end is in the cache file on return; True when the file is complete."""
+        if await self.open(id):
+            return True
+        fill = self._fills[id]
+        if sequential:
+            self._fetch_ahead(fill, start, end)
+        try:
+            await fill.ensure(start, end)
+        except VersionChangedError:
+            await self._namespace.refresh(fill.entry.parent)
+            raise
+        return id not in self._fills
+
+    async def load(self, id: FileId) -> int:
+        """The whole file is in the cache on return; the bytes that had to be fetched."""
+        entry = self._store.index.entry(id)
+        if entry is None:
+            raise PathNotFoundError(f"file {id:x}", why="it was replaced or removed at its origin")
+        if not await self.open(id):
+            await self._fills[id].ensure_all()
+        return entry.version.size_bytes
+
+    def forget(self, ids: list[FileId]) -> None:
+        """Lets go of files that were evicted or freed."""
+        for id in ids:
+            fill = self._fills.pop(id, None)
+            if fill is not None:
+                fill.writer.close()
+
+    def busy(self) -> set[FileId]:
+        """Files with reads in flight: not to be evicted just now."""
+        return {id for id, fill in self._fills.items() if not fill.idle}
+
+    async def close(self) -> None:
+        for fill in list(self._fills.values()):
+            await fill.stop()
+            fill.writer.close()
+        self._fills.clear()
+
+    # ------------------------------------------------------------ inside
+
+    async def _open(self, id: FileId) -> bool:
+        cached = self._store.index.cached(id)
+        if cached is not None and cached.unverified:
+            cached = await self._verified(id)
+        if cached is not None and cached.complete:
+            return True
+        if id in self._fills:
+            return False
+        mount, key, entry = self._namespace.locate(id)
+        if entry.kind is not Kind.FILE:
+            raise PathNotFoundError(f"file {id:x}", why="it is a directory")
+        if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
+            await self._fetch_small(mount.origin, key, entry)
+            return True
+        writer = self._store.writer(id) if cached is not None else None
+        self._fills[id] = Fill(
+            entry,
+            mount.origin,
+            key,
+            writer or self._store.create(entry),
+            gate=self._gate,
+            disk=self._disk,
+            range_bytes=self._settings.range_bytes,
+            timeout_s=self._settings.timeout_s,
+            readahead=ReadAhead(
+                entry.version.size_bytes,
+                window_bytes_max=self._settings.readahead_bytes,
+                whole_file_after_bytes=self._settings.whole_file_after_bytes,
+            ),
+            on_complete=self._commit,
+        )
+        self._drop_idle()
+        return False
+
+    async def _verified(self, id: FileId) -> CachedFile | None:
+        """Checks what was there before a power loss; blocks that don't match are dropped and fetched again."""
+        if not self._store.verify(id):
+            log.warning("cached file failed its checksum after a power loss id=%x", id)
+        return self._store.index.cached(id)
+
+    async def _fetch_small(self, origin: Origin, key: str, entry: Entry) -> None:
+        body: Body = b""
+        if entry.version.size_bytes:
+            async with self._gate.enter(background=False):
+                body = await self._read_whole(origin, key, entry)
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._small.append((entry, body, landed))
+        if len(self._small) == 1:
+            asyncio.get_running_loop().call_soon(self._commit_small)
+        await landed
+
+    async def _read_whole(self, origin: Origin, key: str, entry: Entry) -> Body:
+        try:
+            return await origin.read_range(
+                key, 0, entry.version.size_bytes, version=entry.version, deadline=Deadline.after(self._settings.timeout_s)
+            )
+        except VersionChangedError:
+            await self._namespace.refresh(entry.parent)
+            raise
+
+    def _commit_small(self) -> None:
+        """What arrived in one turn of the loop is committed by one transaction."""
+        arrived, self._small = self._small, []
+        try:
+            self._store.complete_small_many([(entry, body) for entry, body, _ in arrived])
+        except Exception as error:  # noqa: BLE001 - handed to each that waits
+            for _, _, landed in arrived:
+                if not landed.done():
+                    landed.set_exception(error)
+            return
+        for _, _, landed in arrived:
+            if not landed.done():
+                landed.set_result(None)
+
+    def _commit(self, fill: Fill) -> None:
+        if self._fills.pop(fill.entry.id, None) is None:
+            return
+        self._store.complete(fill.writer)
+        self._on_complete([fill.entry.id])
+
+    def _fetch_ahead(self, fill: Fill, start: int, end: int) -> None:
+        ahead_start, ahead_end = fill.readahead.asked(start, end)
+        if fill.readahead.wants_whole:
+            fill.start_whole(start // BLOCK_SIZE_BYTES)
+        elif ahead_end > ahead_start:
+            fill.start(range(start // BLOCK_SIZE_BYTES, -(-ahead_end // BLOCK_SIZE_BYTES)), background=True)
+
+    def _drop_idle(self) -> None:
+        if len(self._fills) <= FILLS_IDLE_MAX:
+            return
+        for id, fill in list(self._fills.items())[: FILLS_IDLE_MAX // 4]:
+            if fill.idle:
+                del self._fills[id]
+                fill.writer.close()

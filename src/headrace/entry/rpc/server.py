@@ -1,0 +1,153 @@
+"""The door for the host's own clients: a unix socket, one request at a time a connection.
+
+A client that closes its connection while a request is under way cancels the request. Errors go back as Failure;
+what is no HeadraceError is logged with its trace and goes back as `internal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from headrace.base.errors import HeadraceError, NodeUnavailableError, ProtocolError
+from headrace.wire import frame
+from headrace.wire.messages import (
+    PROTOCOL,
+    Answer,
+    Failure,
+    Hello,
+    JobStart,
+    Message,
+    Request,
+    Subscribe,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+EVENTS_WAITING_MAX = 10_000
+
+Answerer = Callable[[Request], Awaitable[Answer]]
+Streamer = Callable[[JobStart], AsyncIterator[Answer]]
+
+
+class Subscribers:
+    """Sessions that follow what the node changes. One that doesn't read its events is cut off, and comes back."""
+
+    def __init__(self) -> None:
+        self._queues: set[asyncio.Queue[Answer | None]] = set()
+
+    def publish(self, event: Answer) -> None:
+        for queue in list(self._queues):
+            if queue.qsize() >= EVENTS_WAITING_MAX:
+                log.warning("a session does not read its events, cut off")
+                self._queues.discard(queue)
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(event)
+
+    async def follow(self) -> AsyncIterator[Answer]:
+        queue: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._queues.add(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._queues.discard(queue)
+
+
+class RpcServer:
+    """welcome: what every client is told first. answer: one request, one answer. stream: a job's states."""
+
+    def __init__(self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer) -> None:
+        self._welcome = welcome
+        self._subscribers = subscribers
+        self._answer = answer
+        self._stream = stream
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, socket_path: str) -> None:
+        """Listens, readable by the user only. A socket file that a dead node left is replaced."""
+        if os.path.exists(socket_path):
+            os.unlink(socket_path)
+        mask = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._connected, socket_path)
+        finally:
+            os.umask(mask)
+        self._path = socket_path
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            for task in list(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            if os.path.exists(self._path):
+                os.unlink(self._path)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client left, or the node stops
+        except ProtocolError as error:
+            log.warning("connection dropped error=%s", error)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        header = await reader.readexactly(frame.HEADER_BYTES)
+        while True:
+            request = frame.decode_request(await reader.readexactly(frame.body_length(header)))
+            work = asyncio.ensure_future(self._handle(request, writer))
+            following = asyncio.ensure_future(reader.readexactly(frame.HEADER_BYTES))
+            try:
+                await asyncio.wait((work, following), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    following.result()  # raises when the client left
+                    raise ProtocolError("a request before the last one was answered")
+                work.result()
+                header = await following
+            finally:
+                work.cancel()
+                following.cancel()
+                await asyncio.gather(work, following, return_exceptions=True)
+
+    async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        try:
+            if isinstance(request, Subscribe):
+                async for event in self._subscribers.follow():
+                    await _send(writer, event)
+                raise NodeUnavailableError("events were lost", why="this client read too slowly")
+            if isinstance(request, JobStart):
+                async for state in self._stream(request):
+                    await _send(writer, state)
+                return
+            await _send(writer, self._hello(request) if isinstance(request, Hello) else await self._answer(request))
+        except HeadraceError as error:
+            await _send(writer, frame.failure_of(error))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the door's loop: the trace is logged, the client is told
+            log.exception("request failed kind=%s", type(request).__name__)
+            await _send(writer, Failure(code="internal", what=type(request).__name__, why=repr(error), hint="see the node's log"))
+
+    def _hello(self, request: Hello) -> Welcome:
+        if request.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"the client speaks protocol {request.protocol}", why=f"this node speaks {PROTOCOL}", hint="use one release"
+            )
+        return self._welcome
+
+
+async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+    writer.write(frame.encode(message))
+    await writer.drain()

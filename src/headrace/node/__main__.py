@@ -1,0 +1,25 @@
+"""`python -m headrace.node --config-json FILE [--ready-fd N]`: a node as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from headrace.config.schema import Config
+from headrace.node.node import run_node
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="headrace.node")
+    parser.add_argument("--config-json", required=True)
+    parser.add_argument("--ready-fd", type=int)
+    arguments = parser.parse_args()
+    config = msgspec.json.decode(Path(arguments.config_json).read_bytes(), type=Config)
+    return run_node(config, ready_fd=arguments.ready_fd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The only place that builds objects of other rooms: ground floor first, stopped in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
+from headrace.base.model import FileId
+from headrace.config.schema import Config
+from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.entry.rpc.server import RpcServer, Subscribers
+from headrace.jobs.jobs import Jobs
+from headrace.namespace.mounts import Mount, MountTable, normal_path
+from headrace.namespace.tree import Namespace
+from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
+from headrace.origin.locate import build_origin, parse_origin
+from headrace.origin.object_check import check_origin
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+from headrace.wire.messages import (
+    Answer,
+    Done,
+    Evicted,
+    Fill,
+    Filled,
+    Completed,
+    Invalidated,
+    JobStart,
+    List,
+    Lookup,
+    MountAdd,
+    MountList,
+    MountRemove,
+    MountRow,
+    Mounts,
+    Open,
+    Opened,
+    Report,
+    Request,
+    Resolve,
+    Resolved,
+    Shutdown,
+    StatusAsk,
+    Touch,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+DISK_THREADS = 4
+UPKEEP_INTERVAL_S = 1.0
+SYNC_INTERVAL_S = 30.0
+CHECK_LIMIT_S = 10.0
+
+
+class Node:
+    """A node that is running: build it with `Node.start`, end it with `stop`."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self.config = config
+        self.store = store
+        self.began_s = time.time()
+        self.stopping = asyncio.Event()
+        self.subscribers = Subscribers()
+        self.mounts = MountTable()
+        self.gate = Gate(Window(maximum=config.fill_concurrency_max))
+        self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
+        self.namespace = Namespace(
+            store.index,
+            self.mounts,
+            timeout_s=config.origin_timeout_s,
+            on_changed=lambda names: self.subscribers.publish(Invalidated(names=[(int(p), n) for p, n in names])),
+        )
+        self.reads = ReadPath(
+            self.namespace,
+            store,
+            self.gate,
+            self.disk,
+            ReadSettings(
+                range_bytes=config.fill_range_bytes,
+                small_file_bytes_max=config.small_file_bytes_max,
+                readahead_bytes=config.readahead_bytes,
+                whole_file_after_bytes=config.whole_file_after_bytes,
+                timeout_s=config.origin_timeout_s,
+            ),
+            on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
+        )
+        store.on_evicted = self._evicted
+        self.jobs = Jobs(self.namespace, store, self.reads)
+        welcome = Welcome(
+            protocol=1,
+            index=index_folder(config),
+            volumes=[volume.folder for volume in store.volumes],
+            generation=store.generation,
+        )
+        self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
+        self._upkeep: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, config: Config) -> Node:
+        """Recovered, mounted and listening on return. Raises HeadraceError, with everything let go."""
+        store = _open_store(config)
+        try:
+            node = cls(config, store)
+            await node._attach_configured()
+            os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
+            await node.server.start(config.socket_path)
+        except BaseException:
+            store.close()
+            raise
+        node._upkeep = asyncio.ensure_future(node._keep_up())
+        return node
+
+    async def stop(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        await self.server.stop()
+        await self.reads.close()
+        for mount in self.mounts.all():
+            await mount.origin.close()
+        self.disk.shutdown()
+        self.store.close()
+
+    async def answer(self, request: Request) -> Answer:
+        """The door's one call: what each request means."""
+        match request:
+            case Lookup(parent=parent, name=name):
+                await self.namespace.lookup(FileId(parent), name)
+                return Done()
+            case Open(id=id):
+                return Opened(complete=await self.reads.open(FileId(id)), path="")
+            case Fill(id=id, start=start, end=end, sequential=sequential):
+                return Filled(complete=await self.reads.fill(FileId(id), start, end, sequential=sequential))
+            case List(directory=directory):
+                await self.namespace.list(FileId(directory))
+                return Done()
+            case Touch(ids=ids):
+                self.store.touch([FileId(id) for id in ids])
+                return Done()
+            case Resolve(path=path):
+                found = await self.namespace.resolve(path)
+                version = found.version
+                return Resolved(
+                    id=found.id,
+                    kind=int(found.kind),
+                    size_bytes=version.size_bytes,
+                    mtime_ns=version.mtime_ns,
+                    token=version.token,
+                )
+            case MountAdd(path=path, url=url, options=options):
+                await self._mount_add(normal_path(path), url, options)
+                return Done()
+            case MountRemove(path=path):
+                await self._mount_remove(normal_path(path))
+                return Done()
+            case MountList():
+                rows = [MountRow(path=m.path, url=m.url, sync_interval_s=m.sync_interval_s) for m in self.mounts.all()]
+                return Mounts(rows=rows)
+            case StatusAsk():
+                return Report(status=self.status())
+            case Shutdown():
+                self.stopping.set()
+                return Done()
+        raise UsageError(f"request {type(request).__name__}", why="not answered here")
+
+    def status(self) -> dict[str, object]:
+        """What `headrace status --json` prints of a node."""
+        origins = {mount.path: mount.origin.statistics() for mount in self.mounts.all()}  # type: ignore[attr-defined]
+        total = {key: sum(int(one.get(key, 0)) for one in origins.values()) for key in ("requests", "bytes_read", "errors")}
+        return {
+            "node": {"pid": os.getpid(), "uptime_s": round(time.time() - self.began_s, 1), "socket": self.config.socket_path},
+            "cache": self.store.statistics(),
+            "index": self.store.index.statistics(),
+            "origin": {**total, "mounts": origins},
+            "mounts": [{"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s} for m in self.mounts.all()],
+            "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
+        }
+
+    async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
+        async for state in self.jobs.run(request.kind, request.path, request.options):
+            yield state
+
+    async def _attach_configured(self) -> None:
+        """Mounts of the configuration win over those that the index remembers."""
+        remembered = self.store.index.mounts()
+        for path, mount in self.config.mounts.items():
+            await self._attach(normal_path(path), mount.url, dict(mount.options), check=True)
+        for path, record in remembered.items():
+            if path not in {mount.path for mount in self.mounts.all()}:
+                options = {key: value for key, value in record.items() if key != "url"}
+                try:
+                    await self._attach(path, record["url"], options, check=False)
+                except HeadraceError as error:
+                    log.warning("mount not attached path=%s error=%s", path, error)
+
+    async def _attach(self, path: str, url: str, options: dict[str, str], *, check: bool) -> None:
+        origin = build_origin(url, options)
+        if check:
+            await check_origin(origin, Deadline.after(min(CHECK_LIMIT_S, self.config.origin_timeout_s)))
+        self.namespace.attach(Mount(path, parse_origin(url), origin, self.config.sync_interval_s))
+
+    async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
+        await self._attach(path, url, options, check=True)
+        self.store.index.put_mount(path, {"url": url, **{k: v for k, v in options.items() if not _secret(k)}})
+        self.subscribers.publish(Invalidated(names=self._name_of(path)))
+
+    async def _mount_remove(self, path: str) -> None:
+        mount = self.namespace.detach(path)
+        self.store.index.drop_mount(path)
+        await mount.origin.close()
+
+    def _name_of(self, path: str) -> list[tuple[int, bytes]]:
+        """The first name on the way to a mount: what the kernel may hold as absent."""
+        first = path.strip("/").split("/", 1)[0]
+        return [(1, os.fsencode(first))] if first else []
+
+    def _evicted(self, ids: list[FileId]) -> None:
+        self.reads.forget(ids)
+        self.subscribers.publish(Evicted(ids=[int(id) for id in ids]))
+
+    async def _keep_up(self) -> None:
+        """Eviction ahead of need, and syncing what was filled, so that a power loss costs little."""
+        synced_s = time.monotonic()
+        while True:
+            await asyncio.sleep(UPKEEP_INTERVAL_S)
+            try:
+                self.store.evict_if_needed()
+                if time.monotonic() - synced_s > SYNC_INTERVAL_S:
+                    synced_s = time.monotonic()
+                    await asyncio.get_running_loop().run_in_executor(self.disk, self.store.sync)
+            except HeadraceError as error:
+                log.warning("upkeep failed error=%s", error)
+
+
+def index_folder(config: Config) -> str:
+    """The index lives on the first volume."""
+    return os.path.join(config.cache[0].folder, "index")
+
+
+def run_node(config: Config, *, ready_fd: int | None = None) -> int:
+    """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return asyncio.run(_run(config, ready_fd))
+
+
+async def _run(config: Config, ready_fd: int | None) -> int:
+    try:
+        node = await Node.start(config)
+    except HeadraceError as error:
+        say_failed(ready_fd, error)
+        log.error("node did not start error=%s", error)
+        return 1
+    stop_on_signals(node.stopping)
+    say_ready(ready_fd, config.socket_path)
+    await node.stopping.wait()
+    await node.stop()
+    return 0
+
+
+def _open_store(config: Config) -> Store:
+    volumes = [
+        Volume(number, volume.folder, volume.capacity_bytes, volume.tier) for number, volume in enumerate(config.cache)
+    ]
+    try:
+        return _store_at(config, volumes)
+    except CorruptIndexError as error:
+        aside = f"{index_folder(config)}.corrupt-{int(time.time())}"
+        log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
+        os.rename(index_folder(config), aside)
+        return _store_at(config, volumes)
+
+
+def _store_at(config: Config, volumes: list[Volume]) -> Store:
+    return Store.open(
+        index_folder(config),
+        volumes,
+        policy=config.eviction_policy,
+        high=config.watermark_high,
+        low=config.watermark_low,
+    )
+
+
+def _secret(option: str) -> bool:
+    return any(part in option for part in ("secret", "token", "key", "password"))

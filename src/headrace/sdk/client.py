@@ -1,0 +1,246 @@
+"""What every door of the client tower calls: names, cache files and what they cost.
+
+A hit is answered from index and cache file in this process (`*_fast`, `complete_path`: never block). A miss asks
+the node and may block; then it can be broken off with a Cancel. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from headrace.base.errors import (
+    CancelledByUserError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NodeUnavailableError,
+    PathNotFoundError,
+)
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.connection import Connection, Connections
+from headrace.sdk.file import OpenFile
+from headrace.sdk.local import LocalCache
+from headrace.store.reader import CacheReader
+from headrace.wire.messages import (
+    Answer,
+    List,
+    Lookup,
+    Message,
+    Open,
+    Report,
+    Resolve,
+    Resolved,
+    StatusAsk,
+    Subscribe,
+    Touch,
+)
+
+log = logging.getLogger(__name__)
+
+TOUCH_BATCH = 512
+TOUCH_INTERVAL_S = 1.0
+READ_STEP_BYTES = 8 * BLOCK_SIZE_BYTES
+PATIENCE_S = 60.0
+STATUS_MAX_AGE_S = 5.0
+
+
+class Miss(enum.Enum):
+    """The index can't tell; the node must be asked."""
+
+    MISS = 1
+
+
+MISS = Miss.MISS
+
+
+def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> Client:
+    """A client of the node at that socket. patience_s: how long calls wait for a node that is away.
+    NodeUnavailableError when there is none now."""
+    return Client(socket_path, role=role, patience_s=patience_s)
+
+
+class Client:
+    def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
+        self._connections = Connections(socket_path, role=role, patience_s=patience_s)
+        first = self._connections.take()
+        self._local = LocalCache(first.welcome)
+        self._connections.give(first)
+        self._touched: list[int] = []
+        self._touch_lock = threading.Lock()
+        self._touch_due_s = 0.0
+        self._status: tuple[float, dict[str, object]] = (0.0, {})
+        self._closed = False
+
+    @property
+    def generation(self) -> int:
+        return self._local.generation
+
+    # ------------------------------------------------------------ names
+
+    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | None | Miss:
+        """None is a sure no: the directory's listing is fresh and has no such name."""
+        if self._local.index.fresh_until_ns(parent) <= time.time_ns():
+            return MISS
+        return self._local.index.lookup(parent, name)
+
+    def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
+        self._ask(Lookup(parent=parent, name=name), cancel)
+        return self._local.index.lookup(parent, name)
+
+    def entry(self, id: FileId) -> Entry | None:
+        return self._local.index.entry(id)
+
+    def name_ttl_s(self, parent: FileId) -> float:
+        """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one."""
+        return max(1.0, self._local.fresh_for_s(parent))
+
+    def listing_fresh(self, directory: FileId) -> bool:
+        return self._local.fresh_for_s(directory) > 0
+
+    def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
+        self._ask(List(directory=directory), cancel)
+
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
+        return self._local.index.children(directory, after=after)
+
+    def resolve(self, path: bytes) -> Entry:
+        """PathNotFoundError where there is none."""
+        answer = self._ask(Resolve(path=path))
+        assert isinstance(answer, Resolved)
+        version = Version(answer.size_bytes, answer.mtime_ns, answer.token)
+        return Entry(FileId(answer.id), ROOT_ID, path.rsplit(b"/", 1)[-1], Kind(answer.kind), version)
+
+    def list(self, path: bytes) -> Iterator[Entry]:
+        """The children of a directory, or the file itself."""
+        found = self.resolve(path)
+        if found.kind is Kind.FILE:
+            yield found
+            return
+        self.ensure_listed(found.id)
+        yield from self.children(found.id)
+
+    # ------------------------------------------------------------ contents
+
+    def complete_path(self, id: FileId) -> str | None:
+        return self._local.complete_path(id)
+
+    def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
+        """A small file is complete when this returns. The caller closes it."""
+        for _ in range(3):
+            self._ask(Open(id=id), cancel)
+            try:
+                reader = self._local.reader(id)
+            except PathNotFoundError:
+                continue  # evicted between the answer and our open: ask again
+            if reader is not None:
+                return OpenFile(id, reader, self._ask, self._reopen)
+        raise PathNotFoundError(f"cache file of {id:x}", why="it is evicted as soon as it is made")
+
+    def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
+        """Pieces of the file in order."""
+        found = self.resolve(path)
+        if found.kind is Kind.DIRECTORY:
+            raise IsADirectoryPathError(path.decode(errors="replace"), why="it is a directory")
+        stop = found.version.size_bytes if end is None else min(end, found.version.size_bytes)
+        file = self.open(found.id)
+        try:
+            while start < stop:
+                step = min(READ_STEP_BYTES, stop - start)
+                file.wait(start, start + step)
+                yield memoryview(file.pread(step, start))
+                start += step
+        finally:
+            file.close()
+
+    def touch(self, id: FileId) -> None:
+        """Notes a use for the eviction policy; sent in batches, lost without harm."""
+        self._touched.append(id)
+        if len(self._touched) >= TOUCH_BATCH:
+            self._send_touched()
+
+    # ------------------------------------------------------------ the rest
+
+    def subscribe(self, on_event: Callable[[Answer], None]) -> None:
+        """Calls on_event from a thread of its own, for ever; after the node was away, goes on with the new one."""
+        threading.Thread(target=self._follow, args=(on_event,), daemon=True, name="events").start()
+
+    def file_state(self, id: FileId) -> dict[str, str]:
+        found, cached = self._local.entry(id), self._local.cached(id)
+        state = {"cached": "no"}
+        if cached is not None:
+            state["cached"] = "yes" if cached.trusted else "partial"
+        if found is not None:
+            state["version"] = found.version.token or f"{found.version.size_bytes}-{found.version.mtime_ns}"
+            path = self._local.index.path_of(id)
+            state["origin"] = _origin_of(path, self._local.index.mounts()) if path is not None else ""
+        return state
+
+    def status(self) -> dict[str, object]:
+        answer = self._ask(StatusAsk())
+        assert isinstance(answer, Report)
+        return answer.status
+
+    def statistics(self) -> tuple[int, int, int]:
+        """Capacity and free bytes of the cache, entries; at most some seconds old."""
+        at_s, status = self._status
+        if time.monotonic() - at_s > STATUS_MAX_AGE_S:
+            status = self.status()
+            self._status = (time.monotonic(), status)
+        cache, index = status["cache"], status["index"]
+        assert isinstance(cache, dict)
+        assert isinstance(index, dict)
+        capacity = int(cache["capacity_bytes"])
+        return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
+
+    def close(self) -> None:
+        self._closed = True
+        self._connections.close()
+        self._local.close()
+
+    def _ask(self, request: Message, cancel: Cancel | None = None) -> Answer:
+        return self._connections.ask(request, cancel=cancel)
+
+    def _reopen(self, id: FileId) -> CacheReader | None:
+        try:
+            return self._local.reader(id)
+        except PathNotFoundError:
+            return None
+
+    def _send_touched(self) -> None:
+        with self._touch_lock:
+            ids, self._touched = self._touched, []
+        threading.Thread(target=self._deliver_touched, args=(ids,), daemon=True).start()
+
+    def _deliver_touched(self, ids: list[int]) -> None:
+        try:
+            self._ask(Touch(ids=ids))
+        except HeadraceError:
+            log.debug("touches lost count=%d", len(ids))
+
+    def _follow(self, on_event: Callable[[Answer], None]) -> None:
+        while not self._closed:
+            try:
+                connection = self._connections.take()
+                self._renew(connection)
+                for event in connection.stream(Subscribe()):
+                    on_event(event)
+            except (NodeUnavailableError, CancelledByUserError):
+                time.sleep(0.1)
+
+    def _renew(self, connection: Connection) -> None:
+        """A node that made its index anew has other ids: read that one from now on."""
+        if connection.welcome.generation != self._local.generation:
+            log.warning("index was made anew generation=%d", connection.welcome.generation)
+            self._local = LocalCache(connection.welcome)
+
+
+def _origin_of(path: bytes, mounts: dict[str, dict[str, str]]) -> str:
+    text = path.decode(errors="surrogateescape")
+    best = max((at for at in mounts if text == at or text.startswith(at.rstrip("/") + "/")), key=len, default="")
+    if not best:
+        return ""
+    return mounts[best]["url"].rstrip("/") + "/" + text[len(best.rstrip("/")) :].lstrip("/")

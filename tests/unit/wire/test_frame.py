@@ -1,0 +1,46 @@
+"""Frames: what goes in comes out, and nonsense is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.base.errors import ProtocolError, error_classes
+from headrace.wire import frame
+from headrace.wire.messages import Fill, Failure, JobState, Lookup
+
+
+def test_round_trip() -> None:
+    for request in (Fill(id=1 << 47, start=0, end=1 << 40), Lookup(parent=1, name=b"\xff\x00odd")):
+        data = frame.encode(request)
+        assert frame.body_length(data[:4]) == len(data) - 4
+        assert frame.decode_request(data[4:]) == request
+
+
+def test_answers_and_requests_are_not_mixed_up() -> None:
+    state = frame.encode(JobState(True, 1, 1, 2, 2, 0, [], False))
+    with pytest.raises(ProtocolError):
+        frame.decode_request(state[4:])
+
+
+@pytest.mark.parametrize("nonsense", [b"", b"\xc1", b"hello"])
+def test_nonsense(nonsense: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        frame.decode_answer(nonsense)
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ProtocolError):
+        frame.body_length(b"\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize("code", sorted(error_classes()))
+def test_every_error_crosses_the_wire_as_itself(code: str) -> None:
+    cls = error_classes()[code]
+    error = cls("reading s3://b/k", why="it is gone", hint="list again")
+    back = frame.error_of(frame.failure_of(error))
+    assert type(back) is cls
+    assert str(back) == str(error) == "reading s3://b/k: it is gone (list again)"
+
+
+def test_an_unknown_code_is_still_an_error() -> None:
+    assert str(frame.error_of(Failure(code="from.the.future", what="x", why="", hint=""))) == "x"
