@@ -1,0 +1,122 @@
+"""The kernel's FUSE protocol as data: include/uapi/linux/fuse.h, protocol 7.45. The authority on these bytes.
+
+Little-endian hosts only (x86-64, arm64). Replies that are sent often exist a second time with fuse_out_header in
+front, so that one `pack` makes the whole answer.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+
+KERNEL_VERSION = 7
+KERNEL_MINOR_VERSION = 45
+MINOR_VERSION_MIN = 28  # max_pages in INIT; Linux 4.20
+
+ROOT_NODE = 1
+INTERRUPT_BIT = 1  # of `unique` of an INTERRUPT request
+NAME_BYTES_MAX = 255
+
+
+class Opcode(IntEnum):
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    DESTROY = 38
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    TMPFILE = 51
+
+
+class Notify(IntEnum):
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    RESEND = 7
+
+
+# flags of INIT (64 bits: flags | flags2 << 32)
+ASYNC_READ = 1 << 0
+DO_READDIRPLUS = 1 << 13
+READDIRPLUS_AUTO = 1 << 14
+NO_OPEN_SUPPORT = 1 << 17
+PARALLEL_DIROPS = 1 << 18
+MAX_PAGES = 1 << 22
+EXPLICIT_INVAL_DATA = 1 << 25
+INIT_EXT = 1 << 30
+PASSTHROUGH = 1 << 37
+HAS_RESEND = 1 << 39
+
+# flags of an answer to OPEN and OPENDIR
+FOPEN_KEEP_CACHE = 1 << 1
+FOPEN_CACHE_DIR = 1 << 3
+FOPEN_NOFLUSH = 1 << 5
+FOPEN_PASSTHROUGH = 1 << 7
+
+# ioctls of /dev/fuse
+BACKING_OPEN = 0x4010E501  # _IOW(229, 1, struct fuse_backing_map)
+BACKING_CLOSE = 0x4004E502  # _IOW(229, 2, uint32_t)
+BACKING_MAP = Struct("<iIQ")  # fd, flags, padding
+
+_ATTR = "QQQQQQIIIIIIIIII"  # ino size blocks a/m/ctime a/m/ctimensec mode nlink uid gid rdev blksize flags
+_ENTRY = "QQQQII" + _ATTR  # nodeid generation entry_valid attr_valid, their nsec, attr
+
+IN_HEADER = Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
+IN_HEADER_BYTES = IN_HEADER.size
+HOT_HEADER = Struct("<4xIQQ")  # opcode unique nodeid
+OUT_HEADER = Struct("<IiQ")  # len error unique
+INIT_IN = Struct("<IIIII")  # major minor max_readahead flags flags2 (+ 11 unused words)
+INIT_OUT = Struct("<IIIIHHIIHHIIH22x")
+# major minor max_readahead flags max_background congestion_threshold max_write time_gran max_pages map_alignment
+# flags2 max_stack_depth request_timeout
+OPEN_IN = Struct("<II")  # flags open_flags
+READ_IN = Struct("<QQII")  # fh offset size read_flags
+RELEASE_IN = Struct("<Q")  # fh
+XATTR_IN = Struct("<II")  # size padding
+INTERRUPT_IN = Struct("<Q")  # unique
+
+ENTRY_REPLY = Struct("<IiQ" + _ENTRY)
+ATTR_REPLY = Struct("<IiQQII" + _ATTR)  # attr_valid, its nsec, dummy, attr
+OPEN_REPLY = Struct("<IiQQIi")  # fh open_flags backing_id
+XATTR_SIZE_REPLY = Struct("<IiQII")
+STATFS_REPLY = Struct("<IiQQQQQQIIII24x")  # blocks bfree bavail files ffree bsize namelen frsize padding
+DIRENT = Struct("<QQII")  # ino off namelen type
+DIRENTPLUS = Struct("<" + _ENTRY + "QQII")
+INVAL_ENTRY_OUT = Struct("<IiQQII")  # header, parent namelen flags
+INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
+
+READ_BYTES_MAX = 1 << 20
+PAGE_BYTES = 4096
+REQUEST_BYTES_MAX = 16384
+"""Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at least."""

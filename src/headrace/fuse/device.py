@@ -1,0 +1,100 @@
+"""/dev/fuse and mount(2): system calls only, no policy."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+from dataclasses import dataclass
+
+from headrace.base.errors import MountError
+from headrace.fuse import abi
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
+MNT_DETACH = 2
+FSTYPE = "fuse.headrace"
+READ_AHEAD_KB = 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """A row of /proc/self/mountinfo."""
+
+    path: str
+    fstype: str
+    device: str  # "major:minor"
+
+
+def open_device() -> int:
+    """O_CLOEXEC: a leaked descriptor keeps a dead mount alive."""
+    try:
+        return os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        hint = "load the fuse module; in a container pass --device /dev/fuse"
+        raise MountError("cannot open /dev/fuse", why=error.strerror, hint=hint) from error
+
+
+def mount(fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True) -> None:
+    options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
+    options += f",max_read={abi.READ_BYTES_MAX}"
+    if allow_other:
+        options += ",allow_other"
+    flags = MS_NOSUID | MS_NODEV | MS_NOATIME | (MS_RDONLY if read_only else 0)
+    target = os.fsencode(mountpoint)
+    if _libc.mount(b"headrace", target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
+        why = os.strerror(ctypes.get_errno())
+        hint = "mounting needs root (CAP_SYS_ADMIN)"
+        raise MountError(f"cannot mount at {mountpoint}", why=why, hint=hint)
+
+
+def unmount(mountpoint: str, *, detach: bool) -> int:
+    """The errno, 0 when it went well. detach: also while it is in use; never blocks on the file system."""
+    flags = MNT_DETACH if detach else 0
+    if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
+        return ctypes.get_errno()
+    return 0
+
+
+def backing_open(fd: int, file_fd: int) -> int:
+    """Registers a file for passthrough; its backing id. OSError: EPERM without root, ELOOP on stacked overlayfs."""
+    # a mutable argument: only then is the call's own result, which is the id, returned
+    return fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0)))
+
+
+def backing_close(fd: int, backing_id: int) -> None:
+    try:
+        fcntl.ioctl(fd, abi.BACKING_CLOSE, backing_id.to_bytes(4, "little"))
+    except OSError:
+        pass  # closed already
+
+
+def mounts() -> list[MountPoint]:
+    rows = []
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            left, _, right = line.partition(b" - ")
+            fields = left.split(b" ")
+            path = fields[4].decode("unicode_escape").encode("latin-1")
+            rows.append(MountPoint(os.fsdecode(path), right.split(b" ")[0].decode(), fields[2].decode()))
+    return rows
+
+
+def mounted_at(mountpoint: str) -> MountPoint | None:
+    """The topmost mount there. Asks no file system."""
+    found = [row for row in mounts() if row.path == mountpoint]
+    return found[-1] if found else None
+
+
+def set_read_ahead(mountpoint: str, kib: int = READ_AHEAD_KB) -> bool:
+    """Cached mode reads far ahead only with this; 128 KiB is the kernel's default. False: no sysfs here."""
+    row = mounted_at(mountpoint)
+    if row is None:
+        return False
+    try:
+        with open(f"/sys/class/bdi/{row.device}/read_ahead_kb", "w") as file:
+            file.write(str(kib))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,37 @@
+"""HeadraceError.code → errno: the one table of this door."""
+
+from __future__ import annotations
+
+import errno
+
+from headrace.base.errors import HeadraceError
+
+ERRNO: dict[str, int] = {
+    "internal": errno.EIO,
+    "usage": errno.EINVAL,
+    "path.not_found": errno.ENOENT,
+    "path.not_a_directory": errno.ENOTDIR,
+    "path.is_a_directory": errno.EISDIR,
+    "path.exists": errno.EEXIST,
+    "path.read_only": errno.EROFS,
+    "not_supported": errno.ENOTSUP,
+    "origin.failed": errno.EIO,
+    "origin.unavailable": errno.EHOSTUNREACH,
+    "origin.denied": errno.EACCES,
+    "origin.no_bucket": errno.ENXIO,
+    "origin.version_changed": errno.ESTALE,
+    "deadline": errno.ETIMEDOUT,
+    "store.no_space": errno.ENOSPC,
+    "store.failed": errno.EIO,
+    "store.busy": errno.EBUSY,
+    "store.corrupt_index": errno.EUCLEAN,
+    "store.corrupt_block": errno.EBADMSG,
+    "node.unavailable": errno.EHOSTDOWN,
+    "protocol": errno.EPROTO,
+    "mount.failed": errno.EIO,
+    "cancelled": errno.EINTR,
+}
+
+
+def errno_of(error: HeadraceError) -> int:
+    return ERRNO.get(error.code, errno.EIO)

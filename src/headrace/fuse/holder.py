@@ -1,0 +1,227 @@
+"""The holder: mounts, keeps /dev/fuse and the ledger open, starts sessions one after the other, unmounts at the end.
+
+Small on purpose: few imports, no threads, nothing that can fail with the work of a session. It never touches the
+mounted tree. `python -m headrace.fuse.holder --mountpoint M --socket S`, or `run_holder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from headrace.base.errors import HeadraceError, NotSupportedError
+from headrace.fuse import device, ledger, mount
+
+BACKOFF_S_MAX = 5.0
+STEADY_S = 10.0
+STOP_LIMIT_S = 3.0
+_CLIENT = "headrace.sdk.client:connect"
+
+
+class Holder:
+    """One mount. fuse_fd, ledger_fd: inherited from a dead holder, by way of its session."""
+
+    def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
+        self._arguments = arguments
+        self._fuse_fd = fuse_fd
+        self._ledger_fd = ledger_fd
+        self._control: socket.socket | None = None
+        self._session: subprocess.Popen[bytes] | None = None
+        self._session_pid = 0
+        self._buffer = b""
+        self._ready = False
+        self._failure: dict[str, object] | None = None
+        self._deaths = 0
+        self._started_s = 0.0
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, self._stop)
+        self._stopping = False
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def adopt(self, control: socket.socket, pid: int) -> None:
+        self._control, self._session_pid, self._ready = control, pid, True
+        self._started_s = time.monotonic()
+
+    def start_session(self) -> None:
+        a = self._arguments
+        mine, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "headrace.fuse.session_main", "--mountpoint", a.mountpoint]
+        command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
+        command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
+        command += ["--hot-threads", str(a.hot_threads)] + (["--small-files"] if a.small_files else [])
+        fds = (self._fuse_fd, self._ledger_fd, theirs.fileno())
+        self._session = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+        theirs.close()
+        self._control, self._buffer = mine, b""
+        self._session_pid = self._session.pid
+        self._started_s = time.monotonic()
+
+    def run(self) -> int:
+        """Until told to stop, or unmounted by somebody else."""
+        while not self._stopping:
+            assert self._control is not None
+            ready, _, _ = select.select([self._control, self._wake], [], [])
+            if self._wake in ready:
+                os.read(self._wake, 64)
+            if self._control in ready and not self._on_control() and not self._stopping:
+                status = self._on_death()
+                if status is not None:
+                    return status
+        self._unmount()
+        self._end_session()
+        return 0
+
+    def _on_control(self) -> bool:
+        """False: the session is gone."""
+        assert self._control is not None
+        try:
+            data = self._control.recv(4096)
+        except OSError:
+            data = b""
+        self._buffer += data
+        while b"\n" in self._buffer:
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            self._on_message(json.loads(line))
+        return bool(data)
+
+    def _on_message(self, message: dict[str, object]) -> None:
+        if "error" in message:
+            self._failure = message
+            return
+        if not self._ready:
+            device.set_read_ahead(self._arguments.mountpoint)
+            where = {"ready": True, "mountpoint": self._arguments.mountpoint, "pid": os.getpid()}
+            say(self._arguments.ready_fd, where | message)
+        self._ready = True
+
+    def _on_death(self) -> int | None:
+        """Starts the next session; a status when there is none to start."""
+        assert self._control is not None
+        self._control.close()
+        if self._session is not None:
+            self._session.wait()
+        if device.mounted_at(self._arguments.mountpoint) is None:
+            return 0
+        if not self._ready:
+            self._unmount()
+            unknown = {"error": "internal", "what": "the session process ended", "why": "", "hint": "see its log"}
+            say(self._arguments.ready_fd, self._failure or unknown)
+            return 1
+        self._deaths = 0 if time.monotonic() - self._started_s > STEADY_S else self._deaths + 1
+        if self._deaths > 1:
+            select.select([self._wake], [], [], min(BACKOFF_S_MAX, 0.05 * 2.0 ** min(10, self._deaths)))
+        if not self._stopping:
+            self.start_session()
+        return None
+
+    def _unmount(self) -> None:
+        if device.unmount(self._arguments.mountpoint, detach=False) == errno.EBUSY:
+            device.unmount(self._arguments.mountpoint, detach=True)
+
+    def _end_session(self) -> None:
+        """It ends by itself when the file system is gone; files still open on it are cut off after a while."""
+        limit_s = time.monotonic() + STOP_LIMIT_S
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.kill(self._session_pid, signal_number)
+            except ProcessLookupError:
+                return
+            while time.monotonic() < limit_s:
+                if self._session is not None and self._session.poll() is not None:
+                    return
+                if self._session is None and not os.path.exists(f"/proc/{self._session_pid}"):
+                    return
+                time.sleep(0.01)
+
+
+def say(fd: int | None, message: dict[str, object]) -> None:
+    if fd is None or fd < 0:
+        if "error" in message:
+            sys.stderr.write(f"{message['what']}: {message['why']} ({message['hint']})\n")
+        return
+    try:
+        os.write(fd, json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass
+
+
+def run_holder(
+    *,
+    mountpoint: str,
+    socket_path: str,
+    io: str = "auto",
+    allow_other: bool = False,
+    read_only: bool = True,
+    ready_fd: int | None = None,
+    client: str = _CLIENT,
+    small_files: bool = False,
+    hot_threads: int = 0,
+) -> int:
+    """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON line, that
+    the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process of its own."""
+    arguments = argparse.Namespace(
+        socket=socket_path, io=io, client=client, small_files=small_files, ready_fd=ready_fd, hot_threads=hot_threads
+    )
+    try:
+        if not read_only:
+            raise NotSupportedError("mounts are read-only", hint="leave read_only on")
+        arguments.mountpoint = mount.prepare(mountpoint)
+        fuse_fd = device.open_device()
+        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other)
+    except HeadraceError as error:
+        say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        return 1
+    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger.create())
+    holder.start_session()
+    return holder.run()
+
+
+def _adopt(arguments: argparse.Namespace) -> int:
+    for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd, arguments.adopt_control_fd):
+        os.set_inheritable(fd, False)
+    holder = Holder(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
+    holder.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
+    return holder.run()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="headrace.fuse.holder")
+    parser.add_argument("--mountpoint", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--io", default="auto", choices=("auto", "passthrough", "splice", "noopen"))
+    parser.add_argument("--allow-other", action="store_true")
+    parser.add_argument("--small-files", action="store_true")
+    parser.add_argument("--ready-fd", type=int, default=None)
+    parser.add_argument("--client", default=_CLIENT)
+    parser.add_argument("--hot-threads", type=int, default=0)
+    for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
+        parser.add_argument(f"--adopt-{name}", type=int, default=-1)
+    a = parser.parse_args()
+    if a.adopt_fuse_fd >= 0:
+        return _adopt(a)
+    return run_holder(
+        mountpoint=a.mountpoint,
+        socket_path=a.socket,
+        io=a.io,
+        allow_other=a.allow_other,
+        ready_fd=a.ready_fd,
+        client=a.client,
+        small_files=a.small_files,
+        hot_threads=a.hot_threads,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

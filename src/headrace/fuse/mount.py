@@ -1,0 +1,60 @@
+"""Is a folder fit to mount at? Says what to do when it is not; cleans up a mount whose session is dead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+from headrace.base.errors import MountError
+from headrace.fuse import device
+
+ANSWER_LIMIT_S = 5.0
+
+
+def prepare(mountpoint: str) -> str:
+    """The real path, fit to mount at. MountError."""
+    path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(mountpoint))), _last(mountpoint))
+    mounted = device.mounted_at(path)
+    if mounted is not None and mounted.fstype.startswith("fuse"):
+        if not _is_dead(path):
+            hint = f"unmount it first: umount {path}"
+            raise MountError(f"{path} is a mountpoint already", why=f"a {mounted.fstype} is there", hint=hint)
+        device.unmount(path, detach=True)
+    _check_folder(path)
+    return os.path.realpath(path)
+
+
+def _last(mountpoint: str) -> str:
+    return os.path.basename(os.path.abspath(mountpoint))
+
+
+def _check_folder(path: str) -> None:
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError as error:
+        raise MountError(f"{path} does not exist", hint=f"make it: mkdir -p {path}") from error
+    except NotADirectoryError as error:
+        raise MountError(f"{path} is not a directory", hint="name an empty folder") from error
+    except OSError as error:
+        raise MountError(f"cannot look at {path}", why=error.strerror) from error
+    if names:
+        why = f"it holds {len(names)} names, {names[0]!r} among them, that a mount would hide"
+        raise MountError(f"{path} is not empty", why=why, hint="name an empty folder")
+
+
+def _is_dead(path: str) -> bool:
+    """A mount nobody serves says ENOTCONN at once. One that hangs may be alive: not ours to take away."""
+    found: list[int] = []
+
+    def ask() -> None:
+        try:
+            os.stat(path)
+            found.append(0)
+        except OSError as error:
+            found.append(error.errno or errno.EIO)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_LIMIT_S)
+    return bool(found) and found[0] == errno.ENOTCONN

@@ -1,0 +1,40 @@
+"""Tells the kernel what is no longer true, from a thread of its own.
+
+Never from a thread that serves requests, nor from the client's: the kernel takes the directory's lock for a
+notification, and whoever holds it may be waiting for an answer of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import threading
+
+from headrace.fuse import codec
+
+log = logging.getLogger(__name__)
+
+
+class Notifier:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True, name="notify").start()
+
+    def name_changed(self, parent: int, name: bytes) -> None:
+        self._queue.put(codec.inval_entry(parent, name))
+
+    def resend(self) -> None:
+        """The kernel sends again what a session that is gone had taken and not answered."""
+        self._queue.put(codec.resend())
+
+    def _run(self) -> None:
+        while True:
+            message = self._queue.get()
+            try:
+                os.write(self._fd, message)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN):
+                    log.warning("notification refused reason=%s", error)

@@ -1,0 +1,301 @@
+"""What each request means: one method an opcode.
+
+A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; a list of them for one
+writev; an errno; None for no answer; or a callable that may block, which the session runs in its pool with a Cancel
+and which returns one of the former. Methods never block on the node and never touch a mounted path.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
+from headrace.fuse import abi, codec
+from headrace.fuse.abi import Opcode
+from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.handles import Directories, Files, Handle
+from headrace.fuse.inodes import Inodes
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.client import MISS
+
+log = logging.getLogger(__name__)
+
+Answer = bytes | list[bytes] | int | None
+Deferred = Callable[[Cancel], "Answer"]
+Method = Callable[[int, int, bytes], "Answer | Deferred"]
+
+FH_NONE, FH_PASSTHROUGH, FH_CACHED = 0, 1, 2
+_PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
+_CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
+_XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
+_WRITES = (
+    *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
+    *(Opcode.LINK, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE, Opcode.FALLOCATE),
+    *(Opcode.RENAME2, Opcode.COPY_FILE_RANGE, Opcode.TMPFILE),
+)
+
+
+class Mode(StrEnum):
+    PASSTHROUGH = "passthrough"
+    SPLICE = "splice"
+    NOOPEN = "noopen"
+
+
+class Operations:
+    """register: a path of a cache file to a backing id (OSError when the kernel won't)."""
+
+    def __init__(
+        self, client: NodeClient, inodes: Inodes, files: Files, *, mode: Mode, register: Callable[[str], int]
+    ) -> None:
+        self._client = client
+        self._inodes = inodes
+        self._files = files
+        self.mode = mode
+        self._register = register
+        self._directories = Directories()
+        self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=client.generation)
+
+    def start_handles_at(self, first: int) -> None:
+        self._directories.start_at(first)
+
+    def table(self) -> dict[int, Method]:
+        found: dict[int, Method] = {op: self.read_only for op in _WRITES}
+        for op in Opcode:
+            method = getattr(self, op.name.lower(), None)
+            if method is not None:
+                found[op] = method
+        return found
+
+    def read_only(self, unique: int, node: int, request: bytes) -> Answer:
+        return errno.EROFS
+
+    # ------------------------------------------------------------ names
+
+    def lookup(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+        name = codec.decode_name(request)
+        if len(name) > abi.NAME_BYTES_MAX:
+            return errno.ENAMETOOLONG
+        parent = FileId(node & FILE_ID_MAX)
+        found = self._client.lookup_fast(parent, name)
+        if found is MISS:
+            return lambda cancel: self._found(unique, parent, self._client.lookup(parent, name, cancel))
+        assert found is None or isinstance(found, Entry)
+        return self._found(unique, parent, found)
+
+    def _found(self, unique: int, parent: FileId, entry: Entry | None) -> bytes:
+        ttl_s = self._client.name_ttl_s(parent)
+        if entry is None:
+            return self._encode.negative_reply(unique, ttl_s)
+        return self._encode.entry_reply(unique, self._inodes.node_of(entry.id, entry.kind), entry, ttl_s)
+
+    def forget(self, unique: int, node: int, request: bytes) -> Answer:
+        return None
+
+    batch_forget = forget
+
+    def getattr(self, unique: int, node: int, request: bytes) -> Answer:
+        entry = self._client.entry(FileId(node & FILE_ID_MAX))
+        if entry is None:
+            return errno.ESTALE
+        return self._encode.attr_reply(unique, entry)
+
+    # ------------------------------------------------------------ files
+
+    def open(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+        backing_id = self._inodes.open_hit(node)
+        if backing_id:
+            self._client.touch(FileId(node & FILE_ID_MAX))
+            return abi.OPEN_REPLY.pack(32, 0, unique, FH_PASSTHROUGH, _PASSTHROUGH_FLAGS, backing_id)
+        if self.mode is Mode.NOOPEN:
+            return errno.ENOSYS
+        id = FileId(node & FILE_ID_MAX)
+        self._client.touch(id)
+        path = self._client.complete_path(id)
+        if path is None:
+            return lambda cancel: self._open_blocking(unique, node, cancel)
+        return self._open_complete(unique, node, path)
+
+    def _open_complete(self, unique: int, node: int, path: str) -> Answer:
+        if self.mode is Mode.PASSTHROUGH:
+            if self._inodes.may_pass(node):
+                backing_id = self._open_passthrough(node, path)
+                if backing_id:
+                    return abi.OPEN_REPLY.pack(32, 0, unique, FH_PASSTHROUGH, _PASSTHROUGH_FLAGS, backing_id)
+            elif self._inodes.refuse(node):
+                return errno.ESTALE
+        return self._open_cached(unique, node)
+
+    def _open_passthrough(self, node: int, path: str) -> int:
+        try:
+            return self._inodes.open_passthrough(node, lambda: self._register(path))
+        except FileNotFoundError:
+            return 0  # evicted just now
+        except OSError as error:
+            log.warning("passthrough refused, served through the session reason=%s", error)
+            return 0
+
+    def _open_cached(self, unique: int, node: int) -> bytes:
+        backing_id = self._inodes.open_cached(node)
+        if backing_id:
+            return abi.OPEN_REPLY.pack(32, 0, unique, FH_PASSTHROUGH, _PASSTHROUGH_FLAGS, backing_id)
+        return abi.OPEN_REPLY.pack(32, 0, unique, FH_CACHED, _CACHED_FLAGS, 0)
+
+    def _open_blocking(self, unique: int, node: int, cancel: Cancel) -> Answer:
+        id = FileId(node & FILE_ID_MAX)
+        file = self._client.open(id, cancel)
+        path = self._client.complete_path(id) if file.complete else None
+        if path is not None:
+            file.close()
+            return self._open_complete(unique, node, path)
+        self._files.give(self._files.put(id, self._files.wrap(id, file)))
+        return self._open_cached(unique, node)
+
+    def release(self, unique: int, node: int, request: bytes) -> Answer:
+        (fh,) = abi.RELEASE_IN.unpack_from(request, 40)
+        if fh == FH_PASSTHROUGH:
+            self._inodes.release_passthrough(node)
+        else:
+            self._inodes.release_cached(node)
+        return 0
+
+    def read(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+        _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        handle = self._files.take(FileId(node & FILE_ID_MAX))
+        if handle is None:
+            return lambda cancel: self._read_blocking(unique, node, (offset, size), cancel)
+        try:
+            if handle.present(offset, min(offset + size, handle.size_bytes)):
+                return self._data(unique, handle, offset, size)
+        finally:
+            self._files.give(handle)
+        return lambda cancel: self._read_blocking(unique, node, (offset, size), cancel)
+
+    def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
+        offset, size = extent
+        handle = self._files.take_blocking(FileId(node & FILE_ID_MAX), cancel)
+        try:
+            end = min(offset + size, handle.size_bytes)
+            if handle.file is not None and end > offset:
+                handle.file.wait(offset, end, cancel)
+            return self._data(unique, handle, offset, size)
+        finally:
+            self._files.give(handle)
+
+    def _data(self, unique: int, handle: Handle, offset: int, size: int) -> Answer:
+        wanted = max(0, min(size, handle.size_bytes - offset))
+        data = os.pread(handle.fd, wanted, offset)
+        if len(data) != wanted:
+            log.error("cache file is too short wanted=%d got=%d", wanted, len(data))
+            return errno.EIO
+        return [abi.OUT_HEADER.pack(16 + wanted, 0, unique), data]
+
+    # ------------------------------------------------------------ directories
+
+    def opendir(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+        id = FileId(node & FILE_ID_MAX)
+        if self._client.listing_fresh(id):
+            return self._opened(unique, abi.FOPEN_CACHE_DIR | abi.FOPEN_KEEP_CACHE)
+        return lambda cancel: self._opendir_blocking(unique, id, cancel)
+
+    def _opendir_blocking(self, unique: int, id: FileId, cancel: Cancel) -> bytes:
+        self._client.ensure_listed(id, cancel)
+        return self._opened(unique, abi.FOPEN_CACHE_DIR)
+
+    def _opened(self, unique: int, flags: int) -> bytes:
+        return abi.OPEN_REPLY.pack(32, 0, unique, self._directories.open(), flags, 0)
+
+    def releasedir(self, unique: int, node: int, request: bytes) -> Answer:
+        self._directories.close(abi.RELEASE_IN.unpack_from(request, 40)[0])
+        return 0
+
+    def readdir(self, unique: int, node: int, request: bytes) -> Answer:
+        return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=False)
+
+    def readdirplus(self, unique: int, node: int, request: bytes) -> Answer:
+        return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=True)
+
+    def _page(self, unique: int, id: FileId, request: bytes, *, plus: bool) -> Answer:
+        fh, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        directory = self._directories.get(fh)
+        dots = codec.direntplus_bare if plus else codec.dirent
+        parts: list[bytes] = []
+        if offset == 0:
+            parts.append(dots(id, b".", Kind.DIRECTORY, 1))
+        if offset <= 1:
+            parts.append(dots(self._parent_of(id), b"..", Kind.DIRECTORY, 2))
+        after, skip = directory.seek(max(2, offset))
+        ttl_s = self._client.name_ttl_s(id)
+        left, at, last = size - sum(map(len, parts)), max(2, offset), b""
+        children = self._client.children(id, after)
+        for entry in _skipped(children, skip):
+            part = self._direntplus(entry, at + 1, ttl_s) if plus else _dirent(entry, at + 1)
+            if len(part) > left:
+                break
+            parts.append(part)
+            left -= len(part)
+            at, last = at + 1, entry.name
+        _close(children)
+        directory.note(at, last)
+        return codec.data_reply(unique, b"".join(parts))
+
+    def _direntplus(self, entry: Entry, offset: int, ttl_s: float) -> bytes:
+        return self._encode.direntplus(entry, self._inodes.node_of(entry.id, entry.kind), offset, ttl_s)
+
+    def _parent_of(self, id: FileId) -> int:
+        entry = self._client.entry(id) if id != ROOT_ID else None
+        return ROOT_ID if entry is None else entry.parent
+
+    # ------------------------------------------------------------ the rest
+
+    def statfs(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+        return lambda cancel: self._statfs(unique)
+
+    def _statfs(self, unique: int) -> bytes:
+        capacity, free, entries = self._client.statistics()
+        block = abi.PAGE_BYTES
+        counts = (capacity // block, free // block, free // block, entries, 0)
+        sizes = (block, abi.NAME_BYTES_MAX, block, 0)
+        return abi.STATFS_REPLY.pack(abi.STATFS_REPLY.size, 0, unique, *counts, *sizes)
+
+    def getxattr(self, unique: int, node: int, request: bytes) -> Answer:
+        size, _ = abi.XATTR_IN.unpack_from(request, 40)
+        name = request[48 : request.index(b"\0", 48)]
+        if name not in _XATTRS:
+            return errno.ENODATA
+        state = self._client.file_state(FileId(node & FILE_ID_MAX))
+        value = state.get(name.rpartition(b".")[2].decode())
+        return errno.ENODATA if value is None else _xattr_reply(unique, os.fsencode(value), size)
+
+    def listxattr(self, unique: int, node: int, request: bytes) -> Answer:
+        size, _ = abi.XATTR_IN.unpack_from(request, 40)
+        if not node >> 48:
+            return _xattr_reply(unique, b"", size)
+        return _xattr_reply(unique, b"\0".join(_XATTRS) + b"\0", size)
+
+
+def _xattr_reply(unique: int, value: bytes, size: int) -> Answer:
+    if size == 0:
+        return abi.XATTR_SIZE_REPLY.pack(abi.XATTR_SIZE_REPLY.size, 0, unique, len(value), 0)
+    return errno.ERANGE if len(value) > size else codec.data_reply(unique, value)
+
+
+def _dirent(entry: Entry, offset: int) -> bytes:
+    return codec.dirent(entry.id, entry.name, entry.kind, offset)
+
+
+def _skipped(children: Iterator[Entry], count: int) -> Iterator[Entry]:
+    for _ in range(count):
+        if next(children, None) is None:
+            return
+    yield from children
+
+
+def _close(children: Iterator[Entry]) -> None:
+    """A generator of the index holds a read transaction: not longer than the page."""
+    close = getattr(children, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,151 @@
+"""Does FUSE passthrough work here? Tried, not guessed from the version: mount a temporary file system, let a forked
+child open, read and map its one file, and compare.
+
+Must run before this process has threads. Costs some 10 ms.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+
+from headrace.base.errors import MountError
+from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.fuse import abi, codec, device
+from headrace.fuse.abi import Opcode
+
+LIMIT_S = 2.0
+_TRUTH = b"headrace passthrough probe\n" * 512
+_LIE = b"?" * len(_TRUTH)
+_FILE = Entry(FileId(2), FileId(1), b"probe", Kind.FILE, Version(len(_TRUTH), 0))
+_ROOT = Entry(FileId(1), FileId(1), b"", Kind.DIRECTORY, Version(0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    works: bool
+    reason: str
+
+
+def probe() -> Result:
+    folder = tempfile.mkdtemp(prefix="headrace-probe-")
+    mountpoint = os.path.join(folder, "mount")
+    os.mkdir(mountpoint)
+    try:
+        return _probe_in(folder, mountpoint)
+    except (OSError, MountError) as error:
+        return Result(works=False, reason=str(error))
+    finally:
+        device.unmount(mountpoint, detach=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _probe_in(folder: str, mountpoint: str) -> Result:
+    path = os.path.join(folder, "backing")
+    with open(path, "wb") as file:
+        file.write(_TRUTH)
+    fd = device.open_device()
+    try:
+        device.mount(fd, mountpoint, allow_other=False)
+        child = os.fork()
+        if child == 0:
+            os.close(fd)
+            _touch(os.path.join(mountpoint, "probe"))
+        server = _Server(fd, path)
+        try:
+            return server.run(child)
+        finally:
+            server.close()
+    finally:
+        os.close(fd)
+
+
+def _touch(path: str) -> None:
+    """In the child; leaves by exit status: 0 same bytes, 1 other bytes, 2 error."""
+    status = 2
+    try:
+        fd = os.open(path, os.O_RDONLY)
+        read = os.read(fd, len(_TRUTH) + 1)
+        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
+            status = 0 if read == _TRUTH and mapped[:] == _TRUTH else 1
+    finally:
+        os._exit(status)
+
+
+class _Server:
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._backing_id = 0
+        self._refusal = ""
+        self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=0)
+
+    def close(self) -> None:
+        if self._backing_id:
+            device.backing_close(self._fd, self._backing_id)
+        os.close(self._file)
+
+    def run(self, child: int) -> Result:
+        pidfd = os.pidfd_open(child)
+        limit_s = time.monotonic() + LIMIT_S
+        try:
+            while True:
+                left_s = max(0.0, limit_s - time.monotonic())
+                ready, _, _ = select.select([self._fd, pidfd], [], [], left_s)
+                if self._fd in ready:
+                    self._answer(os.read(self._fd, abi.REQUEST_BYTES_MAX))
+                elif pidfd in ready:
+                    return self._verdict(os.waitpid(child, 0)[1])
+                elif not ready:
+                    os.kill(child, signal.SIGKILL)
+                    return Result(works=False, reason="the self-test got no answer in time")
+        finally:
+            os.close(pidfd)
+
+    def _verdict(self, status: int) -> Result:
+        if self._refusal:
+            return Result(works=False, reason=self._refusal)
+        if status != 0:
+            return Result(works=False, reason="the self-test read other bytes than were written")
+        return Result(works=True, reason="self-test passed")
+
+    def _answer(self, request: bytes) -> None:
+        _, opcode, unique, node, *_ = abi.IN_HEADER.unpack_from(request)
+        reply = codec.error_reply(unique, 38)
+        if opcode == Opcode.INIT:
+            reply = self._init(unique, codec.decode_init(request))
+        elif opcode == Opcode.LOOKUP:
+            reply = self._encode.entry_reply(unique, 2, _FILE, 1.0)
+        elif opcode == Opcode.GETATTR:
+            reply = self._encode.attr_reply(unique, _FILE if node == 2 else _ROOT)
+        elif opcode == Opcode.OPEN:
+            reply = self._open(unique)
+        elif opcode == Opcode.READ:
+            reply = codec.data_reply(unique, _LIE[: abi.READ_IN.unpack_from(request, 40)[2]])
+        elif opcode == Opcode.RELEASE:
+            reply = codec.error_reply(unique, 0)
+        elif opcode == Opcode.FORGET:
+            return
+        os.write(self._fd, reply)
+
+    def _init(self, unique: int, offered: codec.Init) -> bytes:
+        flags = offered.flags & (abi.PASSTHROUGH | abi.INIT_EXT | abi.MAX_PAGES)
+        if not flags & abi.PASSTHROUGH:
+            self._refusal = "the kernel does not offer FUSE passthrough"
+        return codec.init_reply(unique, flags=flags, stack_depth=2, readahead_bytes=1 << 20)
+
+    def _open(self, unique: int) -> bytes:
+        flags = 0
+        if not self._refusal:
+            try:
+                self._backing_id = device.backing_open(self._fd, self._file)
+                flags = abi.FOPEN_PASSTHROUGH
+            except OSError as error:
+                self._refusal = f"the kernel refuses to register a file: {error.strerror}"
+        return abi.OPEN_REPLY.pack(32, 0, unique, 0, flags, self._backing_id)

@@ -1,0 +1,214 @@
+"""The loop: requests from /dev/fuse in, answers out.
+
+Rules. A few hot threads read the device and answer hits at once. What may block runs in a pool, each with a Cancel;
+INTERRUPT sets it. The kernel waits for an answer even when the reader was killed, so each request is answered exactly
+once. Nothing here opens, stats or maps anything below the own mountpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from headrace.base.errors import HeadraceError
+from headrace.fuse import abi, codec, device
+from headrace.fuse.abi import Opcode
+from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.errno_map import errno_of
+from headrace.fuse.handles import Files
+from headrace.fuse.inodes import Inodes
+from headrace.fuse.ledger import Ledger
+from headrace.fuse.notify import Notifier
+from headrace.fuse.operations import Answer, Deferred, Method, Mode, Operations
+from headrace.sdk.cancel import Cancel
+from headrace.wire.messages import Completed, Evicted, Invalidated
+
+log = logging.getLogger(__name__)
+
+POOL_THREADS = 64
+HOT_THREADS = 1
+STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
+_WANTED = (
+    *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
+    *(abi.EXPLICIT_INVAL_DATA, abi.INIT_EXT, abi.HAS_RESEND),
+)
+
+
+class Session:
+    """ledger: already saved by an earlier session → this one takes over, without INIT."""
+
+    def __init__(self, fd: int, ledger: Ledger, client: NodeClient, *, mode: Mode) -> None:
+        self._fd = fd
+        self._ledger = ledger
+        self._client = client
+        self._taking_over = ledger.init_flags != 0
+        self._inodes = Inodes(ledger, lambda backing_id: device.backing_close(fd, backing_id))
+        self._files = Files(client)
+        if self._taking_over:
+            mode = Mode(ledger.mode)
+        self.operations = Operations(client, self._inodes, self._files, mode=mode, register=self._register)
+        self.operations.start_handles_at(ledger.incarnation << 40 | 1)
+        self._notifier = Notifier(fd)
+        self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
+        self._waiting_lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="miss")
+        self._table: dict[int, Method] = self.operations.table()
+        self._table[Opcode.INTERRUPT] = self._interrupt
+
+    def start(self) -> None:
+        """Answers INIT (blocks until the kernel sends it), or takes over."""
+        if self._taking_over:
+            if self._ledger.init_flags & abi.HAS_RESEND:
+                self._notifier.resend()
+        else:
+            self._answer_init()
+        self._client.subscribe(self._on_event)
+
+    def serve(self, threads: int = HOT_THREADS) -> None:
+        """Returns when the mount is gone."""
+        gc.collect()
+        gc.freeze()
+        others = [threading.Thread(target=self._loop, daemon=True, name=f"hot-{n}") for n in range(1, threads)]
+        for one in others:
+            one.start()
+        self._loop()
+
+    def _answer_init(self) -> None:
+        request = os.read(self._fd, abi.REQUEST_BYTES_MAX)
+        _, opcode, unique, *_ = abi.IN_HEADER.unpack_from(request)
+        if opcode != Opcode.INIT:
+            raise RuntimeError(f"the kernel began with opcode {opcode}")
+        offered = codec.decode_init(request)
+        flags = sum(flag for flag in _WANTED if offered.flags & flag)
+        depth = 0
+        if self.operations.mode is Mode.PASSTHROUGH and offered.flags & abi.PASSTHROUGH:
+            flags, depth = flags | abi.PASSTHROUGH, STACK_DEPTH
+        elif self.operations.mode is Mode.PASSTHROUGH:
+            self.operations.mode = Mode.SPLICE
+        if self.operations.mode is Mode.NOOPEN:
+            flags |= offered.flags & abi.NO_OPEN_SUPPORT
+        readahead = max(offered.max_readahead_bytes, device.READ_AHEAD_KB * 1024)
+        os.write(self._fd, codec.init_reply(unique, flags=flags, stack_depth=depth, readahead_bytes=readahead))
+        self._ledger.save(init_flags=flags, mode=self.operations.mode)
+
+    def _register(self, path: str) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return device.backing_open(self._fd, fd)
+        finally:
+            os.close(fd)
+
+    # ------------------------------------------------------------ requests
+
+    def _loop(self) -> None:
+        fd, read, write = self._fd, os.read, os.write
+        unpack, table, size = abi.HOT_HEADER.unpack_from, self._table, abi.REQUEST_BYTES_MAX
+        unknown = _unknown
+        while True:
+            try:
+                request = read(fd, size)
+            except OSError as error:
+                if error.errno in (errno.ENODEV, errno.EBADF):
+                    return
+                continue  # ENOENT, EINTR, EAGAIN: the request went away
+            opcode, unique, node = unpack(request)
+            answer: Answer | Deferred = None
+            try:
+                answer = table.get(opcode, unknown)(unique, node, request)
+                if type(answer) is bytes:
+                    write(fd, answer)
+                    continue
+            except Exception as error:  # noqa: BLE001 - a loop of a door: logged, and the request is answered
+                if answer is not None:
+                    continue  # the write: the one who asked is gone
+                answer = _failed(opcode, error)
+            if callable(answer):
+                self._defer(opcode, unique, answer)
+            else:
+                self._send(unique, answer)
+
+    def _defer(self, opcode: int, unique: int, work: Deferred) -> None:
+        cancel = Cancel()
+        with self._waiting_lock:
+            self._waiting[unique] = (cancel, None)
+            future = self._pool.submit(self._run, opcode, unique, work, cancel)
+            if unique in self._waiting:
+                self._waiting[unique] = (cancel, future)
+
+    def _run(self, opcode: int, unique: int, work: Deferred, cancel: Cancel) -> None:
+        answer: Answer
+        try:
+            answer = errno.EINTR if cancel.is_set() else work(cancel)
+        except Exception as error:  # noqa: BLE001 - as in _loop
+            answer = _failed(opcode, error)
+        self._done(unique, cancel)
+        self._send(unique, answer)
+
+    def _done(self, unique: int, cancel: Cancel) -> None:
+        with self._waiting_lock:
+            self._waiting.pop(unique, None)
+            cancel.close()
+
+    def _interrupt(self, unique: int, node: int, request: bytes) -> Answer:
+        (target,) = abi.INTERRUPT_IN.unpack_from(request, 40)
+        with self._waiting_lock:
+            found = self._waiting.get(target)
+            if found is not None:
+                found[0].set()
+        if found is None:
+            return errno.EAGAIN  # perhaps another thread is about to queue it; ENOENT if it was answered
+        cancel, future = found
+        if future is not None and future.cancel():  # it had not begun
+            self._done(target, cancel)
+            self._send(target, errno.EINTR)
+        return None
+
+    def _send(self, unique: int, answer: Any) -> None:
+        try:
+            if type(answer) is list:
+                os.writev(self._fd, answer)
+            elif type(answer) is int:
+                os.write(self._fd, codec.error_reply(unique, answer))
+            elif answer is not None:
+                os.write(self._fd, answer)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                log.error("answer refused unique=%d reason=%s", unique, error)
+
+    # ------------------------------------------------------------ events
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, Invalidated):
+            for parent, name in event.names:
+                self._notifier.name_changed(parent, name)
+        elif isinstance(event, Evicted):
+            self._inodes.evict(event.ids)
+            self._forget_files(event.ids)
+        elif isinstance(event, Completed):
+            self._forget_files(event.ids)
+
+    def _forget_files(self, ids: list[int]) -> None:
+        drop: Callable[[Any], None] = self._files.drop
+        for id in ids:
+            drop(id)
+
+
+def _unknown(unique: int, node: int, request: bytes) -> Answer:
+    return errno.ENOSYS
+
+
+def _failed(opcode: int, error: Exception) -> int:
+    if isinstance(error, HeadraceError):
+        log.info("request failed opcode=%d reason=%s", opcode, error)
+        return errno_of(error)
+    if isinstance(error, OSError) and error.errno:
+        log.error("request failed opcode=%d", opcode, exc_info=error)
+        return error.errno
+    log.error("request failed opcode=%d", opcode, exc_info=error)
+    return errno.EIO

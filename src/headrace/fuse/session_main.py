@@ -1,0 +1,162 @@
+"""The session process: `python -m headrace.fuse.session_main`, started by the holder with its descriptors.
+
+It says on the control socket, in one JSON line, that it is ready or why not. When the other end closes, the holder
+has died: this process starts another and hands it the descriptors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headrace.base.errors import HeadraceError
+from headrace.fuse import probe
+from headrace.fuse.ledger import Ledger
+from headrace.fuse.operations import Mode
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CLIENT = "headrace.sdk.client:connect"
+PATIENCE_S = 60.0
+
+
+def choose_mode(io: str, *, small_files: bool) -> tuple[Mode, str]:
+    """The mode and why. io: auto, passthrough, splice, noopen."""
+    if io == "auto" and small_files:
+        return Mode.NOOPEN, "asked for small files"
+    if io in ("splice", "noopen"):
+        return Mode(io), "asked for"
+    result = probe.probe()
+    if result.works:
+        return Mode.PASSTHROUGH, result.reason
+    return Mode.SPLICE, f"no passthrough: {result.reason}"
+
+
+def load_client(name: str, socket_path: str) -> Any:
+    """name: module:function; called with the socket's path."""
+    if name == DEFAULT_CLIENT:
+        from headrace.sdk.client import connect
+
+        return connect(socket_path, role="session", patience_s=PATIENCE_S)
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)(socket_path)
+
+
+class HolderWatch:
+    """The control socket to the holder, and a new holder when that one is gone."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._control = socket.socket(fileno=arguments.control_fd)
+        self._control.set_inheritable(False)
+
+    def say(self, message: dict[str, object]) -> None:
+        try:
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # it died; `follow` will see
+
+    def follow(self) -> None:
+        threading.Thread(target=self._follow, daemon=True, name="holder-watch").start()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                if self._control.recv(1):
+                    continue
+            except OSError:
+                pass
+            log.warning("the holder died, starting another")
+            self._replace()
+
+    def _replace(self) -> None:
+        a = self._arguments
+        mine, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", a.mountpoint, "--socket", a.socket]
+        command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
+        command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
+        command += ["--adopt-pid", str(os.getpid())]
+        fds = (a.fuse_fd, a.ledger_fd, theirs.fileno())
+        subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+        theirs.close()
+        self._control.close()
+        self._control = mine
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="headrace.fuse.session_main")
+    parser.add_argument("--mountpoint", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--io", default="auto")
+    parser.add_argument("--small-files", action="store_true")
+    parser.add_argument("--client", default=DEFAULT_CLIENT)
+    parser.add_argument("--fuse-fd", type=int, required=True)
+    parser.add_argument("--ledger-fd", type=int, required=True)
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--hot-threads", type=int, default=0)
+    return parser.parse_args()
+
+
+def _serve(arguments: argparse.Namespace, watch: HolderWatch) -> None:
+    ledger = Ledger(arguments.ledger_fd)
+    if ledger.init_flags:
+        mode, why = Mode(ledger.mode), "taken over"
+    else:
+        mode, why = choose_mode(arguments.io, small_files=arguments.small_files)
+    from headrace.fuse.session import HOT_THREADS, Session
+
+    client = load_client(arguments.client, arguments.socket)
+    session = Session(arguments.fuse_fd, ledger, client, mode=mode)
+    session.start()
+    watch.follow()
+    watch.say({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})
+    session.serve(arguments.hot_threads or HOT_THREADS)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the holder's affair
+    logging.basicConfig(level=logging.WARNING, format="session %(levelname)s %(message)s")
+    arguments = _arguments()
+    for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
+        os.set_inheritable(fd, False)
+    _raise_file_limit()
+    watch = HolderWatch(arguments)
+    try:
+        _serve(arguments, watch)
+    except HeadraceError as error:
+        watch.say({"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        return 1
+    return 0
+
+
+def _raise_file_limit() -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _exit(call: Callable[[], int]) -> None:
+    """Not by the interpreter's way out: that waits for the pool, whose threads may be blocked on the node."""
+    status = 1
+    try:
+        status = call()
+    except Exception:
+        log.exception("session failed")
+    finally:
+        logging.shutdown()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    _exit(main)

@@ -1,0 +1,182 @@
+"""A client with true semantics and no node: a folder tree is the origin, temporary files are the cache.
+
+Loaded in the session process through `--client`; the "socket path" is the path of a state folder:
+`source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones; `absent` names files that are
+never filled; `promote`, `evict`: see the test kit. Ids are by order of path, so every session gives the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.base.errors import CancelledByUserError, OriginUnavailableError, PathNotFoundError
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version, block_range
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.client import MISS, Miss
+from headrace.wire.messages import Completed, Evicted, Invalidated
+
+SMALL_BYTES = BLOCK_SIZE_BYTES
+
+
+class MemoryFile:
+    """A partial cache file; `wait` copies the blocks from the origin, slowly when the state says so."""
+
+    def __init__(self, client: MemoryClient, id: FileId) -> None:
+        self._client = client
+        self._id = id
+        path = client.complete_path(id)
+        self.complete = path is not None
+        self.fd = os.open(path or client.partial(id), os.O_RDONLY)
+
+    def present(self, start: int, end: int) -> bool:
+        done = self._client.filled.setdefault(self._id, set())
+        return self.complete or all(block in done for block in block_range(start, end))
+
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> None:
+        for block in block_range(start, end):
+            if not self.complete and block not in self._client.filled.setdefault(self._id, set()):
+                self._client.fill(self._id, block, cancel)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class MemoryClient:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.generation = 1
+        self.filled: dict[FileId, set[int]] = {}
+        self._entries: dict[int, Entry] = {ROOT_ID: Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 10**18))}
+        self._paths: dict[int, bytes] = {ROOT_ID: os.fsencode(f"{folder}/source")}
+        self._children: dict[int, dict[bytes, Entry]] = {ROOT_ID: {}}
+        self._asked: set[tuple[int, bytes]] = set()
+        self._load(ROOT_ID)
+        self.options: dict[str, Any] = {"ttl_s": 3600.0, "slow_s": 0.0, "miss": False}
+        if os.path.exists(f"{folder}/options.json"):
+            with open(f"{folder}/options.json") as file:
+                self.options |= json.load(file)
+
+    def _load(self, parent: FileId) -> None:
+        path = self._paths[parent]
+        for name in sorted(os.listdir(path)):
+            child = path + b"/" + name
+            status = os.lstat(child)
+            is_directory = os.path.isdir(child)
+            kind = Kind.DIRECTORY if is_directory else Kind.FILE
+            version = Version(0 if is_directory else status.st_size, status.st_mtime_ns, f'"{status.st_ino}"')
+            entry = Entry(FileId(status.st_ino & 0xFFFFFFFF | 1 << 32), parent, name, kind, version)
+            self._entries[entry.id], self._paths[entry.id] = entry, child
+            self._children[parent][name] = entry
+            if is_directory:
+                self._children[entry.id] = {}
+                self._load(entry.id)
+
+    def partial(self, id: FileId) -> str:
+        path = f"{self.folder}/partial/{id:x}"
+        fd = os.open(path, os.O_CREAT | os.O_RDWR)
+        os.ftruncate(fd, self._entries[id].version.size_bytes)
+        os.close(fd)
+        return path
+
+    def fill(self, id: FileId, block: int, cancel: Cancel | None) -> None:
+        limit_s = time.monotonic() + float(self.options["slow_s"])
+        while time.monotonic() < limit_s or os.path.exists(f"{self.folder}/stuck"):
+            if cancel is not None and cancel.is_set():
+                raise CancelledByUserError("fill")
+            time.sleep(0.005)
+        if os.path.exists(f"{self.folder}/broken"):
+            raise OriginUnavailableError("fill", why="asked for by the test")
+        with open(self._paths[id], "rb") as source, open(self.partial(id), "r+b") as target:
+            data = os.pread(source.fileno(), BLOCK_SIZE_BYTES, block * BLOCK_SIZE_BYTES)
+            os.pwrite(target.fileno(), data, block * BLOCK_SIZE_BYTES)
+        self.filled.setdefault(id, set()).add(block)
+
+    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | None | Miss:
+        if self.options["miss"] and (parent, name) not in self._asked:
+            return MISS
+        return self._children.get(parent, {}).get(name)
+
+    def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
+        self._asked.add((parent, name))
+        return self._children.get(parent, {}).get(name)
+
+    def entry(self, id: FileId) -> Entry | None:
+        return self._entries.get(id)
+
+    def name_ttl_s(self, parent: FileId) -> float:
+        return float(self.options["ttl_s"])
+
+    def listing_fresh(self, directory: FileId) -> bool:
+        return not self.options["miss"]
+
+    def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
+        pass
+
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
+        for name, entry in self._children[directory].items():
+            if name > after:
+                yield entry
+
+    def complete_path(self, id: FileId) -> str | None:
+        path = f"{self.folder}/cache/{id:x}"
+        return path if os.path.exists(path) else None
+
+    def open(self, id: FileId, cancel: Cancel | None = None) -> MemoryFile:
+        if id not in self._entries:
+            raise PathNotFoundError(f"{id:x}")
+        if self._entries[id].version.size_bytes <= SMALL_BYTES and not os.path.exists(f"{self.folder}/stuck"):
+            self.complete(id)
+        return MemoryFile(self, id)
+
+    def complete(self, id: FileId) -> None:
+        with open(self._paths[id], "rb") as source, open(f"{self.folder}/cache/.{id:x}", "wb") as target:
+            target.write(source.read())
+        os.rename(f"{self.folder}/cache/.{id:x}", f"{self.folder}/cache/{id:x}")
+
+    def touch(self, id: FileId) -> None:
+        pass
+
+    def subscribe(self, on_event: Callable[[Any], None]) -> None:
+        threading.Thread(target=self._watch, args=(on_event,), daemon=True).start()
+
+    def _watch(self, on_event: Callable[[Any], None]) -> None:
+        """Orders of the test: files named `order-*` in the folder, JSON [kind, ids or names]; removed when done."""
+        while True:
+            for name in sorted(os.listdir(self.folder)):
+                if name.startswith("order-"):
+                    self._obey(f"{self.folder}/{name}", on_event)
+            time.sleep(0.01)
+
+    def _obey(self, path: str, on_event: Callable[[Any], None]) -> None:
+        with open(path) as file:
+            kind, ids = json.load(file)
+        if kind == "complete":
+            for id in ids:
+                self.complete(FileId(id))
+            on_event(Completed(ids=ids))
+        elif kind == "evict":
+            for id in ids:
+                os.unlink(f"{self.folder}/cache/{id:x}")
+            on_event(Evicted(ids=ids))
+        elif kind == "rename":
+            parent, old, new = ids[0], os.fsencode(ids[1]), os.fsencode(ids[2])
+            children = self._children[parent]
+            children[new] = children.pop(old)
+            on_event(Invalidated(names=[(parent, old), (parent, new)]))
+        os.unlink(path)
+
+    def file_state(self, id: FileId) -> dict[str, str]:
+        token = self._entries[id].version.token
+        return {"cached": "yes" if self.complete_path(id) else "no", "version": token, "origin": "memory://"}
+
+    def statistics(self) -> tuple[int, int, int]:
+        return 1 << 30, 1 << 29, len(self._entries)
+
+
+def connect(folder: str) -> MemoryClient:
+    return MemoryClient(folder)
