@@ -1,0 +1,1 @@
+"""Parts of `bench/compare/node.py`: one machine, one run, all contenders."""

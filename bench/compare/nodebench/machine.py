@@ -1,0 +1,151 @@
+"""The machine: processes with a time limit, mounts that always go away, page cache, memory of a process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VENV_BIN = os.path.dirname(sys.executable)
+
+
+class NotRunError(Exception):
+    """A contender can't be measured; the text says why and is printed in the table."""
+
+
+def tool(name: str) -> str:
+    """The program's path, the virtual environment first. NotRunError when there is none."""
+    beside = os.path.join(VENV_BIN, name)
+    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise NotRunError(f"{name} is not installed")
+    return found
+
+
+def run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> str:
+    """Runs to the end and returns standard output. NotRunError on failure or when the time is up."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_group(process)
+        raise NotRunError(f"{os.path.basename(command[0])} did not end in {timeout_s:.0f} s") from None
+    except BaseException:
+        kill_group(process)
+        raise
+    if process.returncode != 0:
+        last = (err or out).strip().splitlines()[-1:] or ["no output"]
+        raise NotRunError(f"{os.path.basename(command[0])} exit {process.returncode}: {last[0][:300]}")
+    return out
+
+
+def kill_group(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.wait(5)  # a process stuck in a dead mount can't be waited for
+    except subprocess.TimeoutExpired:
+        pass
+
+
+def stop(process: subprocess.Popen[str] | subprocess.Popen[bytes], *, grace_s: float = 10) -> None:
+    """SIGTERM to the process, SIGKILL to its group after `grace_s`."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+    kill_group(process)
+
+
+def is_mounted(path: str) -> bool:
+    with open("/proc/self/mounts") as mounts:
+        return any(line.split()[1] == path for line in mounts)
+
+
+def unmount(path: str) -> None:
+    for _ in range(3):
+        if not is_mounted(path):
+            return
+        subprocess.run(["umount", "-l", path], stderr=subprocess.DEVNULL, timeout=10, check=False)
+
+
+def wait_until(ready: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > end:
+            raise NotRunError(f"{what} not ready in {timeout_s:.0f} s")
+        time.sleep(0.02)
+
+
+def drop_page_cache() -> None:
+    os.sync()
+    with open("/proc/sys/vm/drop_caches", "w") as control:
+        control.write("3")
+
+
+def memory_bytes(pid: int) -> dict[str, int]:
+    """Resident memory of one process: all of it (`rss`) and what only the process itself holds (`anon`)."""
+    wanted = {"VmRSS": "rss", "RssAnon": "anon"}
+    found: dict[str, int] = {}
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            key, _, rest = line.partition(":")
+            if key in wanted:
+                found[wanted[key]] = int(rest.split()[0]) * 1024
+    return found
+
+
+@dataclass
+class Workplace:
+    """A temporary folder, and what has to be undone at the end, newest first."""
+
+    root: str
+    undo: ExitStack = field(default_factory=ExitStack)
+    made: int = 0
+
+    @classmethod
+    def create(cls, parent: str | None) -> Workplace:
+        place = cls(tempfile.mkdtemp(prefix="headrace-bench-", dir=parent))
+        place.undo.callback(place._remove)
+        return place
+
+    def folder(self, name: str) -> str:
+        """A new empty folder; the number makes it unique."""
+        self.made += 1
+        path = os.path.join(self.root, f"{self.made:03d}-{name}")
+        os.makedirs(path)
+        return path
+
+    def log(self, name: str) -> int:
+        return os.open(os.path.join(self.root, f"{name}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def log_tail(self, name: str) -> str:
+        path = Path(self.root, f"{name}.log")
+        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        return lines[-1][:300] if lines else "no log"
+
+    def _remove(self) -> None:
+        with open("/proc/self/mounts") as mounts:
+            below = [line.split()[1] for line in mounts if line.split()[1].startswith(self.root + "/")]
+        for path in reversed(below):
+            unmount(path)
+        shutil.rmtree(self.root, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""The tables: every number with its spread, then each goal with what was measured."""
+
+from __future__ import annotations
+
+import operator
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .results import Results
+
+HEADRACE = "headrace-passthrough"
+NO_OPEN = "headrace-noopen"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    text: str
+    limit: float
+    at_least: bool
+    measured: float | None
+    unit: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.measured is None:
+            return "not measured"
+        met = (operator.ge if self.at_least else operator.le)(self.measured, self.limit)
+        return "met" if met else "missed"
+
+
+def best(results: Results, measure: str, names: tuple[str, ...], pick: Callable[..., float]) -> float | None:
+    medians = [m for name in names if (m := results.median(measure, name)) is not None]
+    return pick(medians) if medians else None
+
+
+def divide(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def goals(r: Results) -> list[Goal]:
+    downloaders = ("s5cmd", "obstore")
+    load_best = best(r, "5 cold load", downloaders, min)
+    download_best = best(r, "6 first read", downloaders, max)
+    found = []
+    for state in ("warm", "dropped"):
+        name = f"1 sequential, {state}"
+        found.append(Goal(f"{name}: of plain", 0.97, True, r.ratio(name, HEADRACE, "plain")))
+    for state in ("warm", "dropped"):
+        name = f"2 processor time, {state}"
+        found.append(Goal(f"{name}: of plain", 1.1, False, r.ratio(name, HEADRACE, "plain")))
+    for processes in (1, 2):
+        name = f"3 small files, {processes} process{'es' * (processes > 1)}"
+        found.append(Goal(f"{name}: passthrough, of JuiceFS", 4.0, True, r.ratio(name, HEADRACE, "juicefs")))
+        found.append(Goal(f"{name}: noopen, of plain", 0.65, True, r.ratio(name, NO_OPEN, "plain")))
+    found.append(Goal("4 mmap 8 KiB: of plain", 0.95, True, r.ratio("4 mmap 8 KiB", HEADRACE, "plain")))
+    ours = r.median("5 cold load", HEADRACE)
+    found.append(Goal("5 cold load: time, of best download + load", 1.0, False, divide(ours, load_best)))
+    ours = r.median("6 first read", HEADRACE)
+    found.append(Goal("6 first read: of best download", 0.9, True, divide(ours, download_best)))
+    epoch = r.ratio("7 first epoch", "s5cmd", HEADRACE)
+    found.append(Goal("7 first epoch: s5cmd's time / ours", 0.9, True, epoch))
+    for who in ("session", "node"):
+        grown = r.median("8 memory grown after the first sample", f"{who} anon")
+        found.append(Goal(f"8 memory of {who}: growth (2 MB is noise)", 2.0, False, grown, "MB"))
+    per_entry = r.median("9 index bytes per entry", HEADRACE)
+    found.append(Goal("9 index: an entry", 200, False, per_entry, "B"))
+    for who in ("session", "node"):
+        resident = r.median("9 memory with all entries", f"{who} rss")
+        found.append(Goal(f"9 memory of {who} with all entries", 300, False, resident, "MB"))
+    found.append(Goal("10 up to ready", 1.5, False, r.median("10 up to ready", HEADRACE), "s"))
+    return found
+
+
+def number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def table_of_values(results: Results) -> str:
+    lines = [
+        "| measure | contender | median | min | max | runs | unit | of plain |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for measure, by_name in results.values.items():
+        for name, values in by_name.items():
+            ratio = results.ratio(measure, name, "plain")
+            cells = [number(f(values)) for f in (statistics.median, min, max)]
+            of_plain = f"{ratio:.2f}" if ratio is not None else ""
+            row = [measure, name, *cells, str(len(values)), results.unit[measure], of_plain]
+            lines.append(f"| {' | '.join(row)} |")
+    for measure, name, reason in results.not_run:
+        lines.append(f"| {measure} | {name} | not run: {reason} | | | | | |")
+    return "\n".join([*lines, "", *(f"* {text}" for text in results.notes)])
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        sign = "≥" if goal.at_least else "≤"
+        measured = f"{number(goal.measured)} {goal.unit}".strip() if goal.measured is not None else "–"
+        wanted = f"{sign} {goal.limit:g} {goal.unit}".strip()
+        lines.append(f"| {goal.text} | {wanted} | {measured} | {goal.verdict} |")
+    return "\n".join(lines)
