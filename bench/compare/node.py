@@ -138,6 +138,8 @@ def main() -> int:
         signal.signal(number, ended)
     watch(given.limit)
     results, start = Results(), time.monotonic()
+    if given.scale != 1:
+        results.note(f"at scale {given.scale:g}: the goals are for scale 1")
     place = Workplace.create(given.folder)
     try:
         measure(given, place, results)
@@ -152,9 +154,10 @@ def main() -> int:
     texts = write(results, about, tables)
     if not given.no_write:
         RESULTS.mkdir(exist_ok=True)
-        stem = RESULTS / f"node-{time.strftime('%Y-%m-%d')}"
-        stem.with_suffix(".json").write_text(texts["json"] + "\n")
-        stem.with_suffix(".md").write_text(tables + "\n")
+        small = "" if given.scale == 1 else f"-scale-{given.scale:g}"  # must not pass for the published run
+        stem = f"node-{time.strftime('%Y-%m-%d')}{small}"
+        (RESULTS / f"{stem}.json").write_text(texts["json"] + "\n")
+        (RESULTS / f"{stem}.md").write_text(tables + "\n")
     print(texts["json"] if given.json else tables)
     return 0
 
