@@ -1,7 +1,7 @@
 """The kernel's FUSE protocol as data: include/uapi/linux/fuse.h, protocol 7.45. The authority on these bytes.
 
-Little-endian hosts only (x86-64, arm64). Replies that are sent often exist a second time with fuse_out_header in
-front, so that one `pack` makes the whole answer.
+Little-endian hosts only (x86-64, arm64). Replies that are sent often exist a second time with
+fuse_out_header in front, so that one `pack` makes the whole answer.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ HOT_HEADER = Struct("<4xIQQ")  # opcode unique nodeid
 OUT_HEADER = Struct("<IiQ")  # len error unique
 INIT_IN = Struct("<IIIII")  # major minor max_readahead flags flags2 (+ 11 unused words)
 INIT_OUT = Struct("<IIIIHHIIHHIIH22x")
-# major minor max_readahead flags max_background congestion_threshold max_write time_gran max_pages map_alignment
+# major minor max_readahead flags max_background congestion_threshold max_write time_gran max_pages
+# map_alignment
 # flags2 max_stack_depth request_timeout
 OPEN_IN = Struct("<II")  # flags open_flags
 READ_IN = Struct("<QQII")  # fh offset size read_flags
@@ -119,4 +120,5 @@ INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 READ_BYTES_MAX = 1 << 20
 PAGE_BYTES = 4096
 REQUEST_BYTES_MAX = 16384
-"""Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at least."""
+"""Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at
+least."""

@@ -63,8 +63,8 @@ def data_reply(unique: int, data: bytes) -> bytes:
     return abi.OUT_HEADER.pack(16 + len(data), 0, unique) + data
 
 
-def decode_name(request: bytes) -> bytes:
-    return request[40 : request.index(b"\0", 40)]
+def decode_name(request: bytes | bytearray) -> bytes:
+    return bytes(request[40 : request.index(b"\0", 40)])
 
 
 class Attributes:

@@ -33,7 +33,7 @@ def open_device() -> int:
         return os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         hint = "load the fuse module; in a container pass --device /dev/fuse"
-        raise MountError("cannot open /dev/fuse", why=error.strerror, hint=hint) from error
+        raise MountError("cannot open /dev/fuse", why=str(error.strerror), hint=hint) from error
 
 
 def mount(fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True) -> None:
@@ -58,9 +58,10 @@ def unmount(mountpoint: str, *, detach: bool) -> int:
 
 
 def backing_open(fd: int, file_fd: int) -> int:
-    """Registers a file for passthrough; its backing id. OSError: EPERM without root, ELOOP on stacked overlayfs."""
+    """Registers a file for passthrough; its backing id. OSError: EPERM without root, ELOOP on stacked
+    overlayfs."""
     # a mutable argument: only then is the call's own result, which is the id, returned
-    return fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0)))
+    return int(fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0))))
 
 
 def backing_close(fd: int, backing_id: int) -> None:

@@ -1,7 +1,7 @@
 """Open cache files for READ requests, and positions in directories.
 
-READ is stateless: a handle is found by file id and made when it is not there, so a new session answers for files that
-an earlier one opened. Handles of nobody stay open in an LRU.
+READ is stateless: a handle is found by file id and made when it is not there, so a new session answers for
+files that an earlier one opened. Handles of nobody stay open in an LRU.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class Files:
 
 
 class Directory:
-    """Where a reader of a directory is. Offsets are 0: start, 1: after `.`, 2: after `..`, 2+n: after n names.
-    Only the starts of pages are kept, so a directory of a million names needs some thousand entries here."""
+    """Where a reader of a directory is. Offsets are 0: start, 1: after `.`, 2: after `..`, 2+n: after n
+    names. Only the starts of pages are kept, so a directory of a million names needs some thousand entries
+    here."""
 
     def __init__(self) -> None:
         self._offsets = [2]

@@ -1,7 +1,8 @@
-"""The holder: mounts, keeps /dev/fuse and the ledger open, starts sessions one after the other, unmounts at the end.
+"""The holder: mounts, keeps /dev/fuse and the ledger open, starts sessions one after the other, unmounts at
+the end.
 
-Small on purpose: few imports, no threads, nothing that can fail with the work of a session. It never touches the
-mounted tree. `python -m headrace.fuse.holder --mountpoint M --socket S`, or `run_holder`.
+Small on purpose: few imports, no threads, nothing that can fail with the work of a session. It never touches
+the mounted tree. `python -m headrace.fuse.holder --mountpoint M --socket S`, or `run_holder`.
 """
 
 from __future__ import annotations
@@ -72,10 +73,10 @@ class Holder:
         """Until told to stop, or unmounted by somebody else."""
         while not self._stopping:
             assert self._control is not None
-            ready, _, _ = select.select([self._control, self._wake], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._wake], [], [])
             if self._wake in ready:
                 os.read(self._wake, 64)
-            if self._control in ready and not self._on_control() and not self._stopping:
+            if self._control.fileno() in ready and not self._on_control() and not self._stopping:
                 status = self._on_death()
                 if status is not None:
                     return status
@@ -116,7 +117,12 @@ class Holder:
             return 0
         if not self._ready:
             self._unmount()
-            unknown = {"error": "internal", "what": "the session process ended", "why": "", "hint": "see its log"}
+            unknown = {
+                "error": "internal",
+                "what": "the session process ended",
+                "why": "",
+                "hint": "see its log",
+            }
             say(self._arguments.ready_fd, self._failure or unknown)
             return 1
         self._deaths = 0 if time.monotonic() - self._started_s > STEADY_S else self._deaths + 1
@@ -131,7 +137,8 @@ class Holder:
             device.unmount(self._arguments.mountpoint, detach=True)
 
     def _end_session(self) -> None:
-        """It ends by itself when the file system is gone; files still open on it are cut off after a while."""
+        """It ends by itself when the file system is gone; files still open on it are cut off after a
+        while."""
         limit_s = time.monotonic() + STOP_LIMIT_S
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
@@ -169,23 +176,15 @@ def run_holder(
     small_files: bool = False,
     hot_threads: int = 0,
 ) -> int:
-    """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON line, that
-    the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process of its own."""
-    arguments = argparse.Namespace(
-        socket=socket_path, io=io, client=client, small_files=small_files, ready_fd=ready_fd, hot_threads=hot_threads
-    )
-    try:
-        if not read_only:
-            raise NotSupportedError("mounts are read-only", hint="leave read_only on")
-        arguments.mountpoint = mount.prepare(mountpoint)
-        fuse_fd = device.open_device()
-        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other)
-    except HeadraceError as error:
-        say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
-        return 1
-    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger.create())
-    holder.start_session()
-    return holder.run()
+    """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
+    line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a
+    process of its own.""" arguments = argparse.Namespace( socket=socket_path, io=io, client=client,
+    small_files=small_files, ready_fd=ready_fd, hot_threads=hot_threads, ) try: if not read_only: raise
+    NotSupportedError("mounts are read-only", hint="leave read_only on") arguments.mountpoint =
+    mount.prepare(mountpoint) fuse_fd = device.open_device() device.mount(fuse_fd, arguments.mountpoint,
+    allow_other=allow_other) except HeadraceError as error: say(ready_fd, {"error": error.code, "what":
+    error.what, "why": error.why, "hint": error.hint}) return 1 holder = Holder(arguments, fuse_fd=fuse_fd,
+    ledger_fd=ledger.create()) holder.start_session() return holder.run()
 
 
 def _adopt(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
 """Node ids, their incarnations, and which I/O mode the kernel has each inode in.
 
-The kernel's rules (iomode.c): an inode with a passthrough open takes no cached open and no other backing id; an
-inode with a cached open (also one that lives on as a mapping only) takes no passthrough open: EIO to the user. So the
-mode of an open is decided here, under one lock, from the opens that the kernel has not yet released.
+The kernel's rules (iomode.c): an inode with a passthrough open takes no cached open and no other backing id;
+an inode with a cached open (also one that lives on as a mapping only) takes no passthrough open: EIO to the
+user. So the mode of an open is decided here, under one lock, from the opens that the kernel has not yet
+released.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ class Inodes:
                 self._cached_opens.pop(node, None)
 
     def refuse(self, node: int) -> bool:
-        """True: answer ESTALE, the name has a new node id now. False: this node was refused before, so whoever asks
-        can't look the name up again (/proc/self/fd/N) and must be served in the mode the node is in."""
+        """True: answer ESTALE, the name has a new node id now. False: this node was refused before, so
+        whoever asks can't look the name up again (/proc/self/fd/N) and must be served in the mode the node
+        is in."""
         with self._lock:
             if node in self._refused:
                 return False
@@ -150,7 +152,8 @@ class Inodes:
             return True
 
     def evict(self, ids: Iterable[int]) -> None:
-        """Gives back what holds the space of dropped cache files; open files keep theirs until their last release."""
+        """Gives back what holds the space of dropped cache files; open files keep theirs until their last
+        release."""
         with self._lock:
             for id in ids:
                 node = self.node_of(FileId(id), Kind.FILE)

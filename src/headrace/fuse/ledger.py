@@ -1,9 +1,9 @@
 """What must outlive a session process: a memfd that the holder keeps and each session maps.
 
-It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id with its
-count of open files. A slot is changed before the kernel is answered: after a crash a count may be too high (the
-backing id is then kept too long), never too low. The kernel's backing ids belong to the connection, so a new session
-goes on using them. One session writes at a time.
+It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id
+with its count of open files. A slot is changed before the kernel is answered: after a crash a count may be
+too high (the backing id is then kept too long), never too low. The kernel's backing ids belong to the
+connection, so a new session goes on using them. One session writes at a time.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _check_folder(path: str) -> None:
     except NotADirectoryError as error:
         raise MountError(f"{path} is not a directory", hint="name an empty folder") from error
     except OSError as error:
-        raise MountError(f"cannot look at {path}", why=error.strerror) from error
+        raise MountError(f"cannot look at {path}", why=str(error.strerror)) from error
     if names:
         why = f"it holds {len(names)} names, {names[0]!r} among them, that a mount would hide"
         raise MountError(f"{path} is not empty", why=why, hint="name an empty folder")
@@ -49,7 +49,7 @@ def _is_dead(path: str) -> bool:
 
     def ask() -> None:
         try:
-            os.stat(path)
+            os.statvfs(path)  # always asked of the session; stat may be answered from the kernel's cache
             found.append(0)
         except OSError as error:
             found.append(error.errno or errno.EIO)

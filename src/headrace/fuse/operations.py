@@ -1,8 +1,9 @@
 """What each request means: one method an opcode.
 
-A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; a list of them for one
-writev; an errno; None for no answer; or a callable that may block, which the session runs in its pool with a Cancel
-and which returns one of the former. Methods never block on the node and never touch a mounted path.
+A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; a list of them
+for one writev; an errno; None for no answer; or a callable that may block, which the session runs in its
+pool with a Cancel and which returns one of the former. Methods never block on the node and never touch a
+mounted path.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Answer = bytes | list[bytes] | int | None
 Deferred = Callable[[Cancel], "Answer"]
-Method = Callable[[int, int, bytes], "Answer | Deferred"]
+Method = Callable[[int, int, bytearray], "Answer | Deferred"]
 
 FH_NONE, FH_PASSTHROUGH, FH_CACHED = 0, 1, 2
 _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
@@ -63,19 +64,19 @@ class Operations:
         self._directories.start_at(first)
 
     def table(self) -> dict[int, Method]:
-        found: dict[int, Method] = {op: self.read_only for op in _WRITES}
+        found: dict[int, Method] = dict.fromkeys(_WRITES, self.read_only)
         for op in Opcode:
             method = getattr(self, op.name.lower(), None)
             if method is not None:
                 found[op] = method
         return found
 
-    def read_only(self, unique: int, node: int, request: bytes) -> Answer:
+    def read_only(self, unique: int, node: int, request: bytearray) -> Answer:
         return errno.EROFS
 
     # ------------------------------------------------------------ names
 
-    def lookup(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+    def lookup(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name = codec.decode_name(request)
         if len(name) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
@@ -92,12 +93,12 @@ class Operations:
             return self._encode.negative_reply(unique, ttl_s)
         return self._encode.entry_reply(unique, self._inodes.node_of(entry.id, entry.kind), entry, ttl_s)
 
-    def forget(self, unique: int, node: int, request: bytes) -> Answer:
+    def forget(self, unique: int, node: int, request: bytearray) -> Answer:
         return None
 
     batch_forget = forget
 
-    def getattr(self, unique: int, node: int, request: bytes) -> Answer:
+    def getattr(self, unique: int, node: int, request: bytearray) -> Answer:
         entry = self._client.entry(FileId(node & FILE_ID_MAX))
         if entry is None:
             return errno.ESTALE
@@ -105,7 +106,7 @@ class Operations:
 
     # ------------------------------------------------------------ files
 
-    def open(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         backing_id = self._inodes.open_hit(node)
         if backing_id:
             self._client.touch(FileId(node & FILE_ID_MAX))
@@ -154,7 +155,7 @@ class Operations:
         self._files.give(self._files.put(id, self._files.wrap(id, file)))
         return self._open_cached(unique, node)
 
-    def release(self, unique: int, node: int, request: bytes) -> Answer:
+    def release(self, unique: int, node: int, request: bytearray) -> Answer:
         (fh,) = abi.RELEASE_IN.unpack_from(request, 40)
         if fh == FH_PASSTHROUGH:
             self._inodes.release_passthrough(node)
@@ -162,7 +163,7 @@ class Operations:
             self._inodes.release_cached(node)
         return 0
 
-    def read(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+    def read(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is None:
@@ -195,7 +196,7 @@ class Operations:
 
     # ------------------------------------------------------------ directories
 
-    def opendir(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+    def opendir(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         id = FileId(node & FILE_ID_MAX)
         if self._client.listing_fresh(id):
             return self._opened(unique, abi.FOPEN_CACHE_DIR | abi.FOPEN_KEEP_CACHE)
@@ -208,17 +209,17 @@ class Operations:
     def _opened(self, unique: int, flags: int) -> bytes:
         return abi.OPEN_REPLY.pack(32, 0, unique, self._directories.open(), flags, 0)
 
-    def releasedir(self, unique: int, node: int, request: bytes) -> Answer:
+    def releasedir(self, unique: int, node: int, request: bytearray) -> Answer:
         self._directories.close(abi.RELEASE_IN.unpack_from(request, 40)[0])
         return 0
 
-    def readdir(self, unique: int, node: int, request: bytes) -> Answer:
+    def readdir(self, unique: int, node: int, request: bytearray) -> Answer:
         return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=False)
 
-    def readdirplus(self, unique: int, node: int, request: bytes) -> Answer:
+    def readdirplus(self, unique: int, node: int, request: bytearray) -> Answer:
         return self._page(unique, FileId(node & FILE_ID_MAX), request, plus=True)
 
-    def _page(self, unique: int, id: FileId, request: bytes, *, plus: bool) -> Answer:
+    def _page(self, unique: int, id: FileId, request: bytearray, *, plus: bool) -> Answer:
         fh, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
         directory = self._directories.get(fh)
         dots = codec.direntplus_bare if plus else codec.dirent
@@ -251,7 +252,7 @@ class Operations:
 
     # ------------------------------------------------------------ the rest
 
-    def statfs(self, unique: int, node: int, request: bytes) -> Answer | Deferred:
+    def statfs(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         return lambda cancel: self._statfs(unique)
 
     def _statfs(self, unique: int) -> bytes:
@@ -261,16 +262,16 @@ class Operations:
         sizes = (block, abi.NAME_BYTES_MAX, block, 0)
         return abi.STATFS_REPLY.pack(abi.STATFS_REPLY.size, 0, unique, *counts, *sizes)
 
-    def getxattr(self, unique: int, node: int, request: bytes) -> Answer:
+    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
-        name = request[48 : request.index(b"\0", 48)]
+        name = bytes(request[48 : request.index(b"\0", 48)])
         if name not in _XATTRS:
             return errno.ENODATA
         state = self._client.file_state(FileId(node & FILE_ID_MAX))
         value = state.get(name.rpartition(b".")[2].decode())
         return errno.ENODATA if value is None else _xattr_reply(unique, os.fsencode(value), size)
 
-    def listxattr(self, unique: int, node: int, request: bytes) -> Answer:
+    def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         if not node >> 48:
             return _xattr_reply(unique, b"", size)

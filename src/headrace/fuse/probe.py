@@ -1,5 +1,5 @@
-"""Does FUSE passthrough work here? Tried, not guessed from the version: mount a temporary file system, let a forked
-child open, read and map its one file, and compare.
+"""Does FUSE passthrough work here? Tried, not guessed from the version: mount a temporary file system, let a
+forked child open, read and map its one file, and compare.
 
 Must run before this process has threads. Costs some 10 ms.
 """

@@ -1,7 +1,7 @@
 """The session process: `python -m headrace.fuse.session_main`, started by the holder with its descriptors.
 
-It says on the control socket, in one JSON line, that it is ready or why not. When the other end closes, the holder
-has died: this process starts another and hands it the descriptors.
+It says on the control socket, in one JSON line, that it is ready or why not. When the other end closes, the
+holder has died: this process starts another and hands it the descriptors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,15 @@ class HolderWatch:
     def _replace(self) -> None:
         a = self._arguments
         mine, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", a.mountpoint, "--socket", a.socket]
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.fuse.holder",
+            "--mountpoint",
+            a.mountpoint,
+            "--socket",
+            a.socket,
+        ]
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
         command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
         command += ["--adopt-pid", str(os.getpid())]

@@ -1,12 +1,15 @@
 """A client with true semantics and no node: a folder tree is the origin, temporary files are the cache.
 
 Loaded in the session process through `--client`; the "socket path" is the path of a state folder:
-`source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones; `absent` names files that are
-never filled; `promote`, `evict`: see the test kit. Ids are by order of path, so every session gives the same ones.
+`source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones; `absent` names
+files that are never filled; `promote`, `evict`: see the test kit. Ids are by order of path, so every session
+gives the same ones.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import json
 import os
 import threading
@@ -51,7 +54,9 @@ class MemoryClient:
         self.folder = folder
         self.generation = 1
         self.filled: dict[FileId, set[int]] = {}
-        self._entries: dict[int, Entry] = {ROOT_ID: Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 10**18))}
+        self._entries: dict[int, Entry] = {
+            ROOT_ID: Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 10**18))
+        }
         self._paths: dict[int, bytes] = {ROOT_ID: os.fsencode(f"{folder}/source")}
         self._children: dict[int, dict[bytes, Entry]] = {ROOT_ID: {}}
         self._asked: set[tuple[int, bytes]] = set()
@@ -96,7 +101,7 @@ class MemoryClient:
             os.pwrite(target.fileno(), data, block * BLOCK_SIZE_BYTES)
         self.filled.setdefault(id, set()).add(block)
 
-    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | None | Miss:
+    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         if self.options["miss"] and (parent, name) not in self._asked:
             return MISS
         return self._children.get(parent, {}).get(name)
@@ -118,9 +123,10 @@ class MemoryClient:
         pass
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
-        for name, entry in self._children[directory].items():
-            if name > after:
-                yield entry
+        children = self._children[directory]
+        names = sorted(children)
+        for name in names[bisect.bisect_right(names, after) :]:
+            yield children[name]
 
     def complete_path(self, id: FileId) -> str | None:
         path = f"{self.folder}/cache/{id:x}"
@@ -134,9 +140,10 @@ class MemoryClient:
         return MemoryFile(self, id)
 
     def complete(self, id: FileId) -> None:
-        with open(self._paths[id], "rb") as source, open(f"{self.folder}/cache/.{id:x}", "wb") as target:
+        part = f"{self.folder}/cache/.{id:x}-{threading.get_native_id()}"
+        with open(self._paths[id], "rb") as source, open(part, "wb") as target:
             target.write(source.read())
-        os.rename(f"{self.folder}/cache/.{id:x}", f"{self.folder}/cache/{id:x}")
+        os.rename(part, f"{self.folder}/cache/{id:x}")
 
     def touch(self, id: FileId) -> None:
         pass
@@ -145,7 +152,8 @@ class MemoryClient:
         threading.Thread(target=self._watch, args=(on_event,), daemon=True).start()
 
     def _watch(self, on_event: Callable[[Any], None]) -> None:
-        """Orders of the test: files named `order-*` in the folder, JSON [kind, ids or names]; removed when done."""
+        """Orders of the test: files named `order-*` in the folder, JSON [kind, ids or names]; removed when
+        done."""
         while True:
             for name in sorted(os.listdir(self.folder)):
                 if name.startswith("order-"):
@@ -166,7 +174,7 @@ class MemoryClient:
         elif kind == "rename":
             parent, old, new = ids[0], os.fsencode(ids[1]), os.fsencode(ids[2])
             children = self._children[parent]
-            children[new] = children.pop(old)
+            children[new] = dataclasses.replace(children.pop(old), name=new)
             on_event(Invalidated(names=[(parent, old), (parent, new)]))
         os.unlink(path)
 

@@ -1,0 +1,199 @@
+"""Bytes, names and states through a real mount, in each I/O mode."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.integration.fuse.conftest import Mounter, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(40)]
+SMALL = os.urandom(110_000)
+BIG = os.urandom(9_500_000)
+MODES = ["passthrough", "splice", "noopen"]
+
+
+def mapped(path: object) -> bytes:
+    with open(str(path), "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        return view[:]
+
+
+@pytest.mark.parametrize("io", MODES)
+def test_bytes_are_those_of_the_source(mounter: Mounter, io: str) -> None:
+    m = mounter(io, {"small": SMALL, "big": BIG, "empty": b"", "d/deep": b"x"})
+    assert m.ready["io"] == io
+    for _ in range(2):
+        assert (m.mount / "small").read_bytes() == SMALL
+        assert (m.mount / "big").read_bytes() == BIG
+        assert (m.mount / "empty").read_bytes() == b""
+        assert (m.mount / "d/deep").read_bytes() == b"x"
+        assert mapped(m.mount / "small") == SMALL
+        assert mapped(m.mount / "big") == BIG
+    assert (m.mount / "big").stat().st_ino == m.id_of("big")
+
+
+@pytest.mark.parametrize("io", MODES)
+def test_a_mapping_of_an_incomplete_file_never_shows_a_hole(mounter: Mounter, io: str) -> None:
+    m = mounter(io, {"big": BIG}, slow_s=0.01)
+    assert mapped(m.mount / "big") == BIG
+
+
+def test_a_complete_file_is_read_without_the_session(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"small": SMALL})
+    with open(m.mount / "small", "rb") as file:
+        os.kill(m.session_pid, signal.SIGSTOP)
+        try:
+            assert file.read() == SMALL
+        finally:
+            os.kill(m.session_pid, signal.SIGCONT)
+
+
+def test_promotion_while_open_and_mapped(mounter: Mounter) -> None:
+    """The old open stays in cached mode; a new one gets a new node id by way of ESTALE, which no user
+    sees."""
+    m = mounter("passthrough", {"big": BIG})
+    path = m.mount / "big"
+    with open(path, "rb") as old, mmap.mmap(old.fileno(), 0, prot=mmap.PROT_READ) as view:
+        assert view[:100] == BIG[:100]
+        by_path = os.open(path, os.O_PATH)
+        m.order("complete", [m.id_of("big")])
+        with open(path, "rb") as new:
+            os.kill(m.session_pid, signal.SIGSTOP)
+            try:
+                assert new.read() == BIG  # passthrough: nobody answers
+            finally:
+                os.kill(m.session_pid, signal.SIGCONT)
+        with open(f"/proc/self/fd/{by_path}", "rb") as again:  # no name to look up: served in the old mode
+            assert again.read() == BIG
+        directory = os.open(m.mount, os.O_RDONLY)
+        relative = os.open("big", os.O_RDONLY, dir_fd=directory)
+        assert os.pread(relative, 1000, 5_000_000) == BIG[5_000_000:5_001_000]
+        old.close()
+        assert path.read_bytes() == BIG
+        assert view[:] == BIG  # the closed cached descriptor lives on as this mapping
+        for fd in (by_path, directory, relative):
+            os.close(fd)
+    assert mapped(path) == BIG
+
+
+def test_eviction_of_an_open_file_keeps_its_bytes(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"small": SMALL})
+    with open(m.mount / "small", "rb") as old:
+        m.order("evict", [m.id_of("small")])
+        assert old.read() == SMALL
+        assert (m.mount / "small").read_bytes() == SMALL  # the same backing id, still open
+    assert (m.mount / "small").read_bytes() == SMALL
+    m.order("evict", [m.id_of("small")]) if os.listdir(m.folder / "cache") else None
+    assert (m.mount / "small").read_bytes() == SMALL
+
+
+@pytest.mark.parametrize("io", MODES)
+def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
+    files = {f"f{n}": os.urandom(50_000 + n) for n in range(60)} | {"big": BIG}
+    m = mounter(io, files, slow_s=0.002)
+    wrong: list[str] = []
+
+    def read() -> None:
+        for name, data in files.items():
+            try:
+                if (m.mount / name).read_bytes() != data:
+                    wrong.append(name)
+            except OSError as error:
+                wrong.append(str(error))
+
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("miss", [False, True])
+def test_names(mounter: Mounter, miss: bool) -> None:
+    odd = os.fsdecode(b"\xff\xfe name")
+    m = mounter("passthrough", {odd: b"odd", "n" * 255: b"long", "a/b/c": b"1"}, miss=miss)
+    assert sorted(os.listdir(m.mount)) == sorted([odd, "n" * 255, "a"])
+    assert (m.mount / odd).read_bytes() == b"odd"
+    assert (m.mount / ("n" * 255)).read_bytes() == b"long"
+    assert (m.mount / "a/b/c").read_bytes() == b"1"
+    assert not (m.mount / "absent").exists()
+    with pytest.raises(OSError) as caught:
+        (m.mount / ("n" * 256)).stat()
+    assert caught.value.errno == errno.ENAMETOOLONG
+    assert os.stat(m.mount / "a/..").st_ino == 1
+
+
+def test_large_directory(mounter: Mounter) -> None:
+    names = {f"d/{n:07d}": b"" for n in range(20_000)}
+    m = mounter("passthrough", names)
+    assert sorted(os.listdir(m.mount / "d")) == sorted(os.listdir(m.source / "d"))
+    with os.scandir(m.mount / "d") as found:
+        assert sum(entry.stat().st_size == 0 for entry in found) == 20_000
+
+
+def test_an_invalidated_name_is_gone(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"old": b"1"})
+    assert (m.mount / "old").read_bytes() == b"1"
+    assert not (m.mount / "new").exists()  # the kernel keeps that for an hour
+    m.order("rename", [1, "old", "new"])
+    wait_until(lambda: (m.mount / "new").exists() and not (m.mount / "old").exists())
+    assert os.listdir(m.mount) == ["new"]
+
+
+def test_read_only_attributes_and_space(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"small": SMALL})
+    for call in (lambda: (m.mount / "x").write_bytes(b""), lambda: os.unlink(m.mount / "small")):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.EROFS
+    assert os.getxattr(m.mount / "small", "user.headrace.origin") == b"memory://"
+    assert "user.headrace.cached" in os.listxattr(m.mount / "small")
+    with pytest.raises(OSError) as caught:
+        os.getxattr(m.mount / "small", "user.other")
+    assert caught.value.errno == errno.ENODATA
+    assert os.statvfs(m.mount).f_blocks * 4096 == 1 << 30
+
+
+def test_an_origin_that_is_away_is_not_eio(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"big": BIG})
+    (m.folder / "broken").touch()
+    with pytest.raises(OSError) as caught:
+        (m.mount / "big").read_bytes()
+    # the kernel's page cache turns a failed readahead into EIO of its own; a read past it brings ours
+    assert caught.value.errno in (errno.EHOSTUNREACH, errno.EIO)
+    (m.folder / "broken").unlink()
+    assert (m.mount / "big").read_bytes() == BIG
+
+
+def test_a_blocked_reader_can_be_killed(mounter: Mounter) -> None:
+    m = mounter("passthrough", {"big": BIG})
+    (m.folder / "stuck").touch()
+    reader = subprocess.Popen([sys.executable, "-c", f"open({str(m.mount / 'big')!r}, 'rb').read()"])
+    wait_until(lambda: "mnt/big" in "".join(_descriptors(reader.pid)))
+    time.sleep(0.1)
+    started = time.monotonic()
+    reader.kill()
+    reader.wait(5)
+    assert time.monotonic() - started < 2
+    (m.folder / "stuck").unlink()
+    assert (m.mount / "big").read_bytes() == BIG
+
+
+def _descriptors(pid: int) -> list[str]:
+    folder = f"/proc/{pid}/fd"
+    found = []
+    for fd in os.listdir(folder):
+        try:
+            found.append(os.readlink(f"{folder}/{fd}"))
+        except OSError:
+            pass
+    return found

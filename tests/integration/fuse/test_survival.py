@@ -1,0 +1,161 @@
+"""Processes die; readers don't notice."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from headrace.fuse import device
+from tests.integration.fuse.conftest import Mounted, Mounter, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
+FILES = {f"f{n}": os.urandom(40_000 + n) for n in range(40)} | {"big": os.urandom(6_000_000)}
+
+
+class Readers:
+    def __init__(self, m: Mounted, count: int = 3) -> None:
+        self.errors: list[BaseException] = []
+        self.rounds = 0
+        self._mount = m.mount
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+        for one in self._threads:
+            one.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for name, data in FILES.items():
+                    assert (self._mount / name).read_bytes() == data
+                self.rounds += 1
+        except (OSError, AssertionError) as error:
+            self.errors.append(error)
+
+    def passed(self, rounds: int) -> bool:
+        return self.rounds > rounds or bool(self.errors)
+
+    def stop(self) -> None:
+        self._stop.set()
+        for one in self._threads:
+            one.join(20)
+        assert not self.errors
+        assert not any(one.is_alive() for one in self._threads)
+
+
+def _replaced(pids: Callable[[], list[int]], killed: int) -> bool:
+    now = pids()
+    return bool(now) and killed not in now
+
+
+@pytest.mark.parametrize("io", ["passthrough", "splice", "noopen"])
+def test_no_read_fails_when_sessions_are_killed(mounter: Mounter, io: str) -> None:
+    m = mounter(io, FILES, slow_s=0.001, ttl_s=0.05)
+    with open(m.mount / "big", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        readers = Readers(m)
+        for _ in range(3):
+            killed = m.session_pid
+            os.kill(killed, signal.SIGKILL)
+            wait_until(partial(_replaced, m.session_pids, killed))
+            wait_until(partial(readers.passed, readers.rounds + 3), 20)
+        readers.stop()
+        assert view[:] == FILES["big"]
+    assert os.listxattr(m.mount / "f1")
+
+
+def test_directories_open_across_a_takeover(mounter: Mounter) -> None:
+    m = mounter("passthrough", {f"d/{n:05d}": b"" for n in range(5000)})
+    with os.scandir(m.mount / "d") as found:
+        names = [next(found).name for _ in range(100)]
+        os.kill(m.session_pid, signal.SIGKILL)
+        names += [entry.name for entry in found]
+    assert names == sorted(os.listdir(m.source / "d"))
+
+
+def test_the_holder_is_replaced(mounter: Mounter) -> None:
+    m = mounter("passthrough", FILES)
+    readers = Readers(m, 2)
+    for _ in range(2):
+        before = m.holder_pids()
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(partial(_replaced, m.holder_pids, before[0]))
+    wait_until(lambda: readers.rounds > 2)
+    session = m.session_pid
+    os.kill(session, signal.SIGKILL)  # and the new holder still starts sessions
+    wait_until(lambda: m.session_pids() and m.session_pids() != [session])
+    readers.stop()
+    os.kill(m.holder_pids()[0], signal.SIGTERM)
+    wait_until(lambda: device.mounted_at(str(m.mount)) is None and not m.session_pids())
+
+
+def test_stopping_unmounts(mounter: Mounter) -> None:
+    m = mounter("passthrough", FILES)
+    with open(m.mount / "f1", "rb") as file:  # busy
+        m.holder.send_signal(signal.SIGTERM)
+        assert m.holder.wait(10) == 0
+        assert device.mounted_at(str(m.mount)) is None
+        assert file.read() == FILES["f1"]
+    assert not m.session_pids()
+    assert os.listdir(m.mount) == []
+
+
+def test_unmount_by_somebody_else_ends_all(mounter: Mounter) -> None:
+    m = mounter("passthrough", FILES)
+    assert device.unmount(str(m.mount), detach=False) == 0
+    assert m.holder.wait(10) == 0
+    assert not m.session_pids()
+
+
+def test_a_dead_mount_is_cleaned_and_a_living_one_is_busy(mounter: Mounter) -> None:
+    m = mounter("passthrough", FILES)
+    busy = Mounted(m.folder, "passthrough", allow_failure=True)
+    assert busy.ready["error"] == "mount.failed"
+    assert "umount" in busy.ready["hint"]
+    busy.holder.wait(5)
+    for pid in m.holder_pids() + m.session_pids():
+        os.kill(pid, signal.SIGSTOP)
+    for pid in m.holder_pids() + m.session_pids():
+        os.kill(pid, signal.SIGKILL)
+    m.holder.wait(5)
+    wait_until(lambda: not m.session_pids())
+    with pytest.raises(OSError) as caught:
+        os.statvfs(m.mount)
+    assert caught.value.errno == errno.ENOTCONN
+    again = mounter("passthrough")
+    assert (again.mount / "f1").read_bytes() == FILES["f1"]
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "full"])
+def test_unfit_mountpoints(mounter: Mounter, tmp_path: Path, kind: str) -> None:
+    mountpoint = tmp_path / "mnt"
+    if kind == "full":
+        (mountpoint / "x").touch()
+    else:
+        mountpoint.rmdir()
+    if kind == "file":
+        mountpoint.touch()
+    m = Mounted(tmp_path, "passthrough", allow_failure=True)
+    m.close()
+    assert m.ready["error"] == "mount.failed"
+    assert m.ready["hint"]
+    json.dumps(m.ready)
+
+
+def test_the_probe_is_quick() -> None:
+    """It forks: so in a process of its own."""
+    code = "import time; t = time.monotonic(); from headrace.fuse.probe import probe; r = probe()"
+    code += "; print(r.works, r.reason, time.monotonic() - t < 1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout == "True self-test passed True\n"

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from headrace.base.model import FileId, Kind
+from headrace.fuse import ledger
+from headrace.fuse.handles import Directory
+from headrace.fuse.inodes import Inodes
+
+
+class Kernel:
+    """Backing ids that are registered."""
+
+    def __init__(self) -> None:
+        self.live: set[int] = set()
+        self._next = count(1)
+
+    def register(self) -> int:
+        id = next(self._next)
+        self.live.add(id)
+        return id
+
+
+Maker = Callable[..., Inodes]
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def make(kernel: Kernel) -> Maker:
+    fd = ledger.create()
+
+    def make_one(idle_max: int = 100) -> Inodes:
+        return Inodes(ledger.Ledger(fd), kernel.live.remove, idle_max=idle_max)
+
+    return make_one
+
+
+def test_one_backing_id_per_node(kernel: Kernel, make: Maker) -> None:
+    inodes = make()
+    node = inodes.node_of(FileId(5), Kind.FILE)
+    assert inodes.open_hit(node) == 0
+    first = inodes.open_passthrough(node, kernel.register)
+    assert inodes.open_hit(node) == first == inodes.open_passthrough(node, kernel.register)
+    for _ in range(3):
+        inodes.release_passthrough(node)
+    assert kernel.live == {first}  # kept for the next open
+    inodes.evict([5])
+    assert not kernel.live
+
+
+def test_an_evicted_file_keeps_its_backing_id_while_open(kernel: Kernel, make: Maker) -> None:
+    inodes = make()
+    node = inodes.node_of(FileId(5), Kind.FILE)
+    first = inodes.open_passthrough(node, kernel.register)
+    inodes.evict([5])
+    assert inodes.open_hit(node) == first
+    assert inodes.open_cached(node) == first  # never cached beside passthrough
+    for _ in range(3):
+        inodes.release_passthrough(node)
+    assert not kernel.live
+    assert inodes.open_cached(node) == 0
+
+
+def test_no_passthrough_beside_cached(kernel: Kernel, make: Maker) -> None:
+    inodes = make()
+    node = inodes.node_of(FileId(5), Kind.FILE)
+    assert inodes.open_cached(node) == 0
+    assert not inodes.may_pass(node)
+    assert inodes.open_passthrough(node, kernel.register) == 0
+    assert inodes.refuse(node)
+    fresh = inodes.node_of(FileId(5), Kind.FILE)
+    assert fresh != node
+    assert inodes.may_pass(fresh)
+    assert not inodes.refuse(node)  # only once
+    assert inodes.node_of(FileId(5), Kind.FILE) == fresh
+
+
+def test_idle_backing_ids_have_a_limit(kernel: Kernel, make: Maker) -> None:
+    inodes = make(idle_max=2)
+    for id in range(1, 6):
+        node = inodes.node_of(FileId(id), Kind.FILE)
+        inodes.open_passthrough(node, kernel.register)
+        inodes.release_passthrough(node)
+    assert kernel.live == {4, 5}
+
+
+def test_takeover_goes_on_with_backing_ids_and_new_incarnations(kernel: Kernel, make: Maker) -> None:
+    before = make()
+    open_one, cached_one = before.node_of(FileId(5), Kind.FILE), before.node_of(FileId(6), Kind.FILE)
+    backing_id = before.open_passthrough(open_one, kernel.register)
+    before.open_cached(cached_one)
+    after = make()
+    assert after.node_of(FileId(5), Kind.FILE) == open_one
+    assert after.open_hit(open_one) == backing_id
+    assert not after.may_pass(cached_one)
+    assert after.node_of(FileId(6), Kind.FILE) != cached_one
+    assert after.node_of(FileId(7), Kind.DIRECTORY) == 7
+    after.release_passthrough(open_one)
+    after.release_passthrough(open_one)
+    after.evict([5])
+    assert not kernel.live
+
+
+def test_a_bumped_incarnation_is_never_used_again(make: Maker) -> None:
+    first = make()
+    nodes = set()
+    for _ in range(5):
+        node = first.node_of(FileId(9), Kind.FILE)
+        nodes.add(node)
+        first.refuse(node)
+    nodes.add(first.node_of(FileId(9), Kind.FILE))
+    assert len(nodes) == 6
+    assert make().node_of(FileId(9), Kind.FILE) not in nodes
+
+
+def test_directory_positions() -> None:
+    one = Directory()
+    assert one.seek(2) == (b"", 0)
+    one.note(102, b"n100")
+    one.note(202, b"n200")
+    assert one.seek(150) == (b"n100", 48)
+    assert one.seek(202) == (b"n200", 0)
+    one.note(102, b"n100")
+    assert one.seek(205) == (b"n200", 3)
