@@ -117,7 +117,7 @@ class Holder:
             return 0
         if not self._ready:
             self._unmount()
-            unknown = {
+            unknown: dict[str, object] = {
                 "error": "internal",
                 "what": "the session process ended",
                 "why": "",
@@ -177,14 +177,28 @@ def run_holder(
     hot_threads: int = 0,
 ) -> int:
     """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
-    line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a
-    process of its own.""" arguments = argparse.Namespace( socket=socket_path, io=io, client=client,
-    small_files=small_files, ready_fd=ready_fd, hot_threads=hot_threads, ) try: if not read_only: raise
-    NotSupportedError("mounts are read-only", hint="leave read_only on") arguments.mountpoint =
-    mount.prepare(mountpoint) fuse_fd = device.open_device() device.mount(fuse_fd, arguments.mountpoint,
-    allow_other=allow_other) except HeadraceError as error: say(ready_fd, {"error": error.code, "what":
-    error.what, "why": error.why, "hint": error.hint}) return 1 holder = Holder(arguments, fuse_fd=fuse_fd,
-    ledger_fd=ledger.create()) holder.start_session() return holder.run()
+    line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
+    of its own."""
+    arguments = argparse.Namespace(
+        socket=socket_path,
+        io=io,
+        client=client,
+        small_files=small_files,
+        ready_fd=ready_fd,
+        hot_threads=hot_threads,
+    )
+    try:
+        if not read_only:
+            raise NotSupportedError("mounts are read-only", hint="leave read_only on")
+        arguments.mountpoint = mount.prepare(mountpoint)
+        fuse_fd = device.open_device()
+        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other)
+    except HeadraceError as error:
+        say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        return 1
+    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger.create())
+    holder.start_session()
+    return holder.run()
 
 
 def _adopt(arguments: argparse.Namespace) -> int:

@@ -57,4 +57,4 @@ def _is_dead(path: str) -> bool:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_LIMIT_S)
-    return bool(found) and found[0] == errno.ENOTCONN
+    return bool(found) and found[0] in (errno.ENOTCONN, errno.ECONNABORTED)

@@ -1,9 +1,9 @@
 """A client with true semantics and no node: a folder tree is the origin, temporary files are the cache.
 
 Loaded in the session process through `--client`; the "socket path" is the path of a state folder:
-`source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones; `absent` names
-files that are never filled; `promote`, `evict`: see the test kit. Ids are by order of path, so every session
-gives the same ones.
+`source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones. While a file `stuck`
+is there, nothing is filled; while `broken`, filling fails; `order-*` files are events, see `_watch`. Ids come
+from inode numbers: every session gives the same ones.
 """
 
 from __future__ import annotations
