@@ -1,16 +1,26 @@
-"""Every setting, in one place: what it means, its default, what is allowed."""
+"""Every setting, in one place: what it means, its default, what is allowed.
+
+`Config` is the table that the configuration file, the environment (`config/load.py`), the flags and
+docs/configuration.md (`config/describe.py`) are made from. Values only: nothing is read here.
+"""
 
 from __future__ import annotations
 
 import os
 import zlib
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
 
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
+TIERS = ("memory", "nvme", "hdd")
+POLICIES = ("s3fifo", "sieve", "noevict")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
 
 class CacheVolume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,52 +32,111 @@ class CacheVolume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MountConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An origin to attach. options: see `origin/locate.py`."""
+    """An origin to attach. options: see docs/operating.md."""
 
     url: str
     options: dict[str, str] = {}
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """cache: at least one volume; the index lives on the first.
-    run_folder: sockets and state files. sync_interval_s: how old a listing may be before the origin is asked again.
-    fill_range_bytes: one range read. small_file_bytes_max: fetched whole at open, at most one block.
-    whole_file_after_bytes: a sequential reader that got this far gets the whole file."""
+    """Settings of one node."""
 
-    cache: list[CacheVolume]
-    run_folder: str
-    mounts: dict[str, MountConfig] = {}
-    sync_interval_s: float = 60.0
-    eviction_policy: str = "s3fifo"
-    watermark_high: float = 0.95
-    watermark_low: float = 0.90
-    fill_concurrency_max: int = 64
-    fill_range_bytes: int = 8 * BLOCK_SIZE_BYTES
-    small_file_bytes_max: int = BLOCK_SIZE_BYTES
-    readahead_bytes: int = 64 * BLOCK_SIZE_BYTES
-    whole_file_after_bytes: int = 32 * BLOCK_SIZE_BYTES
-    origin_timeout_s: float = 60.0
-    log_level: str = "warning"
+    cache: Annotated[
+        list[CacheVolume],
+        Meta(description="Folders for cache files, each DIR:SIZE[:TIER]. The index lives on the first one."),
+    ]
+    run_folder: Annotated[
+        str, Meta(description="Where sockets, state files and logs of running processes lie.")
+    ]
+    mounts: Annotated[
+        dict[str, MountConfig], Meta(description="Origins to attach, by their path in the namespace.")
+    ] = {}
+    sync_interval_s: Annotated[
+        float, Meta(description="How old a listing may be before the origin is asked again, in seconds.")
+    ] = 60.0
+    eviction_policy: Annotated[
+        str, Meta(description="What is dropped when space is needed: s3fifo, sieve, or noevict.")
+    ] = "s3fifo"
+    watermark_high: Annotated[
+        float, Meta(description="Share of the capacity at which files begin to be dropped.")
+    ] = 0.95
+    watermark_low: Annotated[
+        float, Meta(description="Share of the capacity down to which they are dropped.")
+    ] = 0.90
+    fill_concurrency_max: Annotated[
+        int,
+        Meta(description="Range reads in flight to origins at most; fewer are used while more don't help."),
+    ] = 32
+    fill_range_bytes: Annotated[int, Meta(description="Bytes asked of an origin in one range read.")] = (
+        8 * BLOCK_SIZE_BYTES
+    )
+    small_file_bytes_max: Annotated[
+        int, Meta(description="Files up to this size are fetched whole when opened; one block at most.")
+    ] = BLOCK_SIZE_BYTES
+    readahead_bytes: Annotated[int, Meta(description="How far ahead of a sequential reader to fetch.")] = (
+        64 * BLOCK_SIZE_BYTES
+    )
+    whole_file_after_bytes: Annotated[
+        int,
+        Meta(description="A file that was read this far is read in earnest: the rest of it is fetched too."),
+    ] = 32 * BLOCK_SIZE_BYTES
+    origin_timeout_s: Annotated[
+        float,
+        Meta(description="How long a request to an origin may take, trying again included, in seconds."),
+    ] = 60.0
+    log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
-        if not self.cache:
-            raise UsageError("no cache folder", why="at least one is needed", hint="--cache DIR:SIZE")
-        for volume in self.cache:
-            if volume.capacity_bytes < CAPACITY_BYTES_MIN:
-                raise UsageError(
-                    f"cache {volume.folder} of {volume.capacity_bytes} bytes", why="too small", hint="64 MiB at least"
-                )
+        _check_volumes(self.cache)
+        _one_of("eviction_policy", self.eviction_policy, POLICIES)
+        _one_of("log_level", self.log_level, LOG_LEVELS)
         if not 0 < self.watermark_low <= self.watermark_high <= 1:
-            raise UsageError("watermarks", why="must be 0 < low <= high <= 1")
+            raise UsageError("settings watermark_low, watermark_high", why="must be 0 < low <= high <= 1")
+        for name in ("fill_concurrency_max", "fill_range_bytes", "readahead_bytes", "origin_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"setting {name} = {getattr(self, name)}", why="must be more than 0")
+        if not 0 <= self.small_file_bytes_max <= BLOCK_SIZE_BYTES:
+            raise UsageError(
+                f"setting small_file_bytes_max = {self.small_file_bytes_max}",
+                why="must be 0 to 1 MiB (one block)",
+            )
+        if self.sync_interval_s < 0:
+            raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
+        if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
+            raise UsageError(
+                f"run folder {self.run_folder}",
+                why="its path is too long for a unix socket",
+                hint="set run_folder",
+            )
 
     @property
     def socket_path(self) -> str:
         """One node a cache folder, so one socket a cache folder."""
-        mark = zlib.crc32(os.path.abspath(self.cache[0].folder).encode())
-        return os.path.join(self.run_folder, f"{mark:08x}.sock")
+        return socket_path_of(self.run_folder, self.cache[0].folder)
 
 
-def default_run_folder() -> str:
-    if os.geteuid() == 0:
-        return "/run/headrace"
-    return os.path.join(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/headrace-{os.getuid()}"), "headrace")
+def socket_path_of(run_folder: str, cache_folder: str) -> str:
+    """Where the node that owns this cache folder listens."""
+    mark = zlib.crc32(os.fsencode(os.path.realpath(cache_folder)))
+    return os.path.join(run_folder, f"{mark:08x}.sock")
+
+
+def _check_volumes(volumes: list[CacheVolume]) -> None:
+    if not volumes:
+        raise UsageError("no cache folder", why="at least one is needed", hint="--cache DIR:SIZE")
+    for volume in volumes:
+        if volume.capacity_bytes < CAPACITY_BYTES_MIN:
+            raise UsageError(
+                f"cache {volume.folder} of {volume.capacity_bytes} bytes",
+                why="too small",
+                hint="64 MiB at least",
+            )
+        _one_of(f"tier of cache {volume.folder}", volume.tier, TIERS)
+    folders = [os.path.realpath(volume.folder) for volume in volumes]
+    if len(set(folders)) < len(folders):
+        raise UsageError("cache folders", why="one is named twice")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"setting {name} = {value!r}", why="unknown", hint=f"one of {', '.join(allowed)}")

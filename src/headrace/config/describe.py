@@ -1,0 +1,89 @@
+"""The settings as a page: docs/configuration.md, and `headrace config explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import msgspec
+
+from headrace.config.load import variable_of
+from headrace.config.schema import Config
+from headrace.config.sizes import show_size
+
+_HEAD = """# Configuration
+
+Written by `./dev docs` from `src/headrace/config/schema.py`: don't edit.
+
+A setting is taken from the last of these that has it: its default, `/etc/headrace/headrace.toml`,
+`~/.config/headrace/headrace.toml`, the file of `--config`, the environment, a flag. An unknown name in a file is an
+error. Sizes are numbers of bytes or words: `64MiB` and `64M` are powers of 1024, `64MB` of 1000.
+
+| setting | environment | default | meaning |
+|---|---|---|---|
+"""
+
+_TAIL = """
+## A file
+
+```toml
+cache = ["/nvme0/headrace:800GiB", "/nvme1/headrace:800GiB"]
+sync_interval_s = 300
+
+[mounts."/imagenet"]
+url = "s3://training-data/imagenet"
+options = { region = "eu-central-1" }
+```
+
+A cache without a size takes half of the disk's free space as it is at the first start, and keeps to that.
+Options of a mount: [operating.md](operating.md). `headrace config show` prints what is in force, and from where;
+it shows no secrets.
+"""
+
+_DEFAULTS = {
+    "cache": "`~/.cache/headrace`, half of the free space",
+    "run_folder": "`/run/headrace` for root, else `$XDG_RUNTIME_DIR/headrace`",
+    "mounts": "none",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SettingText:
+    """One row of the table, in words."""
+
+    name: str
+    variable: str
+    default: str
+    meaning: str
+
+
+def settings() -> list[SettingText]:
+    hints = get_type_hints(Config, include_extras=True)
+    return [
+        SettingText(
+            name=one.name,
+            variable=variable_of(one.name) or "",
+            default=_DEFAULTS.get(one.name) or f"`{_default_text(one.name, one.default)}`",
+            meaning=_meaning(hints[one.name]),
+        )
+        for one in msgspec.structs.fields(Config)
+    ]
+
+
+def page() -> str:
+    rows = [
+        f"| `{s.name}` | {f'`{s.variable}`' if s.variable else ''} | {s.default} | {s.meaning} |"
+        for s in settings()
+    ]
+    return _HEAD + "\n".join(rows) + "\n" + _TAIL
+
+
+def _meaning(hint: Any) -> str:
+    meta: msgspec.Meta = hint.__metadata__[0]
+    return meta.description or ""
+
+
+def _default_text(name: str, default: Any) -> str:
+    if name.endswith("_bytes") or name.endswith("_bytes_max"):
+        return show_size(default).replace(".00", "").replace(".0", "")
+    return str(default)

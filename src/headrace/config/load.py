@@ -1,0 +1,186 @@
+"""Where settings come from. Later wins: defaults, /etc/headrace/headrace.toml, ~/.config/headrace/headrace.toml,
+--config FILE, HEADRACE_* in the environment, flags. The environment is read in this file only.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import StoreError, UsageError
+from headrace.config.schema import CAPACITY_BYTES_MIN, Config
+from headrace.config.sizes import parse_size
+
+SYSTEM_FILE = "/etc/headrace/headrace.toml"
+CAPACITY_FILE = "capacity"
+_IN_THE_FILE_ONLY = ("mounts",)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """sources: where each setting came from, by its name: "default", a file, a variable, or "flag"."""
+
+    config: Config
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+def trace_wanted() -> bool:
+    """HEADRACE_TRACE=1: show the trace of an error, not one line."""
+    return os.environ.get("HEADRACE_TRACE", "") not in ("", "0")
+
+
+def default_run_folder() -> str:
+    if os.geteuid() == 0:
+        return "/run/headrace"
+    return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headrace-{os.getuid()}", "headrace")
+
+
+def default_cache_folder() -> str:
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "headrace")
+
+
+def user_file() -> str:
+    return os.path.join(
+        os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "headrace/headrace.toml"
+    )
+
+
+def variable_of(name: str) -> str | None:
+    """The environment variable of a setting; None where there is none."""
+    return None if name in _IN_THE_FILE_ONLY else f"HEADRACE_{name.upper()}"
+
+
+def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> Loaded:
+    """flags: settings by name, None where not given; `cache` as a list of DIR:SIZE[:TIER]. UsageError."""
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(Config.__struct_fields__, "default")
+
+    def put(found: Mapping[str, Any], source: str | None) -> None:
+        for name, value in found.items():
+            if value is None or value == []:
+                continue
+            values[name] = value
+            sources[name] = source or f"environment, {variable_of(name)}"
+
+    for path in (SYSTEM_FILE, user_file()):
+        if os.path.exists(path):
+            put(_read_file(path), path)
+    if file is not None:
+        put(_read_file(file), file)
+    put(_environment(), None)
+    put(flags or {}, "flag")
+    values.setdefault("run_folder", default_run_folder())
+    values["cache"] = _volumes(values.get("cache") or [default_cache_folder()])
+    for name, value in values.items():
+        if name.endswith("_bytes") or name.endswith("_bytes_max"):
+            values[name] = parse_size(str(value))
+    try:
+        return Loaded(msgspec.convert(values, Config, strict=False), sources)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, UsageError):
+            raise error.__cause__ from None
+        raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
+
+
+def remember_capacity(config: Config) -> None:
+    """A capacity that was half of the free space stays what it was, however full the cache gets. StoreError when a
+    cache folder can't be made or written."""
+    for volume in config.cache:
+        path = os.path.join(volume.folder, CAPACITY_FILE)
+        try:
+            os.makedirs(volume.folder, exist_ok=True)
+            with open(path, "w", encoding="ascii") as out:
+                out.write(f"{volume.capacity_bytes}\n")
+        except OSError as error:
+            raise StoreError(
+                f"cache folder {volume.folder}",
+                why=f"cannot be written: {error.strerror}",
+                hint="name another with --cache DIR:SIZE",
+            ) from error
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as source:
+            found = tomllib.load(source)
+    except OSError as error:
+        raise UsageError(f"configuration file {path}", why=error.strerror or str(error)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration file {path}", why=str(error)) from error
+    unknown = sorted(set(found) - set(Config.__struct_fields__))
+    if unknown:
+        raise UsageError(
+            f"configuration file {path}",
+            why=f"no setting is called {', '.join(unknown)}",
+            hint="see `headrace config explain`",
+        )
+    return found
+
+
+def _environment() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in Config.__struct_fields__:
+        variable = variable_of(name)
+        text = os.environ.get(variable, "") if variable else ""
+        if text:
+            found[name] = text.split(",") if name == "cache" else text
+    return found
+
+
+def _volumes(words: Sequence[Any]) -> list[dict[str, Any]]:
+    """Each a table of the file, or DIR[:SIZE[:TIER]]."""
+    if isinstance(words, str):
+        words = [words]
+    return [_volume_table(one) if isinstance(one, dict) else volume_of(str(one)) for one in words]
+
+
+def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
+    table = dict(table)
+    folder = str(table.get("folder", ""))
+    if not folder:
+        raise UsageError("configuration: cache", why="a folder is missing", hint='folder = "/data/headrace"')
+    table["folder"] = _absolute(folder)
+    given = table.get("capacity_bytes")
+    table["capacity_bytes"] = (
+        parse_size(str(given)) if given is not None else _default_capacity(table["folder"])
+    )
+    return table
+
+
+def volume_of(word: str) -> dict[str, Any]:
+    """DIR, DIR:SIZE or DIR:SIZE:TIER."""
+    parts = word.split(":")
+    if not parts[0] or len(parts) > 3:
+        raise UsageError(
+            f"cache {word!r}", why="not DIR:SIZE[:TIER]", hint="for example /data/headrace:500GiB"
+        )
+    folder = _absolute(parts[0])
+    capacity_bytes = parse_size(parts[1]) if len(parts) > 1 else _default_capacity(folder)
+    return {
+        "folder": folder,
+        "capacity_bytes": capacity_bytes,
+        "tier": parts[2] if len(parts) > 2 else "nvme",
+    }
+
+
+def _absolute(folder: str) -> str:
+    return os.path.abspath(os.path.expanduser(folder))
+
+
+def _default_capacity(folder: str) -> int:
+    """What was chosen before, else half of the free space."""
+    try:
+        with open(os.path.join(folder, CAPACITY_FILE), encoding="ascii") as source:
+            return max(CAPACITY_BYTES_MIN, int(source.read()))
+    except (OSError, ValueError):
+        pass
+    probe = folder
+    while not os.path.isdir(probe):
+        probe = os.path.dirname(probe)
+    room = os.statvfs(probe)
+    return room.f_bavail * room.f_frsize // 2

@@ -1,0 +1,34 @@
+"""Sizes in words: "500GiB", "1.5T", "64MB"; and back."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.base.errors import UsageError
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?b)?\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. UsageError otherwise."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"size {text!r}", why="not a size", hint="for example 500GiB")
+    number, letter, suffix = match.groups()
+    base = 1000 if suffix and suffix.lower() == "b" else 1024
+    return int(float(number) * base ** _POWERS[letter.lower()])
+
+
+def show_size(size_bytes: float) -> str:
+    """With three digits: "1.50 GiB"."""
+    if abs(size_bytes) < 1024:
+        return f"{int(size_bytes)} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size_bytes /= 1024
+        if abs(size_bytes) < 1024:
+            break
+    else:
+        size_bytes, unit = size_bytes / 1024, "PiB"
+    digits = 2 if abs(size_bytes) < 10 else 1 if abs(size_bytes) < 100 else 0
+    return f"{size_bytes:.{digits}f} {unit}"
