@@ -84,6 +84,6 @@ def _meaning(hint: Any) -> str:
 
 
 def _default_text(name: str, default: Any) -> str:
-    if name.endswith("_bytes") or name.endswith("_bytes_max"):
+    if name.endswith(("_bytes", "_bytes_max")):
         return show_size(default).replace(".00", "").replace(".0", "")
     return str(default)

@@ -77,7 +77,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
     values.setdefault("run_folder", default_run_folder())
     values["cache"] = _volumes(values.get("cache") or [default_cache_folder()])
     for name, value in values.items():
-        if name.endswith("_bytes") or name.endswith("_bytes_max"):
+        if name.endswith(("_bytes", "_bytes_max")):
             values[name] = parse_size(str(value))
     try:
         return Loaded(msgspec.convert(values, Config, strict=False), sources)

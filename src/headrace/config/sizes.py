@@ -7,6 +7,7 @@ import re
 from headrace.base.errors import UsageError
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?b)?\s*", re.IGNORECASE)
 
 
@@ -22,13 +23,11 @@ def parse_size(text: str) -> int:
 
 def show_size(size_bytes: float) -> str:
     """With three digits: "1.50 GiB"."""
-    if abs(size_bytes) < 1024:
+    if size_bytes < 1024:
         return f"{int(size_bytes)} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size_bytes /= 1024
-        if abs(size_bytes) < 1024:
-            break
-    else:
-        size_bytes, unit = size_bytes / 1024, "PiB"
-    digits = 2 if abs(size_bytes) < 10 else 1 if abs(size_bytes) < 100 else 0
-    return f"{size_bytes:.{digits}f} {unit}"
+    power = 1
+    while size_bytes >= 1024 ** (power + 1) and power < len(_UNITS) - 1:
+        power += 1
+    value = size_bytes / 1024**power
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {_UNITS[power]}"

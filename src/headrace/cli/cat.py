@@ -1,0 +1,41 @@
+"""`headrace cat`: a file's bytes, through the cache, without a mount."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_json
+
+
+def register(app: typer.Typer) -> None:
+    app.command("cat")(cat)
+
+
+def cat(
+    path: options.Path,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Write a file to stdout. With --json its bytes as base64."""
+    from headrace.cli.target import find_target
+    from headrace.sdk.client import connect
+
+    target = find_target(socket, cache, path)
+    client = connect(target.socket, role="cli")
+    try:
+        pieces = client.read(os.fsencode(target.path))
+        if json:
+            import base64
+
+            print_json({"path": target.path, "base64": base64.b64encode(b"".join(pieces)).decode()})
+            return
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    finally:
+        client.close()

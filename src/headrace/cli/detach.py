@@ -1,0 +1,46 @@
+"""`up --detach`: the same command as a process of its own, that outlives us once it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from headrace.base.errors import UsageError
+from headrace.cli.render import print_json, say
+
+
+def run_detached(*, as_json: bool) -> None:
+    """Returns when it is ready; otherwise passes its error line and status on. SystemExit."""
+    words = [word for word in sys.argv[1:] if word not in ("--detach", "--json")]
+    if len(words) == len(sys.argv[1:]):
+        raise UsageError("--detach", why="it must be written out")
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace", *words, "--json"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            _show(json.loads(line), process.pid, as_json=as_json)
+            return
+        status = process.wait()
+        errors.seek(0)
+        os.write(2, errors.read())
+    raise SystemExit(status)
+
+
+def _show(ready: dict[str, Any], pid: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json(ready)
+        return
+    say(f"ready in {ready['ready_s']:.2f} s: {ready['mountpoint'] or ready['socket']} (pid {pid})")
+    if ready.get("io"):
+        say(f"io: {ready['io']}" + (f" ({ready['why']})" if ready.get("why") else ""))

@@ -1,0 +1,96 @@
+"""`headrace down`: ends what `up` and `fuse` run, and cleans up after those that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Annotated, Any
+
+import typer
+
+from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, UsageError
+from headrace.cli import options
+from headrace.cli.render import print_json, say
+from headrace.cli.state import State, is_ours, read_states, remove_state
+
+STOP_WITHIN_S = 40.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("down")(down)
+
+
+def down(
+    mountpoint: Annotated[str | None, typer.Argument(help="What to unmount.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Everything of this user on this host.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Unmount, and stop the node that `up` started with the mount."""
+    from headrace.config.load import load
+
+    folder = load().config.run_folder
+    states = read_states(folder)
+    chosen = states if all_ else [_choose(states, mountpoint)]
+    chosen.sort(key=lambda state: state.kind != "fuse")  # mounts before the node they need
+    ended: list[dict[str, Any]] = []
+    for state in chosen:
+        _end(state, folder)
+        ended.append(
+            {"kind": state.kind, "pid": state.pid, "mountpoint": state.mountpoint, "socket": state.socket}
+        )
+    if json:
+        print_json(ended)
+        return
+    for row in ended:
+        say(f"ended: {row['mountpoint'] or row['socket']}")
+
+
+def _choose(states: list[State], mountpoint: str | None) -> State:
+    if mountpoint is not None:
+        at = os.path.abspath(mountpoint)
+        real = os.path.join(os.path.realpath(os.path.dirname(at)), os.path.basename(at))
+        for state in states:
+            if state.mountpoint in (at, real):
+                return state
+        raise NodeUnavailableError(f"{mountpoint}", why="nothing of headrace's is mounted there")
+    if not states:
+        raise NodeUnavailableError("nothing to end", why="neither `up` nor `fuse` runs here")
+    if len(states) > 1:
+        names = ", ".join(state.mountpoint or state.socket for state in states)
+        raise UsageError("several run on this host", why=names, hint="name a MOUNTPOINT, or --all")
+    return states[0]
+
+
+def _end(state: State, folder: str) -> None:
+    if state.alive():
+        os.kill(state.pid, signal.SIGTERM)
+        if not _gone(state.pid):
+            raise DeadlineExceededError(
+                f"process {state.pid} has not ended in {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
+            )
+        return
+    from headrace.cli.supervise import detach, find_holder
+
+    pids = [
+        find_holder(state.mountpoint) if state.mountpoint else 0,
+        state.holder_pid,
+        state.session_pid,
+        state.node_pid,
+    ]
+    for pid in pids:
+        if is_ours(pid):
+            os.kill(pid, signal.SIGTERM)
+            _gone(pid)
+    if state.mountpoint:
+        detach(state.mountpoint)
+    remove_state(folder, state.pid)
+
+
+def _gone(pid: int) -> bool:
+    until_s = time.monotonic() + STOP_WITHIN_S
+    while is_ours(pid):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,38 @@
+"""The table: error code → exit status of the command line. docs/errors.md is written from it."""
+
+from __future__ import annotations
+
+from headrace.base.errors import HeadraceError
+
+SOME_FAILED = 50
+"""A job came to its end, and some files failed."""
+
+EXIT_CODES: dict[str, int] = {
+    "internal": 1,
+    "usage": 2,
+    "path.not_found": 3,
+    "path.not_a_directory": 4,
+    "path.is_a_directory": 5,
+    "path.exists": 6,
+    "path.read_only": 7,
+    "not_supported": 8,
+    "origin.failed": 10,
+    "origin.unavailable": 11,
+    "origin.denied": 12,
+    "origin.no_bucket": 13,
+    "origin.version_changed": 14,
+    "deadline": 15,
+    "store.no_space": 20,
+    "store.failed": 21,
+    "store.busy": 22,
+    "store.corrupt_index": 23,
+    "store.corrupt_block": 24,
+    "node.unavailable": 30,
+    "protocol": 31,
+    "mount.failed": 40,
+    "cancelled": 130,
+}
+
+
+def exit_code_of(error: HeadraceError) -> int:
+    return EXIT_CODES.get(error.code, 1)

@@ -1,0 +1,40 @@
+"""`headrace fuse MOUNTPOINT`: one more mount of a node that runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.state import State
+
+
+def register(app: typer.Typer) -> None:
+    app.command("fuse")(fuse)
+
+
+def fuse(
+    mountpoint: Annotated[str, typer.Argument(help="An empty folder.")],
+    io: options.Io = "auto",
+    allow_other: options.AllowOther = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Mount the namespace of a running node at MOUNTPOINT, until ^C, SIGTERM or `headrace down`."""
+    began_s = time.monotonic()
+    from headrace.cli.supervise import Supervisor
+    from headrace.cli.target import find_target
+    from headrace.cli.up import check_io, log_path_of, show_ready
+    from headrace.config.load import load
+
+    check_io(io)
+    at = find_target(socket, cache).socket
+    state = State(
+        kind="fuse", pid=os.getpid(), socket=at, mountpoint=os.path.abspath(mountpoint), log=log_path_of(at)
+    )
+    supervisor = Supervisor(state, load().config.run_folder, config=None, io=io, allow_other=allow_other)
+    supervisor.run(lambda ready: show_ready(ready, time.monotonic() - began_s, as_json=json))

@@ -1,0 +1,71 @@
+"""`headrace ls`: names of the namespace, cached or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_json, say
+
+if TYPE_CHECKING:
+    from headrace.base.model import Entry
+    from headrace.sdk.client import Client
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ls")(ls)
+
+
+def ls(
+    path: options.Path = "/",
+    long: Annotated[bool, typer.Option("-l", "--long", help="Size and time too.")] = False,
+    recursive: Annotated[bool, typer.Option("-R", "--recursive", help="All below it too.")] = False,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """List a directory. With --json one object a line."""
+    from headrace.cli.target import find_target
+    from headrace.sdk.client import connect
+
+    target = find_target(socket, cache, path)
+    client = connect(target.socket, role="cli")
+    try:
+        for name, entry in _walk(client, os.fsencode(target.path), b"", recursive=recursive):
+            row = _row(name, entry)
+            if json:
+                print_json(row)
+            else:
+                say(_line(row) if long else row["name"])
+    finally:
+        client.close()
+
+
+def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
+    from headrace.base.model import Kind
+
+    for entry in client.list(path):
+        yield below + entry.name, entry
+        if recursive and entry.kind is Kind.DIRECTORY:
+            yield from _walk(
+                client, path.rstrip(b"/") + b"/" + entry.name, below + entry.name + b"/", recursive=True
+            )
+
+
+def _row(name: bytes, entry: Entry) -> dict[str, Any]:
+    from headrace.base.model import Kind
+
+    return {
+        "name": name.decode(errors="backslashreplace") + ("/" if entry.kind is Kind.DIRECTORY else ""),
+        "size_bytes": entry.version.size_bytes,
+        "mtime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.version.mtime_ns / 1e9)),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    return f"{row['size_bytes']:>14}  {row['mtime']}  {row['name']}"

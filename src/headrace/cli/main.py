@@ -1,0 +1,105 @@
+"""The `headrace` command: finds the command's module, imports only that, turns errors into a line and a status."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+from headrace.base.errors import HeadraceError
+
+if TYPE_CHECKING:
+    import typer
+
+COMMANDS = (
+    "up", "down", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "status", "fsck",
+    "mount", "node", "fuse", "config",
+)  # fmt: skip
+
+_HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."
+
+
+def main() -> int:
+    """The exit status; see docs/errors.md."""
+    words = sys.argv[1:]
+    if words == ["--version"]:
+        from headrace import __version__
+
+        sys.stdout.write(f"headrace {__version__}\n")
+        return 0
+    try:
+        app = build_app(words[0] if words else "")
+        app(args=words, prog_name="headrace")
+    except HeadraceError as error:
+        return _report(error)
+    except BrokenPipeError:
+        _drop_stdout()
+        return 0
+    except SystemExit as end:
+        return _status_of(end)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if _trace_wanted():
+            raise
+        sys.stderr.write(
+            f"headrace: {type(error).__name__}: {error} (a defect: HEADRACE_TRACE=1 shows where)\n"
+        )
+        return 1
+    return 0
+
+
+def build_app(first_word: str = "") -> typer.Typer:
+    """With the one command that is wanted; with all when it is not clear which."""
+    import typer
+
+    app = typer.Typer(
+        help=_HELP,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def top(
+        version: bool = typer.Option(False, "--version", help="Print the version and end."),  # noqa: FBT001
+    ) -> None:
+        pass
+
+    for name in (first_word,) if first_word in COMMANDS else COMMANDS:
+        importlib.import_module(f"headrace.cli.{name}").register(app)
+    return app
+
+
+def _report(error: HeadraceError) -> int:
+    from headrace.cli.exit_codes import exit_code_of
+
+    if _trace_wanted():
+        import traceback
+
+        traceback.print_exception(error)
+    sys.stderr.write("headrace: " + " ".join(str(error).splitlines()) + "\n")
+    return exit_code_of(error)
+
+
+def _trace_wanted() -> bool:
+    from headrace.config.load import trace_wanted
+
+    return trace_wanted()
+
+
+def _status_of(end: SystemExit) -> int:
+    return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+
+
+def _drop_stdout() -> None:
+    """Who read our output has gone; the interpreter must not try to flush it."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""`headrace mount add | list | remove`: the mount table of a running node."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_json, print_rows, say
+
+MountPath = Annotated[str, typer.Argument(help="Where in the namespace, for example /imagenet.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Origins attached to a running node.", no_args_is_help=True)
+    group.command("add")(add)
+    group.command("list")(list_)
+    group.command("remove")(remove)
+    app.add_typer(group, name="mount")
+
+
+def add(
+    path: MountPath,
+    origin: Annotated[str, typer.Argument(help="URL of the data.")],
+    endpoint: options.Endpoint = None,
+    region: options.Region = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.OriginOption = None,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Attach ORIGIN at PATH. Kept over a restart, but for secrets given with -o."""
+    from headrace.cli.ask import ask
+    from headrace.cli.up import origin_options, url_of
+    from headrace.wire.messages import MountAdd
+
+    given = origin_options(
+        endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
+    )
+    ask(MountAdd(path=path, url=url_of(origin), options=given), socket, cache)
+    print_json({"path": path, "url": url_of(origin)}) if json else say(
+        f"attached: {url_of(origin)} at {path}"
+    )
+
+
+def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+    """Print the mount table."""
+    import msgspec
+
+    from headrace.cli.ask import ask
+    from headrace.wire.messages import MountList, Mounts
+
+    answer = ask(MountList(), socket, cache)
+    assert isinstance(answer, Mounts)
+    print_rows([msgspec.to_builtins(row) for row in answer.rows], as_json=json)
+
+
+def remove(
+    path: MountPath,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Detach what is attached at PATH. The origin is not touched."""
+    from headrace.cli.ask import ask
+    from headrace.wire.messages import MountRemove
+
+    ask(MountRemove(path=path), socket, cache)
+    print_json({"path": path}) if json else say(f"detached: {path}")

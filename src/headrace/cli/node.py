@@ -1,0 +1,71 @@
+"""`headrace node run`: a node in this process, for service managers."""
+
+from __future__ import annotations
+
+import json as jsons
+import logging
+import os
+import threading
+from typing import Any
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_json, say
+from headrace.cli.state import State
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="A node without a mount.", no_args_is_help=True)
+
+    @group.callback()
+    def top() -> None:
+        pass
+
+    group.command("run")(run)
+    app.add_typer(group, name="node")
+
+
+def run(cache: options.Cache = None, config: options.ConfigFile = None, json: options.Json = False) -> None:
+    """Run a node with the configured mounts in the foreground, until SIGTERM or ^C."""
+    from headrace.cli.process import error_of
+    from headrace.cli.state import make_run_folder, remove_state, write_state
+    from headrace.config.load import load, remember_capacity
+    from headrace.node.node import run_node
+
+    found = load({"cache": cache}, file=config).config
+    remember_capacity(found)
+    make_run_folder(found.run_folder)
+    state = State(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)
+    state.cache = [volume.folder for volume in found.cache]
+    reading, writing = os.pipe()
+    failed: list[dict[str, Any]] = []
+
+    def wait_ready() -> None:
+        with open(reading, "rb") as source:
+            answer = jsons.loads(source.readline() or b"{}")
+        if "error" in answer:
+            failed.append(answer)
+        elif answer:
+            write_state(found.run_folder, state)
+            print_json(answer) if json else say(f"ready: {answer['socket']}")
+
+    listener = threading.Thread(target=wait_ready, name="ready")
+    listener.start()
+    _log_to_stderr(found.log_level)
+    try:
+        status = run_node(found, ready_fd=writing)
+    finally:
+        remove_state(found.run_folder, state.pid)
+    listener.join(5)
+    if failed:
+        raise error_of(failed[0])
+    raise typer.Exit(status)
+
+
+def _log_to_stderr(level: str) -> None:
+    """As the node does by itself, but for the error that this command prints in its own way."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(lambda record: not str(record.msg).startswith("node did not start"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

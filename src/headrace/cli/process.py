@@ -1,0 +1,127 @@
+"""Starting a node or a mount holder as a process of its own, and hearing from it that it is ready."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, error_classes
+from headrace.config.schema import Config
+
+LOG_BYTES_MAX = 16 << 20
+
+
+class Child:
+    """A process that says one JSON line on a pipe when it is ready, or why it is not."""
+
+    def __init__(self, name: str, words: list[str], *, log_path: str, pass_fd: int | None = None) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._said = b""
+        self.ready_fd, theirs = os.pipe()
+        log = _open_log(log_path)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *words, "--ready-fd", str(theirs)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs,) if pass_fd is None else (theirs, pass_fd),
+                start_new_session=True,  # a terminal's ^C is ours alone
+            )
+        finally:
+            os.close(log)
+            os.close(theirs)
+        self.exit_fd = os.pidfd_open(self.process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> dict[str, Any] | None:
+        """When ready_fd is readable: its line, or None when it is not whole yet. Raises the error it reports."""
+        part = os.read(self.ready_fd, 65536)
+        self._said += part
+        if part and b"\n" not in self._said:
+            return None
+        self._drop_ready()
+        if b"\n" not in self._said:
+            raise HeadraceError(
+                f"the {self.name} process ended before it was ready",
+                why=self._last_words(),
+                hint=f"see {self.log_path}",
+            )
+        answer: dict[str, Any] = json.loads(self._said.split(b"\n", 1)[0])
+        if "error" in answer:
+            self.stop(5)
+            raise error_of(answer)
+        return answer
+
+    def stop(self, patience_s: float) -> None:
+        """SIGTERM, and SIGKILL when it takes too long."""
+        for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                try:
+                    self.process.wait(wait_s)
+                except subprocess.TimeoutExpired:
+                    continue
+            break
+        self._drop_ready()
+        self.drop_exit()
+
+    def drop_exit(self) -> None:
+        if self.exit_fd >= 0:
+            os.close(self.exit_fd)
+            self.exit_fd = -1
+
+    def _drop_ready(self) -> None:
+        if self.ready_fd >= 0:
+            os.close(self.ready_fd)
+            self.ready_fd = -1
+
+    def _last_words(self) -> str:
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            pass
+        with open(self.log_path, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
+            lines = log.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f"status {self.process.returncode}" + (f", {said[-1]}" if said else "")
+
+
+def start_node(config: Config, log_path: str) -> Child:
+    """The configuration goes over in memory: it may hold secrets."""
+    fd = os.memfd_create("headrace-config", 0)
+    try:
+        os.write(fd, msgspec.json.encode(config))
+        words = ["headrace.node", "--config-json", f"/proc/self/fd/{fd}"]
+        return Child("node", words, log_path=log_path, pass_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def start_holder(mountpoint: str, socket: str, log_path: str, *, io: str, allow_other: bool) -> Child:
+    words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket, "--io", io]
+    return Child("mount", words + (["--allow-other"] if allow_other else []), log_path=log_path)
+
+
+def error_of(answer: dict[str, Any]) -> HeadraceError:
+    """The error a child reported, as the class it was."""
+    kind = error_classes().get(str(answer["error"]), HeadraceError)
+    return kind(str(answer.get("what", "")), why=str(answer.get("why", "")), hint=str(answer.get("hint", "")))
+
+
+def _open_log(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES_MAX:
+        flags |= os.O_TRUNC
+    return os.open(path, flags, 0o600)

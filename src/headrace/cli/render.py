@@ -1,0 +1,89 @@
+"""Prints one value as a table for people or as JSON for programs. Rich is imported only for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def say(line: str) -> None:
+    """A line for people, on stdout."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def warn(line: str) -> None:
+    """A line on stderr, with our name before it."""
+    sys.stderr.write(f"headrace: {line}\n")
+    sys.stderr.flush()
+
+
+def print_json(value: Any) -> None:
+    """One line, bytes that aren't UTF-8 escaped."""
+    say(json.dumps(value, default=_jsonable))
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Sequence[str] = ()) -> None:
+    """Columns are the keys of the first row. right: names of the columns to align right."""
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        return
+    if not sys.stdout.isatty():
+        for row in rows:
+            say("\t".join(str(value) for value in row.values()))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(value)) for value in row.values()))
+    Console().print(table)
+
+
+def print_tree(tree: Mapping[str, Any], *, as_json: bool) -> None:
+    """A tree as `a.b  value` lines."""
+    if as_json:
+        print_json(tree)
+        return
+    rows = list(_flat(tree, ""))
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        say(f"{name:<{width}}  {value}")
+
+
+def _flat(tree: Any, prefix: str) -> list[tuple[str, str]]:
+    if isinstance(tree, Mapping) and tree:
+        return [
+            row
+            for key, value in tree.items()
+            for row in _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        ]
+    if isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
+        return [row for number, value in enumerate(tree) for row in _flat(value, f"{prefix}[{number}]")]
+    return [(prefix, _shown(prefix, tree))]
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name.rsplit(".", 1)[-1]:
+        from headrace.config.sizes import show_size
+
+        return f"{show_size(value)} ({value})"
+    if value is None or value in ([], {}):
+        return "-"
+    return str(value)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    import msgspec
+
+    return msgspec.to_builtins(value)

@@ -1,0 +1,44 @@
+"""`headrace stat`: what is known of one path."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.render import print_tree
+
+
+def register(app: typer.Typer) -> None:
+    app.command("stat")(stat)
+
+
+def stat(
+    path: options.Path,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print kind, size, time, version and cache state of a path."""
+    from headrace.base.model import Kind
+    from headrace.cli.target import find_target
+    from headrace.sdk.client import connect
+
+    target = find_target(socket, cache, path)
+    client = connect(target.socket, role="cli")
+    try:
+        entry = client.resolve(os.fsencode(target.path))
+        row: dict[str, object] = {
+            "path": target.path,
+            "kind": entry.kind.name.lower(),
+            "id": int(entry.id),
+            "size_bytes": entry.version.size_bytes,
+            "mtime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.version.mtime_ns / 1e9)),
+        }
+        if entry.kind is Kind.FILE:
+            row.update(client.file_state(entry.id))
+    finally:
+        client.close()
+    print_tree(row, as_json=json)

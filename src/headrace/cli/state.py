@@ -1,0 +1,87 @@
+"""State files in the run folder: what runs on this host, so that `down` and the other commands find it.
+
+One file a supervising process (`up`, `fuse`, `node run`), named by its pid, replaced as a whole, removed at its end.
+One whose process was killed stays behind and says what to clean up.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from headrace.base.errors import StoreError
+
+
+class State(msgspec.Struct, kw_only=True):
+    """kind: "up", "fuse" or "node". Pids are 0 where there is no such process."""
+
+    kind: str
+    pid: int
+    socket: str
+    cache: list[str] = []
+    mountpoint: str = ""
+    url: str = ""
+    io: str = ""
+    why: str = ""
+    node_pid: int = 0
+    holder_pid: int = 0
+    session_pid: int = 0
+    log: str = ""
+
+    def alive(self) -> bool:
+        return is_ours(self.pid)
+
+
+def make_run_folder(folder: str) -> None:
+    """StoreError when it can't be made."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "permission denied")
+    except OSError as error:
+        raise StoreError(
+            f"run folder {folder}", why=error.strerror or str(error), hint="set HEADRACE_RUN_FOLDER"
+        ) from error
+
+
+def write_state(folder: str, state: State) -> None:
+    path = _path(folder, state.pid)
+    with open(path + ".new", "wb") as out:
+        out.write(msgspec.json.encode(state) + b"\n")
+    os.rename(path + ".new", path)
+
+
+def remove_state(folder: str, pid: int) -> None:
+    try:
+        os.unlink(_path(folder, pid))
+    except FileNotFoundError:
+        pass
+
+
+def read_states(folder: str) -> list[State]:
+    """All there are, those of dead processes too."""
+    found = []
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if name.endswith(".json"):
+            try:
+                with open(os.path.join(folder, name), "rb") as source:
+                    found.append(msgspec.json.decode(source.read(), type=State))
+            except (OSError, msgspec.MsgspecError):
+                continue  # removed meanwhile, or of another version
+    return found
+
+
+def is_ours(pid: int) -> bool:
+    """A process of headrace's with this pid runs; a zombie does not. The pid may have gone to somebody else."""
+    if pid <= 0:
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"headrace" in words.read()
+    except OSError:
+        return False
+
+
+def _path(folder: str, pid: int) -> str:
+    return os.path.join(folder, f"{pid}.json")

@@ -1,0 +1,214 @@
+"""What `up` and `fuse` do while they run: start node and holder, start a dead node again, end both in order.
+
+One thread, one `select` over: our signals, the ready pipes, the exit of each process. The holder looks after its
+sessions by itself; a holder that was killed was replaced by its session, and we follow the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
+from headrace.cli.process import Child, start_holder, start_node
+from headrace.cli.render import warn
+from headrace.cli.state import State, make_run_folder, remove_state, write_state
+from headrace.config.schema import Config
+
+READY_WITHIN_S = 60.0
+STEADY_S = 30.0
+BACKOFF_S_MAX = 10.0
+HOLDER_STOP_S = 10.0
+NODE_STOP_S = 20.0
+
+
+class Supervisor:
+    """config: the node to run; None: it runs elsewhere and listens at `state.socket`. state: written to run_folder
+    when all is ready. Takes the signals SIGTERM, SIGINT and SIGHUP of the process over."""
+
+    def __init__(
+        self, state: State, run_folder: str, *, config: Config | None, io: str, allow_other: bool
+    ) -> None:
+        make_run_folder(run_folder)
+        self.state = state
+        self._run_folder = run_folder
+        self._config = config
+        self._io = io
+        self._allow_other = allow_other
+        self._node: Child | None = None
+        self._holder: Child | None = None
+        self._holder_fd = -1
+        self._stopping = False
+        self._deaths = 0
+        self._node_began_s = 0.0
+        self._again_at_s: float | None = None
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(one, self._on_signal)
+
+    def run(self, on_ready: Callable[[State], None]) -> None:
+        """Until a signal, or until somebody else unmounts. Everything it started has ended on return, also when it
+        raises."""
+        try:
+            self._start()
+            write_state(self._run_folder, self.state)
+            on_ready(self.state)
+            while not self._stopping:
+                self._step()
+        finally:
+            self._stop()
+
+    def _on_signal(self, *_: object) -> None:
+        self._stopping = True
+
+    # ------------------------------------------------------------ start
+
+    def _start(self) -> None:
+        if self._config is not None:
+            self._start_node()
+        if self.state.mountpoint:
+            from headrace.fuse import mount
+
+            self.state.mountpoint = mount.prepare(self.state.mountpoint)  # while the node starts
+        if self._node is not None:
+            self._await(self._node)
+        if self.state.mountpoint:
+            self._holder = start_holder(
+                self.state.mountpoint,
+                self.state.socket,
+                self.state.log,
+                io=self._io,
+                allow_other=self._allow_other,
+            )
+            answer = self._await(self._holder)
+            self.state.holder_pid = int(str(answer.get("pid", self._holder.pid)))
+            self.state.session_pid = int(str(answer.get("session_pid", 0)))
+            self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
+            self._holder_fd = self._holder.exit_fd
+
+    def _start_node(self) -> None:
+        assert self._config is not None
+        self._node = start_node(self._config, self.state.log)
+        self._node_began_s = time.monotonic()
+        self.state.node_pid = self._node.pid
+
+    def _await(self, child: Child) -> dict[str, object]:
+        until_s = time.monotonic() + READY_WITHIN_S
+        while True:
+            ready, _, _ = select.select(
+                [child.ready_fd, self._wake], [], [], max(0.0, until_s - time.monotonic())
+            )
+            if self._stopping:
+                raise CancelledByUserError("stopped before it was ready")
+            if child.ready_fd in ready and (answer := child.hear()) is not None:
+                return answer
+            if not ready:
+                raise DeadlineExceededError(
+                    f"the {child.name} process is not ready after {READY_WITHIN_S:.0f} s",
+                    hint=f"see {child.log_path}",
+                )
+
+    # ------------------------------------------------------------ while it runs
+
+    def _step(self) -> None:
+        fds = [self._wake, self._holder_fd]
+        if self._node is not None:
+            fds += [self._node.ready_fd, self._node.exit_fd]
+        wait_s = None if self._again_at_s is None else max(0.0, self._again_at_s - time.monotonic())
+        ready, _, _ = select.select([fd for fd in fds if fd >= 0], [], [], wait_s)
+        if self._stopping:
+            return
+        if self._wake in ready:
+            os.read(self._wake, 64)
+        if self._holder_fd in ready:
+            self._on_holder_gone()
+        elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
+            self._again_at_s = None
+            self._start_node()
+            write_state(self._run_folder, self.state)
+        elif self._node is not None and self._node.ready_fd in ready:
+            self._hear_again()
+        elif self._node is not None and self._node.exit_fd in ready:
+            self._on_node_gone(f"status {self._node.process.wait()}")
+
+    def _hear_again(self) -> None:
+        assert self._node is not None
+        try:
+            if self._node.hear() is not None:
+                warn("the node is ready again")
+        except HeadraceError as error:
+            self._on_node_gone(str(error))
+
+    def _on_node_gone(self, why: str) -> None:
+        assert self._node is not None
+        self._node.stop(1)
+        self._node = None
+        steady = time.monotonic() - self._node_began_s > STEADY_S
+        self._deaths = 0 if steady else self._deaths + 1
+        pause_s = min(BACKOFF_S_MAX, 0.1 * 2.0 ** min(self._deaths, 8))
+        self._again_at_s = time.monotonic() + pause_s
+        warn(f"the node ended: {why} (started again in {pause_s:.1f} s)")
+
+    def _on_holder_gone(self) -> None:
+        """Its session replaces a holder that was killed; where nothing is mounted any more, we are done."""
+        os.close(self._holder_fd)
+        if self._holder is not None:
+            self._holder.process.wait()
+            self._holder.exit_fd = -1
+            self._holder = None
+        self._holder_fd = -1
+        from headrace.fuse import device
+
+        until_s = time.monotonic() + 5
+        while device.mounted_at(self.state.mountpoint) is not None and time.monotonic() < until_s:
+            pid = find_holder(self.state.mountpoint)
+            if pid:
+                self._holder_fd, self.state.holder_pid = os.pidfd_open(pid), pid
+                write_state(self._run_folder, self.state)
+                return
+            time.sleep(0.05)
+        warn(f"{self.state.mountpoint} was unmounted")
+        self._stopping = True
+
+    # ------------------------------------------------------------ end
+
+    def _stop(self) -> None:
+        """A signal more changes nothing: this takes as long as it takes."""
+        self._stopping = True
+        if self._holder is not None:
+            self._holder.stop(HOLDER_STOP_S)
+        elif self._holder_fd >= 0:
+            signal.pidfd_send_signal(self._holder_fd, signal.SIGTERM)
+            select.select([self._holder_fd], [], [], HOLDER_STOP_S)
+        if self.state.mountpoint and self.state.holder_pid:
+            detach(self.state.mountpoint)
+        if self._node is not None:
+            self._node.stop(NODE_STOP_S)
+        remove_state(self._run_folder, self.state.pid)
+
+
+def find_holder(mountpoint: str) -> int:
+    """The pid of the process that holds this mount; 0 when there is none."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as source:
+                    words = source.read().split(b"\0")
+            except OSError:
+                continue
+            if b"headrace.fuse.holder" in words and os.fsencode(mountpoint) in words:
+                return int(name)
+    return 0
+
+
+def detach(mountpoint: str) -> None:
+    """What is left of a mount of ours goes, whoever still uses it."""
+    from headrace.fuse import device
+
+    left = device.mounted_at(mountpoint)
+    if left is not None and left.fstype == "fuse.headrace":
+        device.unmount(mountpoint, detach=True)

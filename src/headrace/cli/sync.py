@@ -1,0 +1,23 @@
+"""`headrace sync`: a job in the node."""
+
+from __future__ import annotations
+
+import typer
+
+from headrace.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    app.command("sync")(sync)
+
+
+def sync(
+    path: options.Path = "/",
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Look at the origin now: what changed below PATH is seen at once."""
+    from headrace.cli.job import run_job
+
+    run_job("sync", path, socket=socket, cache=cache, as_json=json)

@@ -1,0 +1,23 @@
+"""`headrace unpin`: a job in the node."""
+
+from __future__ import annotations
+
+import typer
+
+from headrace.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    app.command("unpin")(unpin)
+
+
+def unpin(
+    path: options.Path = "/",
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Let what is below PATH be evicted again."""
+    from headrace.cli.job import run_job
+
+    run_job("unpin", path, socket=socket, cache=cache, as_json=json)

@@ -1,0 +1,156 @@
+"""`headrace up [ORIGIN] [MOUNTPOINT]`: a node, and a mount of its namespace, until ^C."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from headrace.base.errors import UsageError
+from headrace.cli import options
+from headrace.cli.render import print_json, say
+from headrace.cli.state import State
+from headrace.config.load import Loaded
+from headrace.config.schema import Config
+
+IO_MODES = ("auto", "passthrough", "splice", "noopen")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(up)
+
+
+def up(
+    origin: Annotated[
+        str | None, typer.Argument(help="URL of the data: s3://bucket/prefix, gs://, az://, …")
+    ] = None,
+    mountpoint: Annotated[str | None, typer.Argument(help="An empty folder to see it at.")] = None,
+    cache: options.Cache = None,
+    endpoint: options.Endpoint = None,
+    region: options.Region = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.OriginOption = None,
+    io: options.Io = "auto",
+    allow_other: options.AllowOther = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when ready; end it with `headrace down`.")
+    ] = False,
+    config: options.ConfigFile = None,
+    json: options.Json = False,
+) -> None:
+    """Run a node with ORIGIN attached and mount it at MOUNTPOINT, until ^C, SIGTERM or `headrace down`."""
+    began_s = time.monotonic()
+    if detach:
+        from headrace.cli.detach import run_detached
+
+        run_detached(as_json=json)
+        return
+    check_io(io)
+    loaded = load_with_origin(
+        origin,
+        origin_options(
+            endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
+        ),
+        cache=cache,
+        file=config,
+    )
+    supervisor = _supervisor(
+        loaded.config, mountpoint, url=url_of(origin) if origin else "", io=io, other=allow_other
+    )
+
+    def on_ready(state: State) -> None:
+        show_ready(state, time.monotonic() - began_s, as_json=json)
+
+    supervisor.run(on_ready)
+
+
+def load_with_origin(
+    origin: str | None, given: dict[str, str], *, cache: list[str] | None, file: str | None
+) -> Loaded:
+    """The configuration with ORIGIN attached at the top of the namespace."""
+    import msgspec
+
+    from headrace.config.load import load
+    from headrace.config.schema import MountConfig
+
+    if origin is None and given:
+        raise UsageError("options of an origin", why="there is no ORIGIN to use them for")
+    loaded = load({"cache": cache}, file=file)
+    if origin is None:
+        return loaded
+    mounts = {**loaded.config.mounts, "/": MountConfig(url=url_of(origin), options=given)}
+    return Loaded(msgspec.structs.replace(loaded.config, mounts=mounts), loaded.sources)
+
+
+def _supervisor(config: Config, mountpoint: str | None, *, url: str, io: str, other: bool):  # type: ignore[no-untyped-def]
+    from headrace.cli.supervise import Supervisor
+    from headrace.config.load import remember_capacity
+
+    remember_capacity(config)
+    return Supervisor(
+        State(
+            kind="up",
+            pid=os.getpid(),
+            socket=config.socket_path,
+            cache=[volume.folder for volume in config.cache],
+            mountpoint=os.path.abspath(mountpoint) if mountpoint else "",
+            url=url,
+            log=log_path_of(config.socket_path),
+        ),
+        config.run_folder,
+        config=config,
+        io=io,
+        allow_other=other,
+    )
+
+
+def log_path_of(socket_path: str) -> str:
+    return os.path.splitext(socket_path)[0] + ".log"
+
+
+def check_io(io: str) -> None:
+    if io not in IO_MODES:
+        raise UsageError(f"--io {io}", why="unknown", hint=f"one of {', '.join(IO_MODES)}")
+
+
+def url_of(origin: str) -> str:
+    """A folder may be given by its path."""
+    if origin.startswith(("/", "./", "../", "~/")) or origin in (".", ".."):
+        return "file://" + os.path.abspath(os.path.expanduser(origin))
+    return origin
+
+
+def origin_options(
+    *, endpoint: str | None, region: str | None, profile: str | None, anonymous: bool, pairs: list[str]
+) -> dict[str, str]:
+    """The flags and every -o key=value as one table; UsageError for a word that is no pair."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError("-o option", why="not KEY=VALUE", hint="for example -o region=eu-central-1")
+        found[key] = value
+    named = {"endpoint": endpoint, "region": region, "profile": profile}
+    found.update({key: value for key, value in named.items() if value is not None})
+    if anonymous:
+        found["anonymous"] = "true"
+    return found
+
+
+def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print_json({"ready": True, "ready_s": round(took_s, 3), **msgspec.to_builtins(state)})
+        return
+    what = (
+        f"{state.url or 'the namespace'} at {state.mountpoint}"
+        if state.mountpoint
+        else f"node at {state.socket}"
+    )
+    say(f"ready in {took_s:.2f} s: {what}")
+    if state.io:
+        say(f"io: {state.io}" + (f" ({state.why})" if state.why else ""))
