@@ -1,0 +1,100 @@
+"""How the index survives a power loss although its commits don't sync.
+
+LMDB writes pages copy-on-write and publishes a commit by one of two meta pages. Without syncs the kernel writes both
+in any order, and a meta page may reach the disk before the pages it names. So the node keeps a *checkpoint*: after an
+fdatasync it copies the newest meta page to the file `checkpoint`, and holds a read transaction at that commit, which
+keeps LMDB from reusing any page the commit can see. After a power loss (the boot id differs) both meta pages are
+overwritten with the kept one: the index is exactly what it was at the checkpoint. Page layout: LMDB 0.9 mdb.c,
+MDB_page and MDB_meta. Bytes only; LMDB itself is spoken to by index.py.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+from headrace.base import failpoint
+from headrace.base.errors import CorruptIndexError
+from headrace.store.checksum import block_checksum
+
+PAGE_BYTES = mmap.PAGESIZE
+_MAGIC = b"HRCHECK1"
+_HEADER = struct.Struct("<8sQ64s")  # magic, xxh3_64 of all that follows; boot id, padded; then the meta page
+_META = struct.Struct("<II")  # at 16: magic, version
+_META_AT, _META_MAGIC, _META_VERSION = 16, 0xBEEFC0DE, 1
+_TXNID_AT = 16 + 24 + 2 * 48 + 8
+
+
+def newest_meta(data_path: str) -> bytes:
+    """The meta page of the last commit. The caller keeps anyone from committing. CorruptIndexError if none is sound."""
+    with open(data_path, "rb") as file:
+        pages = [page for page in (file.read(PAGE_BYTES), file.read(PAGE_BYTES)) if _sound(page)]
+    if not pages:
+        raise CorruptIndexError(f"index {data_path} is corrupt", why="no sound meta page")
+    return max(pages, key=_txnid)
+
+
+def write_checkpoint(folder: str, boot_id: str) -> None:
+    """The newest commit, which must be synced already, is what a power loss falls back to. Durable on return."""
+    page = newest_meta(f"{folder}/data.mdb")
+    boot = boot_id.encode().ljust(64, b"\0")
+    fresh = f"{folder}/checkpoint.new"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    failpoint.hit("checkpoint.written")
+    os.rename(fresh, f"{folder}/checkpoint")
+    failpoint.hit("checkpoint.renamed")
+    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def restore(folder: str, boot_id: str) -> bool:
+    """Goes back to the checkpoint when the machine was restarted since; True when it was. Before LMDB opens the
+    folder, and with no other process in it. CorruptIndexError when there is nothing to go back to."""
+    data_path = f"{folder}/data.mdb"
+    if not os.path.exists(data_path):
+        return False
+    try:
+        with open(f"{folder}/checkpoint", "rb") as file:
+            raw = file.read()
+    except FileNotFoundError:
+        # the node was killed before its first checkpoint, or power was lost then: nothing of value was in it
+        raise CorruptIndexError(f"index {folder} is incomplete", why="it has no checkpoint") from None
+    if len(raw) != _HEADER.size + PAGE_BYTES:
+        raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint has the wrong length")
+    magic, checksum, boot = _HEADER.unpack_from(raw)
+    page = raw[_HEADER.size :]
+    if magic != _MAGIC or checksum != block_checksum(boot + page) or not _sound(page):
+        raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint is damaged")
+    if boot.rstrip(b"\0").decode() == boot_id:
+        return False
+    with open(data_path, "r+b") as file:
+        for number in (0, 1):
+            file.seek(number * PAGE_BYTES)
+            file.write(struct.pack("<Q", number) + page[8:])
+        file.flush()
+        os.fdatasync(file.fileno())
+    return True
+
+
+def check_length(data_path: str, last_page: int) -> None:
+    """CorruptIndexError when the file lost its tail: reading there would be SIGBUS. The last pages of a commit may
+    rightly be unwritten when it freed them itself, so a few missing ones are no proof."""
+    if os.stat(data_path).st_size < (last_page + 1 - 64) * PAGE_BYTES:
+        raise CorruptIndexError(f"index {data_path} is corrupt", why="the file is cut off")
+
+
+def _sound(page: bytes) -> bool:
+    return len(page) == PAGE_BYTES and _META.unpack_from(page, _META_AT) == (_META_MAGIC, _META_VERSION)
+
+
+def _txnid(page: bytes) -> int:
+    return int(struct.unpack_from("<Q", page, _TXNID_AT)[0])

@@ -1,0 +1,86 @@
+"""The map file beside a cache file of more than one block: which blocks are there, and their checksums.
+
+    header       64 bytes: magic(8) size(8) inode of the data file(8) blocks(8), zeros
+    bitmap       one bit a block, lowest bit first, padded to 8 bytes
+    checksums    8 bytes a block, xxh3_64 of its bytes
+
+Little-endian. Written and read through shared mappings. A block's checksum is written after its bytes and its bit
+after its checksum, so a set bit can be believed for as long as the page cache can: until a power loss. The inode ties
+the map to its data file: both are made anew when a file is evicted and filled again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+from headrace.base.model import block_count
+
+MAP_MAGIC = b"HRMAP\0\0\1"
+HEADER_BYTES = 64
+_HEADER = struct.Struct("<8sQQQ")
+_CHECKSUM = struct.Struct("<Q")
+
+
+def checksums_at(blocks: int) -> int:
+    return HEADER_BYTES + (blocks + 63) // 64 * 8
+
+
+def map_bytes(blocks: int) -> int:
+    return checksums_at(blocks) + 8 * blocks
+
+
+class BlockMap:
+    """A mapping of one map file. ValueError where the file is none, or of another data file."""
+
+    def __init__(self, fd: int, size_bytes: int, inode: int, *, writable: bool) -> None:
+        self.blocks = block_count(size_bytes)
+        self._checksums_at = checksums_at(self.blocks)
+        if os.fstat(fd).st_size != map_bytes(self.blocks):
+            raise ValueError("wrong length")
+        self.map = mmap.mmap(fd, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        if _HEADER.unpack_from(self.map) != (MAP_MAGIC, size_bytes, inode, self.blocks):
+            self.map.close()
+            raise ValueError("wrong header")
+
+    @staticmethod
+    def initialise(fd: int, size_bytes: int, inode: int) -> None:
+        """An empty file becomes a map without blocks."""
+        blocks = block_count(size_bytes)
+        os.posix_fallocate(
+            fd, 0, map_bytes(blocks)
+        )  # so that no store to the mapping can meet a full disk: SIGBUS
+        os.pwrite(fd, _HEADER.pack(MAP_MAGIC, size_bytes, inode, blocks), 0)
+
+    def has(self, block: int) -> bool:
+        return bool(self.map[HEADER_BYTES + (block >> 3)] >> (block & 7) & 1)
+
+    def has_all(self, first: int, stop: int) -> bool:
+        low, high = first >> 3, (stop + 7) >> 3
+        bits = int.from_bytes(self.map[HEADER_BYTES + low : HEADER_BYTES + high], "little") >> (first & 7)
+        wanted = (1 << (stop - first)) - 1
+        return bits & wanted == wanted
+
+    def count(self) -> int:
+        bits = int.from_bytes(self.map[HEADER_BYTES : self._checksums_at], "little")
+        return (bits & ((1 << self.blocks) - 1)).bit_count()
+
+    def set(self, block: int, checksum: int) -> None:
+        """The caller lets one in at a time."""
+        _CHECKSUM.pack_into(self.map, self._checksums_at + 8 * block, checksum)
+        self.map[HEADER_BYTES + (block >> 3)] |= 1 << (block & 7)
+
+    def clear(self, block: int) -> None:
+        self.map[HEADER_BYTES + (block >> 3)] &= ~(1 << (block & 7)) & 255
+
+    def checksums(self) -> dict[int, int]:
+        """Of the blocks that are there."""
+        return {
+            block: _CHECKSUM.unpack_from(self.map, self._checksums_at + 8 * block)[0]
+            for block in range(self.blocks)
+            if self.has(block)
+        }
+
+    def close(self) -> None:
+        self.map.close()

@@ -1,0 +1,546 @@
+"""The index: names, ids, and what is cached of each. The only file that speaks to LMDB.
+
+Any process of the host reads; the node alone writes. A read is a transaction of its own (about 2 us) and sees the
+last commit. Writes may come from several threads of the node: `batch` is a lock, too. On return of a write outside
+a batch, and at the end of the outermost batch, what was written is visible everywhere and survives kill -9; it
+survives a power loss after the next `checkpoint` (see checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+import lmdb
+import msgspec
+
+from headrace.base import failpoint
+from headrace.base.errors import (
+    CorruptIndexError,
+    NoSpaceError,
+    NotSupportedError,
+    PathNotFoundError,
+    StoreError,
+)
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.store import checkpoint
+from headrace.store.listing import ListingWriter
+from headrace.store.schema import (
+    FORMAT,
+    KEY,
+    CachedFile,
+    entry_key,
+    pack_cached,
+    pack_entry,
+    unpack_cached,
+    unpack_entry,
+)
+from headrace.store.volume import take_lock
+
+__all__ = ["Index", "ListingWriter"]
+
+MAP_BYTES = 64 << 30
+NAME_BYTES_MAX = 255
+CHILDREN_BATCH = 512
+GROWTH_PAGES_MAX = 65536
+"""256 MiB of pages that only the checkpoint can see: then it is renewed unasked."""
+
+_DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
+_AFTER_POWER_LOSS_IDS = 1 << 20
+"""Ids given away after the checkpoint are unknown after a power loss; their cache files may still lie about."""
+
+
+def boot_id_now() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+class Index:
+    """generation: random, made with the index; another one means that all ids are others.
+    restored: this open went back to a checkpoint, because the machine was restarted without a clean close.
+    on_superseded: told ids whose cached files nobody can name any more; called within the transaction."""
+
+    def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
+        self.folder = folder
+        self.restored = False
+        self.on_superseded: Callable[[FileId], None] = lambda _: None
+        self._writable = writable
+        self._boot_id = boot_id
+        self._lock = threading.RLock()
+        self._txn: Any = None
+        self._owner = 0
+        self._depth = 0
+        self._pin: Any = None
+        self._pin_pages = 0
+        self._next_id = self._saved_next_id = FileId(ROOT_ID + 1)
+        self.created = self.clean = False
+        self._lock_fd = take_lock(f"{folder}/lock", f"index {folder}") if writable else -1
+        self._listings: dict[FileId, list[ListingWriter]] = {}
+        try:
+            self._open()
+        except BaseException:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+            raise
+
+    @classmethod
+    def open(cls, folder: str, *, writable: bool, boot_id: str | None = None) -> Index:
+        """CorruptIndexError, StoreBusyError, PathNotFoundError (reading what no node made). boot_id: for tests."""
+        if writable:
+            os.makedirs(folder, exist_ok=True)
+        elif not os.path.exists(f"{folder}/data.mdb"):
+            raise PathNotFoundError(f"index {folder}", why="no node made it yet")
+        return cls(folder, writable=writable, boot_id=boot_id or boot_id_now())
+
+    def close(self, *, clean: bool) -> None:
+        """clean: everything is synced and the next open need not recover; False leaves what kill -9 would."""
+        if self._writable and clean:
+            self._set_meta(b"clean", b"1")
+            self.checkpoint()
+        if self._pin is not None:
+            self._pin.abort()
+        self._env.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # ------------------------------------------------------------ reads
+
+    def lookup(self, parent: FileId, name: bytes) -> Entry | None:
+        if len(name) > NAME_BYTES_MAX or not name:
+            return None
+        value = self._get(self._entries, KEY.pack(parent) + name)
+        return None if value is None else unpack_entry(parent, name, value)
+
+    def entry(self, id: FileId) -> Entry | None:
+        """None when the id is not what its name means any more."""
+        if id == ROOT_ID:
+            return Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 0))
+        found = self._get(self._names, KEY.pack(id))
+        if found is None:
+            return None
+        value = self._get(self._entries, found)
+        if value is None:
+            return None
+        entry = unpack_entry(FileId(KEY.unpack_from(found)[0]), found[8:], value)
+        return entry if entry.id == id else None
+
+    def path_of(self, id: FileId) -> bytes | None:
+        """b"/" for the root; None when the id is not current."""
+        parts: list[bytes] = []
+        while id != ROOT_ID:
+            found = self._get(self._names, KEY.pack(id))
+            if found is None:
+                return None
+            parts.append(found[8:])
+            id = FileId(KEY.unpack_from(found)[0])
+        return b"/" + b"/".join(reversed(parts))
+
+    def children(self, directory: FileId, *, after: bytes = b"") -> Iterator[Entry]:
+        """In byte order, names beyond `after`. Each batch is of one commit; the next may see a later one."""
+        while True:
+            batch = self._children_batch(directory, after)
+            yield from batch
+            if len(batch) < CHILDREN_BATCH:
+                return
+            after = batch[-1].name
+
+    def fresh_until_ns(self, directory: FileId) -> int:
+        """Wall clock until which the whole listing is good; 0 when it was never taken, or is told to be stale."""
+        value = self._get(self._directories, KEY.pack(directory))
+        return 0 if value is None else int.from_bytes(value, "little")
+
+    def cached(self, id: FileId) -> CachedFile | None:
+        value = self._get(self._files, KEY.pack(id))
+        return None if value is None else unpack_cached(id, value)
+
+    def cached_files(self) -> Iterator[CachedFile]:
+        after = 0
+        while True:
+            batch = self._cached_batch(after)
+            yield from batch
+            if len(batch) < CHILDREN_BATCH:
+                return
+            after = batch[-1].id
+
+    def statistics(self) -> dict[str, int]:
+        """entries: names in the tree; files: cached files; bytes: of the index file."""
+        with self._reading() as txn:
+            entries = txn.stat(self._names)["entries"]
+            files = txn.stat(self._files)["entries"]
+        pages = self._env.info()["last_pgno"] + 1
+        return {"entries": entries, "files": files, "bytes": pages * checkpoint.PAGE_BYTES}
+
+    def mounts(self) -> dict[str, dict[str, str]]:
+        with self._reading() as txn:
+            rows = [(bytes(path), bytes(value)) for path, value in txn.cursor(self._mounts)]
+        return {os.fsdecode(path): msgspec.msgpack.decode(value, type=dict[str, str]) for path, value in rows}
+
+    def meta(self, word: bytes) -> bytes | None:
+        return self._get(self._meta, word)
+
+    # ------------------------------------------------------------ writes
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All writes within are one commit, or none when an exception leaves. May be nested; keep it short."""
+        with self._lock:
+            if self._depth == 0:
+                self._begin()
+            self._depth += 1
+            done = False
+            try:
+                yield
+                done = True
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._end(commit=done)
+
+    def put_mount(self, path: str, record: dict[str, str]) -> None:
+        with self.batch():
+            self._put(self._mounts, os.fsencode(path), msgspec.msgpack.encode(record))
+
+    def drop_mount(self, path: str) -> None:
+        with self.batch():
+            self._delete(self._mounts, os.fsencode(path))
+
+    def ensure_directory(self, parent: FileId, name: bytes, mtime_ns: int = 0) -> FileId:
+        """A directory that exists keeps its id; a file of that name gives way."""
+        with self.batch():
+            old = self._current(parent, name)
+            if old is not None and old.kind is Kind.DIRECTORY:
+                return old.id
+            return self._replace(parent, name, Kind.DIRECTORY, Version(0, mtime_ns), old)
+
+    def put_file(self, parent: FileId, name: bytes, version: Version) -> tuple[FileId, bool]:
+        """The id, and whether the name meant something else before; an equal version keeps its id."""
+        with self.batch():
+            old = self._current(parent, name)
+            if old is not None and old.kind is Kind.FILE and old.version == version:
+                return old.id, False
+            return self._replace(parent, name, Kind.FILE, version, old), old is not None
+
+    def remove(self, parent: FileId, name: bytes) -> bool:
+        """With everything below; False when there is no such name."""
+        with self.batch():
+            old = self.lookup(parent, name)
+            if old is None:
+                return False
+            self._forget(old)
+            self._delete(self._entries, entry_key(parent, name))
+            return True
+
+    def listing(self, directory: FileId) -> ListingWriter:
+        """Takes in a whole listing, page by page."""
+        writer = ListingWriter(self, directory, was_empty=not self._children_batch(directory, b"", 1))
+        self._listings.setdefault(directory, []).append(writer)
+        return writer
+
+    def end_listing(self, directory: FileId, writer: ListingWriter) -> None:
+        writers = [one for one in self._listings.get(directory, []) if one is not writer]
+        if writers:
+            self._listings[directory] = writers
+        else:
+            self._listings.pop(directory, None)
+
+    def put_children(
+        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]]
+    ) -> list[tuple[FileId, bytes]]:
+        """Names of one directory, sorted; those that meant something else before. The directory must be current."""
+        changed: list[tuple[FileId, bytes]] = []
+        with self.batch():
+            if not rows or (directory != ROOT_ID and self._get(self._names, KEY.pack(directory)) is None):
+                return changed  # it was removed while it was listed
+            beyond = entry_key(directory, rows[0][0]) > self._last_key(self._entries)
+            previous = b""
+            for name, kind, version in rows:
+                if beyond and name != previous:
+                    self._replace(directory, name, kind, version, None, append=True)
+                elif kind is Kind.DIRECTORY:
+                    old = self.lookup(directory, name)
+                    if old is None or old.kind is not kind:
+                        self._replace(directory, name, kind, version, old)
+                        if old is not None:
+                            changed.append((directory, name))
+                elif self.put_file(directory, name, version)[1]:
+                    changed.append((directory, name))
+                previous = name
+        return changed
+
+    def set_fresh_until(self, directory: FileId, ns: int) -> None:
+        with self.batch():
+            if directory == ROOT_ID or self._get(self._names, KEY.pack(directory)) is not None:
+                self._put(self._directories, KEY.pack(directory), ns.to_bytes(8, "little"))
+
+    def expire_all(self, directory: FileId) -> None:
+        """The directory's listing and every one below is stale."""
+        with self.batch():
+            pending = [directory]
+            while pending:
+                one = pending.pop()
+                self._delete(self._directories, KEY.pack(one))
+                pending.extend(e.id for e in self.children(one) if e.kind is Kind.DIRECTORY)
+
+    def put_cached(self, cached: CachedFile) -> None:
+        with self.batch():
+            self._put(self._files, KEY.pack(cached.id), pack_cached(cached))
+
+    def drop_cached(self, id: FileId) -> None:
+        with self.batch():
+            self._delete(self._files, KEY.pack(id))
+
+    def checkpoint(self, synced_sequence: int | None = None) -> None:
+        """Everything committed so far survives a power loss on return. Blocks: two or three disk flushes, of which
+        most is done outside the lock. synced_sequence: files up to it have their bytes on the disk."""
+        try:
+            self._env.sync(True)
+            with self._lock:
+                assert self._txn is None, "a checkpoint within a batch"
+                if synced_sequence is not None:
+                    self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
+                self._env.sync(True)
+                failpoint.hit("checkpoint.synced")
+                checkpoint.write_checkpoint(self.folder, self._boot_id)
+                pin = self._env.begin()  # before the old one goes, so that no page is free between
+                if self._pin is not None:
+                    self._pin.abort()
+                self._pin = pin
+                self._pin_pages = self._env.info()["last_pgno"]
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        except OSError as error:
+            raise StoreError(
+                f"index {self.folder} can't be synced", why=error.strerror or str(error)
+            ) from error
+
+    # ------------------------------------------------------------ names, inside
+
+    def _current(self, parent: FileId, name: bytes) -> Entry | None:
+        """What a name means before it is written; a listing under way must not remove it."""
+        if not 0 < len(name) <= NAME_BYTES_MAX:
+            raise NotSupportedError(
+                os.fsdecode(name[:64]), why=f"its name has {len(name)} bytes; 1 to 255 are supported"
+            )
+        for writer in self._listings.get(parent, ()):
+            writer.keep(name)
+        return self.lookup(parent, name)
+
+    def _replace(
+        self,
+        parent: FileId,
+        name: bytes,
+        kind: Kind,
+        version: Version,
+        old: Entry | None,
+        *,
+        append: bool = False,
+    ) -> FileId:
+        if old is not None:
+            self._forget(old)
+        id = self._next_id
+        self._next_id = FileId(id + 1)
+        key = entry_key(parent, name)
+        self._put(self._entries, key, pack_entry(kind, id, version), append=append)
+        self._put(self._names, KEY.pack(id), key, append=True)
+        return id
+
+    def _forget(self, entry: Entry) -> None:
+        """Everything about an id but its own name, which the caller overwrites or removes."""
+        pending = [entry]
+        while pending:
+            one = pending.pop()
+            key = KEY.pack(one.id)
+            self._delete(self._names, key)
+            if one.kind is Kind.FILE:
+                self._supersede(one.id)
+                continue
+            self._delete(self._directories, key)
+            for child in self.children(one.id):
+                self._delete(self._entries, entry_key(one.id, child.name))
+                pending.append(child)
+
+    def _supersede(self, id: FileId) -> None:
+        cached = self.cached(id)
+        if cached is not None:
+            flagged = {name: getattr(cached, name) for name in CachedFile.__slots__} | {"superseded": True}
+            self.put_cached(CachedFile(**flagged))
+            self.on_superseded(id)
+
+    def _children_batch(self, directory: FileId, after: bytes, limit: int = CHILDREN_BATCH) -> list[Entry]:
+        prefix = KEY.pack(directory)
+        found: list[Entry] = []
+        with self._reading() as txn:
+            cursor = txn.cursor(self._entries)
+            # the least key beyond a name is that name with a zero byte added
+            if cursor.set_range(prefix + after + b"\0" if after else prefix):
+                for key, value in cursor:
+                    if key[:8] != prefix:
+                        break
+                    found.append(unpack_entry(directory, key[8:], value))
+                    if len(found) == limit:
+                        break
+        return found
+
+    def _cached_batch(self, after: int) -> list[CachedFile]:
+        found: list[CachedFile] = []
+        with self._reading() as txn:
+            cursor = txn.cursor(self._files)
+            if cursor.set_range(KEY.pack(after + 1)):
+                for key, value in cursor:
+                    found.append(unpack_cached(FileId(KEY.unpack(key)[0]), value))
+                    if len(found) == CHILDREN_BATCH:
+                        break
+        return found
+
+    # ------------------------------------------------------------ LMDB, inside
+
+    def _open(self) -> None:
+        data = f"{self.folder}/data.mdb"
+        try:
+            if self._writable:
+                self.restored = checkpoint.restore(self.folder, self._boot_id)
+            if os.path.exists(data):
+                checkpoint.newest_meta(data)
+            self._env = lmdb.open(
+                self.folder,
+                map_size=MAP_BYTES,
+                max_dbs=len(_DATABASES),
+                max_readers=1024,
+                readonly=not self._writable,
+                create=self._writable,
+                sync=False,
+                readahead=False,
+                max_spare_txns=8,
+            )
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        try:
+            self._open_databases(data)
+        except lmdb.Error as error:
+            self._env.close()
+            raise CorruptIndexError(f"index {self.folder} is corrupt", why=str(error)) from error
+        except BaseException:
+            if self._pin is not None:
+                self._pin.abort()
+            self._env.close()
+            raise
+
+    def _open_databases(self, data: str) -> None:
+        info = self._env.info()
+        checkpoint.check_length(data, info["last_pgno"])
+        fresh = info["last_txnid"] == 0
+        self.created = fresh
+        self._entries, self._names, self._directories, self._files, self._mounts, self._meta = (
+            self._env.open_db(name, create=self._writable) for name in _DATABASES
+        )
+        if self._writable:
+            self._env.reader_check()
+            if fresh:
+                with self.batch():
+                    self._put(self._meta, b"format", FORMAT.to_bytes(2, "little"))
+                    self._put(self._meta, b"generation", random.getrandbits(31).to_bytes(4, "little"))
+                    self._put(self._meta, b"next", (ROOT_ID + 1).to_bytes(8, "little"))
+        found = int.from_bytes(self._get(self._meta, b"format") or b"", "little")
+        if found != FORMAT:
+            raise CorruptIndexError(
+                f"index {self.folder}", why=f"it has format {found}, this is for {FORMAT}"
+            )
+        self.generation = int.from_bytes(self._get(self._meta, b"generation") or b"", "little")
+        self.clean = self._get(self._meta, b"clean") == b"1"
+        self.synced_sequence = int.from_bytes(self._get(self._meta, b"synced") or b"", "little")
+        if self._writable:
+            self._next_id = FileId(int.from_bytes(self._get(self._meta, b"next") or b"", "little"))
+            self._saved_next_id = self._next_id
+            if self.restored and not self.clean:
+                self._next_id = FileId(self._next_id + _AFTER_POWER_LOSS_IDS)
+            self._set_meta(b"clean", b"0")
+            self.checkpoint()
+
+    def _begin(self) -> None:
+        try:
+            self._txn = self._env.begin(write=True)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        self._owner = get_ident()
+
+    def _end(self, *, commit: bool) -> None:
+        txn = self._txn
+        try:
+            if commit:
+                if self._next_id != self._saved_next_id:
+                    txn.put(b"next", self._next_id.to_bytes(8, "little"), db=self._meta)
+                failpoint.hit("index.commit")
+                txn.commit()
+                self._saved_next_id = self._next_id
+                failpoint.hit("index.committed")
+            else:
+                txn.abort()
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+        finally:
+            self._txn = None
+        if self._pin is not None and self._env.info()["last_pgno"] - self._pin_pages > GROWTH_PAGES_MAX:
+            self.checkpoint()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """The transaction to read by: of the batch this thread is in, else a fresh one."""
+        try:
+            if self._txn is not None and self._owner == get_ident():
+                yield self._txn
+            else:
+                with self._env.begin() as txn:
+                    yield txn
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _get(self, database: Any, key: bytes) -> bytes | None:
+        try:
+            if self._txn is not None and self._owner == get_ident():
+                return self._txn.get(key, None, database)  # type: ignore[no-any-return]
+            with self._env.begin(database) as txn:
+                return txn.get(key)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _put(self, database: Any, key: bytes, value: bytes, *, append: bool = False) -> None:
+        """append: the key is beyond all others; pages are then filled instead of halved."""
+        try:
+            self._txn.put(key, value, db=database, append=append)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _delete(self, database: Any, key: bytes) -> None:
+        try:
+            self._txn.delete(key, db=database)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _last_key(self, database: Any) -> bytes:
+        with self._reading() as txn:
+            cursor = txn.cursor(database)
+            return bytes(cursor.key()) if cursor.last() else b""
+
+    def _set_meta(self, word: bytes, value: bytes) -> None:
+        with self.batch():
+            self._put(self._meta, word, value)
+
+    def _translated(self, error: lmdb.Error) -> StoreError | NoSpaceError:
+        if isinstance(error, lmdb.MapFullError):
+            return NoSpaceError(f"index {self.folder} is full", why=f"it has {MAP_BYTES >> 30} GiB")
+        kinds = (
+            lmdb.CorruptedError,
+            lmdb.InvalidError,
+            lmdb.VersionMismatchError,
+            lmdb.PageNotFoundError,
+            lmdb.PanicError,
+        )
+        if isinstance(error, kinds):
+            return CorruptIndexError(f"index {self.folder} is corrupt", why=str(error))
+        return StoreError(f"index {self.folder} can't be used", why=str(error))

@@ -1,0 +1,70 @@
+"""Reading a cache file, in any process of the host. Read-only; never blocks on another process."""
+
+from __future__ import annotations
+
+import os
+
+from headrace.base.errors import PathNotFoundError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.store.files import HEADER_BYTES, BlockMap
+from headrace.store.schema import CachedFile
+from headrace.store.volume import data_path, map_path, part_path
+
+
+class CacheReader:
+    """fd: of the bytes; what is not present is a hole, never to be shown. complete: as of the open; a file that
+    becomes complete later is found so block by block."""
+
+    __slots__ = ("_bits", "_map", "complete", "fd")
+
+    def __init__(self, fd: int, map: BlockMap | None, *, complete: bool) -> None:
+        self.fd = fd
+        self.complete = complete
+        self._map = map
+        self._bits = None if map is None else map.map
+
+    @classmethod
+    def open(cls, volume_folder: str, cached: CachedFile) -> CacheReader:
+        """PathNotFoundError when the file is gone, or is no longer what `cached` says: ask the index again."""
+        opened: list[int] = []
+        complete = cached.trusted
+        path = (data_path if complete else part_path)(volume_folder, cached.id)
+        try:
+            opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            if complete or cached.size_bytes <= BLOCK_SIZE_BYTES:
+                return cls(opened[0], None, complete=complete)
+            opened.append(os.open(map_path(volume_folder, cached.id), os.O_RDONLY | os.O_CLOEXEC))
+            map = BlockMap(opened[1], cached.size_bytes, os.fstat(opened[0]).st_ino, writable=False)
+            os.close(opened.pop())
+            return cls(opened[0], map, complete=False)
+        except (FileNotFoundError, ValueError) as error:
+            _close(opened)
+            raise PathNotFoundError(f"cache file {path}", why="it was evicted, or became complete") from error
+        except OSError as error:
+            _close(opened)
+            raise StoreError(f"cache file {path} can't be read", why=error.strerror or str(error)) from error
+
+    def present(self, start: int, end: int) -> bool:
+        """Whether all of start..end (within the file) may be read."""
+        if self.complete or end <= start:
+            return True
+        bits = self._bits
+        if bits is None:
+            return False
+        first, last = start >> 20, (end - 1) >> 20
+        if first == last:
+            return bits[HEADER_BYTES + (first >> 3)] >> (first & 7) & 1 == 1
+        assert self._map is not None
+        return self._map.has_all(first, last + 1)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            if self._map is not None:
+                self._map.close()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,126 @@
+"""The bytes of the index: keys, values, their meaning. The authority; docs/format.md explains the commits.
+
+All integers big-endian in keys (so that they sort) and little-endian in values. Format 1.
+
+    entries:     parent(8) name        → entry value
+    names:       id(8)                 → parent(8) name
+    directories: id(8)                 → fresh_until_ns(8)
+    files:       id(8)                 → cached value
+    mounts:      path                  → msgpack map of url and options
+    meta:        word                  → value
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from headrace.base.model import Entry, FileId, Kind, Version
+
+FORMAT = 1
+
+KEY = struct.Struct(">Q")
+_ENTRY = struct.Struct("<BQQq")  # kind | token form << 4, id, size, mtime_ns; then the token
+_CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token
+
+COMPLETE, PINNED, UNVERIFIED, SUPERSEDED = 1, 2, 4, 8
+
+_RAW, _MD5, _MD5_PARTS = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
+    sequence: grows with every completed file; those above the synced one are not trusted after a power loss."""
+
+    id: FileId
+    volume: int
+    size_bytes: int
+    mtime_ns: int
+    token: str
+    complete: bool
+    pinned: bool
+    unverified: bool
+    superseded: bool
+    checksum: int
+    sequence: int
+
+    @property
+    def trusted(self) -> bool:
+        return self.complete and not self.unverified
+
+
+def entry_key(parent: int, name: bytes) -> bytes:
+    return KEY.pack(parent) + name
+
+
+def pack_entry(kind: Kind, id: int, version: Version) -> bytes:
+    form, token = _pack_token(version.token)
+    return _ENTRY.pack(kind | form << 4, id, version.size_bytes, version.mtime_ns) + token
+
+
+def unpack_entry(parent: FileId, name: bytes, value: bytes) -> Entry:
+    kind, id, size_bytes, mtime_ns = _ENTRY.unpack_from(value)
+    token = _unpack_token(kind >> 4, value[_ENTRY.size :])
+    return Entry(FileId(id), parent, name, Kind(kind & 15), Version(size_bytes, mtime_ns, token))
+
+
+def pack_cached(cached: CachedFile) -> bytes:
+    flags = (
+        COMPLETE * cached.complete
+        | PINNED * cached.pinned
+        | UNVERIFIED * cached.unverified
+        | SUPERSEDED * cached.superseded
+    )
+    form, token = _pack_token(cached.token)
+    head = _CACHED.pack(
+        cached.volume, flags | form << 4, cached.size_bytes, cached.mtime_ns, cached.checksum, cached.sequence
+    )
+    return head + token
+
+
+def unpack_cached(id: FileId, value: bytes) -> CachedFile:
+    volume, flags, size_bytes, mtime_ns, checksum, sequence = _CACHED.unpack_from(value)
+    return CachedFile(
+        id,
+        volume,
+        size_bytes,
+        mtime_ns,
+        _unpack_token(flags >> 4, value[_CACHED.size :]),
+        bool(flags & COMPLETE),
+        bool(flags & PINNED),
+        bool(flags & UNVERIFIED),
+        bool(flags & SUPERSEDED),
+        checksum,
+        sequence,
+    )
+
+
+def _pack_token(token: str) -> tuple[int, bytes]:
+    """An ETag of 32 hex digits, in quotes, with or without a part count, takes 16 or 18 bytes instead of 34 and more."""
+    inner = token[1:-1]
+    digest, dash, parts = inner.partition("-")
+    if (
+        len(token) < 34
+        or token[0] != '"'
+        or token[-1] != '"'
+        or len(digest) != 32
+        or digest != digest.lower()
+    ):
+        return _RAW, token.encode()
+    try:
+        packed = bytes.fromhex(digest)
+        if not dash:
+            return _MD5, packed
+        if str(int(parts)) == parts and int(parts) < 65536:
+            return _MD5_PARTS, packed + int(parts).to_bytes(2, "little")
+    except ValueError:
+        pass
+    return _RAW, token.encode()
+
+
+def _unpack_token(form: int, value: bytes) -> str:
+    if form == _RAW:
+        return value.decode()
+    digest = value[:16].hex()
+    return f'"{digest}"' if form == _MD5 else f'"{digest}-{int.from_bytes(value[16:18], "little")}"'

@@ -1,0 +1,486 @@
+"""The cache of a node: index and cache files as one thing. Open this first.
+
+The order of every change is named in docs/format.md. Thread-safe; but `on_evicted` is called only from the thread
+that opened the store: files evicted from another one are told of at its next call. Lock order: store, then index.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from headrace.base import failpoint
+from headrace.base.errors import HeadraceError, NoSpaceError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.store.checksum import block_checksum
+from headrace.store.eviction import Policy, build_policy
+from headrace.store.files import map_bytes
+from headrace.store.index import Index
+from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
+from headrace.store.schema import CachedFile
+from headrace.store.volume import Volume
+from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error
+
+PAGE_BYTES = 4096
+
+
+class Store:
+    """on_evicted: told the ids of files that went to make room. unverified_found: files that recovery did not trust."""
+
+    def __init__(self, index: Index, volumes: list[Volume], policy: str, high: float, low: float) -> None:
+        self.index = index
+        self.volumes = volumes
+        self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
+        self.evicted_files = 0
+        self._high, self._low = high, low
+        self._policies: list[Policy] = [build_policy(policy) for _ in volumes]
+        self._partial: dict[FileId, tuple[int, int]] = {}  # incomplete: id → volume, allocated bytes
+        self._pinned: set[FileId] = set()
+        self._superseded: deque[FileId] = deque()
+        self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
+        self._home = threading.get_ident()
+        self._untold: list[FileId] = []
+        self._closed = False
+        index.on_superseded = self._superseded.append
+        self.unverified_found = recover(index, volumes)
+        self._sequence = index.synced_sequence
+        for cached in index.cached_files():
+            self._take_in(cached)
+
+    @classmethod
+    def open(
+        cls,
+        index_folder: str,
+        volumes: list[Volume],
+        *,
+        policy: str = "s3fifo",
+        high: float = 0.95,
+        low: float = 0.90,
+        boot_id: str | None = None,
+    ) -> Store:
+        """Recovered on return. StoreBusyError, StoreError, CorruptIndexError; then everything is let go of.
+        high, low: shares of a volume's capacity where eviction begins and ends."""
+        index: Index | None = None
+        try:
+            for volume in volumes:
+                volume.used_bytes = 0
+                volume.open()
+            index = Index.open(index_folder, writable=True, boot_id=boot_id)
+            return cls(index, volumes, policy, high, low)
+        except BaseException:
+            if index is not None:
+                index.close(clean=False)
+            for volume in volumes:
+                volume.close()
+            raise
+
+    @property
+    def generation(self) -> int:
+        return self.index.generation
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(volume.used_bytes for volume in self.volumes)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "capacity_bytes": sum(volume.capacity_bytes for volume in self.volumes),
+            "used_bytes": self.used_bytes,
+            "files_partial": len(self._partial),
+            "files_pinned": len(self._pinned),
+            "files_evicted": self.evicted_files,
+            "files_unverified_found": self.unverified_found,
+        }
+
+    # ------------------------------------------------------------ filling
+
+    def create(self, entry: Entry) -> CacheWriter:
+        """An empty cache file with its record. NoSpaceError when room can't be made; evicts."""
+        with self._lock:
+            self._forget_writer(entry.id)
+            self._discard([entry.id])
+            volume = self._choose(entry.version.size_bytes)
+            writer = CacheWriter.create(volume, entry.id, entry.version)
+            failpoint.hit("create.files")
+            self.index.put_cached(self._record(entry, volume, complete=False))
+            self._partial[entry.id] = (volume.number, 0)
+            return self._watch(writer)
+
+    def writer(self, id: FileId) -> CacheWriter | None:
+        """The writer of an incomplete file, opened again; None when there is none to go on with: create it anew."""
+        with self._lock:
+            cached = self.index.cached(id)
+            if cached is None or cached.complete or cached.unverified:
+                return None
+            known = self._writers.get(id)
+            if known is not None and known.fd >= 0:
+                return known
+            writer = CacheWriter.reopen(self.volumes[cached.volume], id, version_of(cached))
+            return None if writer is None else self._watch(writer)
+
+    def complete(self, writer: CacheWriter) -> CachedFile:
+        """The commit: from its return on the file is served whole. Closes the writer."""
+        if not writer.complete:
+            raise StoreError(f"cache file {writer.id:x} is not whole", why="blocks are missing")
+        with self._lock:
+            volume, id = writer.volume, writer.id
+            cached = self.index.cached(id)
+            if cached is None or writer.fd < 0:
+                writer.close()
+                raise StoreError(f"cache file {id:x} was evicted", why="while it was filled")
+            try:
+                os.rename(volume.part_path(id), volume.data_path(id))
+            except OSError as error:
+                raise storage_error(volume.part_path(id), error) from error
+            failpoint.hit("complete.renamed")
+            done = replace(
+                cached,
+                complete=True,
+                unverified=False,
+                checksum=writer.checksum,
+                sequence=self._next_sequence(),
+            )
+            self.index.put_cached(done)
+            self._let_go(id)
+            self._take_in(done)
+            self._writers.pop(id, None)
+            writer.close()
+            return done
+
+    def complete_small(self, entry: Entry, body: Body) -> CachedFile:
+        """A file of at most one block, at once."""
+        return self.complete_small_many([(entry, body)])[0]
+
+    def complete_small_many(self, files: list[tuple[Entry, Body]]) -> list[CachedFile]:
+        """Many such files by one commit; all or none of them are recorded."""
+        with self._lock:
+            done: list[CachedFile] = []
+            self._discard([entry.id for entry, _ in files])
+            for entry, body in files:
+                if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
+                    raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
+                volume = self._choose(len(body))
+                self._write_small(volume, entry.id, body)
+                failpoint.hit("small.written")
+                checksum = block_checksum(body) if len(body) else 0
+                cached = self._record(entry, volume, complete=True, checksum=checksum)
+                done.append(cached)
+                volume.used_bytes += allocated_bytes(cached.size_bytes)
+            try:
+                with self.index.batch():
+                    for cached in done:
+                        self.index.put_cached(cached)
+            finally:
+                for cached in done:
+                    self.volumes[cached.volume].used_bytes -= allocated_bytes(cached.size_bytes)
+            for cached in done:
+                self._take_in(cached)
+            return done
+
+    # ------------------------------------------------------------ use
+
+    def touch(self, ids: Iterable[FileId]) -> None:
+        """The files were used. Unknown ids are no error."""
+        with self._lock:
+            for id in ids:
+                for policy in self._policies:
+                    policy.touch(id)
+
+    def pin(self, id: FileId, pinned: bool) -> None:  # noqa: FBT001 - the word the callers use
+        """A pinned file is never evicted. Nothing happens to a file that is not cached."""
+        with self._lock:
+            cached = self.index.cached(id)
+            if cached is None:
+                return
+            self.index.put_cached(replace(cached, pinned=pinned))
+            (self._pinned.add if pinned else self._pinned.discard)(id)
+
+    def free(self, id: FileId) -> int:
+        """Drops the cached copy, pinned or not; the bytes freed. Readers that have it open go on."""
+        with self._lock:
+            self._forget_writer(id)
+            return self._discard([id])
+
+    def verify(self, id: FileId) -> bool:
+        """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads all of it:
+        blocks about 0.2 ms a MiB."""
+        with self._lock:
+            cached = self.index.cached(id)
+            if cached is None:
+                return False
+            blocks = bad_blocks(self.volumes[cached.volume], cached)
+            self._repair(cached, blocks)
+            return blocks == []
+
+    def fsck(self, progress: Callable[[int, int], None]) -> FsckReport:
+        """Checks and repairs everything; reads every cached byte. progress: files checked, files in all."""
+        with self._lock:
+            return fsck(self.index, self.volumes, repair=self._repair, progress=progress)
+
+    def sync(self) -> None:
+        """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes' filesystems."""
+        sequence = self._sequence
+        for volume in self.volumes:
+            volume.sync()
+        failpoint.hit("sync.volumes")
+        self.index.checkpoint(synced_sequence=sequence)
+
+    def close(self) -> None:
+        """Synced and marked clean. Nothing may be called after it."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for id in list(self._writers):
+                self._forget_writer(id)
+            self.sync()
+            self.index.close(clean=True)
+        finally:
+            for volume in self.volumes:
+                volume.close()
+
+    # ------------------------------------------------------------ eviction
+
+    def evict_if_needed(self) -> list[FileId]:
+        """Brings each volume that is above its high watermark down to the low one; the ids that went."""
+        with self._lock:
+            told, self._untold = self._untold, []
+            gone: list[FileId] = []
+            for volume in self.volumes:
+                if volume.used_bytes > self._high * volume.capacity_bytes:
+                    gone += self._evict(volume, volume.used_bytes - int(self._low * volume.capacity_bytes))
+        if told or gone:
+            self.on_evicted(told + gone)
+        return gone
+
+    def _make_room(self, volume: Volume, size_bytes: int) -> None:
+        """NoSpaceError when what may go is not enough."""
+        if volume.used_bytes + size_bytes <= volume.capacity_bytes:
+            return
+        target = max(0, int(self._low * volume.capacity_bytes) - size_bytes)
+        gone = self._evict(volume, volume.used_bytes - target)
+        if threading.get_ident() == self._home:
+            told, self._untold = self._untold + gone, []
+            if told:
+                self.on_evicted(told)
+        else:
+            self._untold += gone
+        if volume.used_bytes + size_bytes > volume.capacity_bytes:
+            raise NoSpaceError(
+                f"cache volume {volume.folder} is full",
+                why=f"{size_bytes} bytes are needed and what is pinned or in use can't go",
+                hint="unpin files, or give it more capacity",
+            )
+
+    def _evict(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        """Superseded files first, then those nobody fills any more, then the policy's, then those being filled."""
+        gone: list[FileId] = []
+        # each step is a list made only when the one before it was not enough
+        for step in (self._superseded_on, self._partial_idle, self._policy_victims, self._partial_open):
+            if bytes_needed <= 0:
+                break
+            ids = step(volume, bytes_needed)
+            for id in ids:
+                self._forget_writer(id)
+            bytes_needed -= self._discard(ids)
+            gone += ids
+        self.evicted_files += len(gone)
+        return gone
+
+    def _superseded_on(self, volume: Volume, _: int) -> list[FileId]:
+        found: list[FileId] = []
+        others: list[FileId] = []
+        while self._superseded:
+            id = self._superseded.popleft()
+            cached = self.index.cached(id)
+            if cached is None:
+                continue
+            here = cached.volume == volume.number and id not in self._pinned
+            (found if here else others).append(id)
+        self._superseded.extend(others)
+        return found
+
+    def _partial_idle(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        return self._partials(volume, bytes_needed, opened=False)
+
+    def _partial_open(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        if threading.get_ident() != self._home:
+            return []  # its fill would learn too late; and it may be the caller's own
+        return self._partials(volume, bytes_needed, opened=True)
+
+    def _partials(self, volume: Volume, bytes_needed: int, *, opened: bool) -> list[FileId]:
+        found: list[FileId] = []
+        for id, (number, size_bytes) in self._partial.items():
+            if bytes_needed <= 0:
+                break
+            if number == volume.number and (id in self._writers) == opened and id not in self._pinned:
+                found.append(id)
+                bytes_needed -= size_bytes
+        return found
+
+    def _policy_victims(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+        return self._policies[volume.number].victims(bytes_needed, self._pinned.__contains__)
+
+    # ------------------------------------------------------------ inside
+
+    def _choose(self, size_bytes: int) -> Volume:
+        """The first tier with a volume that has room below the high watermark, of that the emptiest; else the one
+        where least must go."""
+        need = allocated_bytes(size_bytes)
+        fitting = [volume for volume in self.volumes if need <= volume.capacity_bytes]
+        if not fitting:
+            raise NoSpaceError(
+                f"a file of {size_bytes} bytes does not fit any cache volume", hint="give one more capacity"
+            )
+        roomy = [v for v in fitting if v.used_bytes + need <= self._high * v.capacity_bytes]
+        if roomy:
+            return max(
+                (v for v in roomy if v.tier == roomy[0].tier), key=lambda v: v.capacity_bytes - v.used_bytes
+            )
+        problem: HeadraceError | None = None
+        for volume in sorted(fitting, key=lambda v: v.used_bytes - v.capacity_bytes):
+            try:
+                self._make_room(volume, need)
+                return volume
+            except NoSpaceError as error:
+                problem = error
+        assert problem is not None
+        raise problem
+
+    def _write_small(self, volume: Volume, id: FileId, body: Body) -> None:
+        path = volume.part_path(id)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                pwrite_all(fd, body, 0)
+            finally:
+                os.close(fd)
+            os.rename(path, volume.data_path(id))
+        except OSError as error:
+            raise storage_error(path, error) from error
+
+    def _record(self, entry: Entry, volume: Volume, *, complete: bool, checksum: int = 0) -> CachedFile:
+        version = entry.version
+        return CachedFile(
+            id=entry.id,
+            volume=volume.number,
+            size_bytes=version.size_bytes,
+            mtime_ns=version.mtime_ns,
+            token=version.token,
+            complete=complete,
+            pinned=False,
+            unverified=False,
+            superseded=False,
+            checksum=checksum,
+            sequence=self._next_sequence(),
+        )
+
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _watch(self, writer: CacheWriter) -> CacheWriter:
+        writer.on_grow = lambda count: self._grow(writer.volume, writer.id, count)
+        self._writers[writer.id] = writer
+        return writer
+
+    def _grow(self, volume: Volume, id: FileId, count: int) -> None:
+        """Of a file being filled. NoSpaceError when nothing can go for it."""
+        with self._lock:
+            if count > 0:
+                self._make_room(volume, count)
+            if id in self._partial:
+                number, size_bytes = self._partial[id]
+                self._partial[id] = (number, size_bytes + count)
+                volume.used_bytes += count
+            elif count > 0:
+                raise StoreError(f"cache file {id:x} can't be written", why="it was evicted or freed")
+
+    def _forget_writer(self, id: FileId) -> None:
+        writer = self._writers.pop(id, None)
+        if writer is not None:
+            writer.close()
+
+    def _take_in(self, cached: CachedFile) -> None:
+        """Enters what the index says into the accounts."""
+        volume = self.volumes[cached.volume]
+        self._sequence = max(self._sequence, cached.sequence)
+        if cached.complete:
+            size_bytes = allocated_bytes(cached.size_bytes)
+            self._policies[volume.number].insert(cached.id, size_bytes)
+        else:
+            size_bytes = volume.allocated(cached.id)
+            self._partial[cached.id] = (volume.number, size_bytes)
+        volume.used_bytes += size_bytes
+        if cached.pinned:
+            self._pinned.add(cached.id)
+        if cached.superseded:
+            self._superseded.append(cached.id)
+
+    def _let_go(self, id: FileId) -> int:
+        """Takes a file out of the accounts; the bytes it had."""
+        number, size_bytes = self._partial.pop(id, (-1, 0))
+        if number >= 0:
+            self.volumes[number].used_bytes -= size_bytes
+            return size_bytes
+        for volume, policy in zip(self.volumes, self._policies, strict=True):
+            size_bytes = policy.remove(id)
+            if size_bytes:
+                volume.used_bytes -= size_bytes
+                return size_bytes
+        return 0
+
+    def _discard(self, ids: list[FileId]) -> int:
+        """Records first, in one commit, then files: a crash between leaves files without a record."""
+        found = [cached for cached in map(self.index.cached, ids) if cached is not None]
+        if not found:
+            return 0
+        with self.index.batch():
+            for cached in found:
+                self.index.drop_cached(cached.id)
+        failpoint.hit("discard.records")
+        freed = 0
+        for cached in found:
+            self._pinned.discard(cached.id)
+            freed += self._let_go(cached.id)
+            self.volumes[cached.volume].unlink(cached.id)
+        return freed
+
+    def _repair(self, cached: CachedFile, blocks: list[int] | None) -> None:
+        """What was checked is trusted again; without its bad blocks, which makes it incomplete."""
+        id, volume = cached.id, self.volumes[cached.volume]
+        if blocks is None or (blocks and cached.size_bytes <= BLOCK_SIZE_BYTES):
+            self._forget_writer(id)
+            self._discard([id])
+            return
+        if blocks:
+            self.index.put_cached(
+                replace(cached, complete=False, unverified=True)
+            )  # stays so if we die half-way
+            failpoint.hit("repair.record")
+            writer = self._writers.get(id) or CacheWriter.reopen(volume, id, version_of(cached))
+            if writer is None:
+                self._discard([id])
+                return
+            for block in blocks:
+                writer.drop_block(block)
+            if id not in self._writers:
+                writer.close()
+        complete = cached.complete and not blocks
+        self._let_go(id)
+        fixed = replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
+        self.index.put_cached(fixed)
+        self._take_in(fixed)
+
+
+def allocated_bytes(size_bytes: int) -> int:
+    """What a complete file takes on the disk, with its map."""
+    data = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    if size_bytes <= BLOCK_SIZE_BYTES:
+        return max(data, PAGE_BYTES)
+    return data + -(-map_bytes(-(-size_bytes // BLOCK_SIZE_BYTES)) // PAGE_BYTES) * PAGE_BYTES

@@ -1,0 +1,148 @@
+"""One folder of cache files on one local filesystem. Layout:
+
+lock                        held (flock) by the node; contains its pid
+files/<xx>/<id>             bytes of a complete file; xx: last two hex digits of the id, id: 12 hex digits
+files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that who opens
+                            the plain name never sees a hole
+files/<xx>/<id>.map         presence and checksums of a file of more than one block
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+
+from headrace.base.errors import StoreBusyError, StoreError
+from headrace.base.model import FileId
+
+ROOM_BYTES_MIN = 1 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def data_path(folder: str, id: int) -> str:
+    return f"{folder}/files/{id & 255:02x}/{id:012x}"
+
+
+def part_path(folder: str, id: int) -> str:
+    return f"{folder}/files/{id & 255:02x}/{id:012x}.part"
+
+
+def map_path(folder: str, id: int) -> str:
+    return f"{folder}/files/{id & 255:02x}/{id:012x}.map"
+
+
+def take_lock(path: str, what: str) -> int:
+    """A descriptor that holds the lock until closed. StoreBusyError naming the pid that holds it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise StoreBusyError(
+            f"{what} is in use",
+            why=f"process {holder} holds it",
+            hint="stop that node, or use another cache folder",
+        ) from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+class Volume:
+    """number: how the index names the volume; it must stay the same for the same folder.
+    tier: a word from the configuration; earlier volumes are filled first."""
+
+    def __init__(self, number: int, folder: str, capacity_bytes: int, tier: str = "") -> None:
+        self.number = number
+        self.folder = folder
+        self.capacity_bytes = capacity_bytes
+        self.tier = tier
+        self.used_bytes = 0  # kept by the store
+        self._lock_fd = -1
+        self._folder_fd = -1
+
+    def open(self) -> None:
+        """Makes the folders, takes the lock. StoreError with the cause when the volume can't be used."""
+        try:
+            for number in range(256):
+                os.makedirs(f"{self.folder}/files/{number:02x}", mode=0o755, exist_ok=True)
+            probe = f"{self.folder}/.writable"
+            with open(probe, "wb") as file:
+                file.write(b"x")
+            os.unlink(probe)
+            room = os.statvfs(self.folder)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+        if room.f_bavail * room.f_frsize < ROOM_BYTES_MIN and not any(self.ids()):
+            raise StoreError(f"cache volume {self.folder} can't be used", why="its filesystem is full")
+        self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        for fd in (self._lock_fd, self._folder_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._lock_fd = self._folder_fd = -1
+
+    def data_path(self, id: FileId) -> str:
+        return data_path(self.folder, id)
+
+    def map_path(self, id: FileId) -> str:
+        return map_path(self.folder, id)
+
+    def part_path(self, id: FileId) -> str:
+        return part_path(self.folder, id)
+
+    def sync(self) -> None:
+        """Everything written to this volume before the call is durable on return. Blocks."""
+        if _libc.syncfs(self._folder_fd) != 0:
+            error = ctypes.get_errno()
+            raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
+
+    def unlink(self, id: FileId) -> int:
+        """Removes what there is of a file; the bytes that were allocated. Who has it open keeps reading."""
+        freed = 0
+        for path in (data_path(self.folder, id), part_path(self.folder, id), map_path(self.folder, id)):
+            try:
+                freed += os.stat(path).st_blocks * 512
+                os.unlink(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _unusable(self.folder, error) from error
+        return freed
+
+    def allocated(self, id: FileId) -> int:
+        """Bytes on the disk for what there is of a file."""
+        total = 0
+        for path in (self.data_path(id), self.part_path(id), self.map_path(id)):
+            try:
+                total += os.stat(path).st_blocks * 512
+            except FileNotFoundError:
+                continue
+        return total
+
+    def ids(self) -> Iterator[FileId]:
+        """Every id that has a file here, once."""
+        for number in range(256):
+            found: set[FileId] = set()
+            for name in os.listdir(f"{self.folder}/files/{number:02x}"):
+                try:
+                    found.add(FileId(int(name.partition(".")[0], 16)))
+                except ValueError:
+                    continue
+            yield from sorted(found)
+
+
+def _unusable(folder: str, error: OSError) -> StoreError:
+    hint = {
+        errno.EACCES: "give the user that runs the node write permission",
+        errno.EROFS: "the filesystem is mounted read-only",
+        errno.ENOSPC: "make room on that filesystem",
+    }.get(error.errno or 0, "")
+    return StoreError(f"cache volume {folder} can't be used", why=error.strerror or str(error), hint=hint)

@@ -1,0 +1,207 @@
+"""Filling one cache file; the node only. Bytes, then checksum, then bit: whoever sees the bit may read the bytes.
+
+Any thread may write; different blocks at the same time. Nothing here is durable against a power loss by itself: see
+Store.sync. One-block files have no map: they are there or not, and a file half-written before kill -9 is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+
+from headrace.base import failpoint
+from headrace.base.errors import NoSpaceError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version, block_count, block_range
+from headrace.store.checksum import block_checksum
+from headrace.store.files import BlockMap
+from headrace.store.volume import Volume
+
+Body = bytes | bytearray | memoryview
+
+
+def storage_error(path: str, error: OSError) -> StoreError | NoSpaceError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(f"cache file {path} can't be written", why="the filesystem is full")
+    return StoreError(f"cache file {path} can't be written", why=error.strerror or str(error))
+
+
+def pwrite_all(fd: int, body: Body, offset: int) -> None:
+    written = os.pwrite(fd, body, offset)
+    if written == len(body):
+        return
+    rest = memoryview(body)
+    while written < len(rest):
+        written += os.pwrite(fd, rest[written:], offset + written)
+
+
+class CacheWriter:
+    """on_grow: told the bytes before they are written; it may raise NoSpaceError."""
+
+    def __init__(self, volume: Volume, id: FileId, version: Version, fd: int, map: BlockMap | None) -> None:
+        self.volume = volume
+        self.id = id
+        self.version = version
+        self.fd = fd
+        self.checksum = 0  # of a one-block file
+        self.on_grow: Callable[[int], None] = lambda _: None
+        self._blocks = block_count(version.size_bytes)
+        self._map = map
+        self._lock = threading.Lock()
+        self._writing = 0
+        self._closing = False
+        self.blocks_present = map.count() if map is not None else 0
+
+    @classmethod
+    def create(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter:
+        """An empty sparse file; what lay under that id before is unlinked, for its readers to keep."""
+        volume.unlink(id)
+        path = volume.part_path(id)
+        fds: list[int] = []
+        try:
+            fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            os.ftruncate(fds[0], version.size_bytes)
+            if version.size_bytes <= BLOCK_SIZE_BYTES:
+                return cls(volume, id, version, fds[0], None)
+            failpoint.hit("writer.created")
+            fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            inode = os.fstat(fds[0]).st_ino
+            BlockMap.initialise(fds[1], version.size_bytes, inode)
+            map = BlockMap(fds[1], version.size_bytes, inode, writable=True)
+            os.close(fds.pop())
+            return cls(volume, id, version, fds[0], map)
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            volume.unlink(id)
+            raise storage_error(path, error) from error
+
+    @classmethod
+    def reopen(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter | None:
+        """What an earlier process began; None when there is nothing sound to go on with."""
+        path, complete_path = volume.part_path(id), volume.data_path(id)
+        fds: list[int] = []
+        try:
+            if not os.path.exists(path) and os.path.exists(complete_path):
+                os.rename(complete_path, path)  # killed between the rename and the commit of the record
+            fds.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            stat = os.fstat(fds[0])
+            if stat.st_size != version.size_bytes:
+                raise ValueError("wrong length")
+            if version.size_bytes <= BLOCK_SIZE_BYTES:
+                return cls(volume, id, version, fds[0], None)
+            fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CLOEXEC))
+            map = BlockMap(fds[1], version.size_bytes, stat.st_ino, writable=True)
+            os.close(fds.pop())
+            return cls(volume, id, version, fds[0], map)
+        except (FileNotFoundError, ValueError):
+            for fd in fds:
+                os.close(fd)
+            return None
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise storage_error(path, error) from error
+
+    @property
+    def complete(self) -> bool:
+        return self.blocks_present >= self._blocks
+
+    def present(self, start: int, end: int) -> bool:
+        if self.complete or end <= start:
+            return True
+        blocks = block_range(start, end)
+        return self._map is not None and self._map.has_all(blocks.start, blocks.stop)
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The absent parts of start..end as ranges of whole blocks, the last one cut at the file's end."""
+        found: list[tuple[int, int]] = []
+        size = self.version.size_bytes
+        for block in block_range(start, min(end, size)):
+            low = block * BLOCK_SIZE_BYTES
+            high = min(low + BLOCK_SIZE_BYTES, size)
+            if self.present(low, high):
+                continue
+            if found and found[-1][1] == low:
+                found[-1] = (found[-1][0], high)
+            else:
+                found.append((low, high))
+        return found
+
+    def write(self, offset: int, body: Body) -> None:
+        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return. StoreError
+        (EIO), NoSpaceError; then the blocks are not present."""
+        length, size = len(body), self.version.size_bytes
+        if (
+            offset % BLOCK_SIZE_BYTES
+            or offset + length > size
+            or (length % BLOCK_SIZE_BYTES and offset + length != size)
+        ):
+            raise ValueError(f"{offset}+{length} is not whole blocks of a file of {size}")
+        with self._lock:
+            if self._closing:
+                raise StoreError(f"cache file {self.id:x} can't be written", why="it was evicted or freed")
+            self._writing += 1
+        try:
+            self._write(offset, body)
+        finally:
+            with self._lock:
+                self._writing -= 1
+                last = self._closing and self._writing == 0
+            if last:
+                self._close()
+
+    def _write(self, offset: int, body: Body) -> None:
+        length, size = len(body), self.version.size_bytes
+        self.on_grow(length)
+        view = memoryview(body)
+        checksums = [
+            block_checksum(view[at : at + BLOCK_SIZE_BYTES]) for at in range(0, length, BLOCK_SIZE_BYTES)
+        ]
+        try:
+            pwrite_all(self.fd, body, offset)
+        except OSError as error:
+            self.on_grow(-length)
+            raise storage_error(self.volume.part_path(self.id), error) from error
+        failpoint.hit("writer.bytes")
+        again = 0
+        with self._lock:
+            for number, checksum in enumerate(checksums, offset // BLOCK_SIZE_BYTES):
+                if self.present(number * BLOCK_SIZE_BYTES, number * BLOCK_SIZE_BYTES + 1):
+                    again += min(BLOCK_SIZE_BYTES, size - number * BLOCK_SIZE_BYTES)
+                    continue
+                if self._map is None:
+                    self.checksum = checksum
+                else:
+                    self._map.set(number, checksum)
+                self.blocks_present += 1
+        if again:
+            self.on_grow(-again)
+        failpoint.hit("writer.bits")
+
+    def checksums(self) -> dict[int, int]:
+        return self._map.checksums() if self._map is not None else {}
+
+    def drop_block(self, block: int) -> None:
+        """The block is absent on return. Its bytes stay until they are written anew."""
+        with self._lock:
+            if self.present(block * BLOCK_SIZE_BYTES, block * BLOCK_SIZE_BYTES + 1):
+                if self._map is not None:
+                    self._map.clear(block)
+                self.blocks_present -= 1
+
+    def close(self) -> None:
+        """A write under way in another thread ends first, and closes in our place."""
+        with self._lock:
+            self._closing = True
+            if self._writing:
+                return
+        self._close()
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            if self._map is not None:
+                self._map.close()
