@@ -1,0 +1,136 @@
+"""Builds obstore's clients of S3, GCS, Azure and the web from our options, the environment and profile files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from headrace.base.errors import UsageError
+from headrace.origin.aws_profile import read_profile
+from headrace.origin.object_store import Stores
+from headrace.origin.options import OriginOptions
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+CONNECT_TIMEOUT_S = 5.0
+_NO_RETRY: RetryConfig = {"max_retries": 0}
+_LISTING_RETRY: RetryConfig = {
+    "max_retries": 3,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+}
+
+
+def _client(options: OriginOptions, endpoint: str) -> ClientConfig:
+    timeout_s = options.timeout_s or 3600.0
+    return {
+        "allow_http": options.allow_http or endpoint.startswith("http://"),
+        "connect_timeout": timedelta(seconds=min(CONNECT_TIMEOUT_S, timeout_s)),
+        "timeout": timedelta(seconds=timeout_s),
+        "user_agent": "headrace",
+    }
+
+
+def _both(make: Callable[[RetryConfig], ObjectStore], url: str) -> Stores:
+    from obstore.exceptions import BaseError
+
+    try:
+        return Stores(make(_NO_RETRY), make(_LISTING_RETRY))
+    except (BaseError, ValueError, TypeError, OSError):
+        # its message may quote a key or a service account: not passed on
+        raise UsageError(
+            url, why="the origin's options are off", hint="check endpoint, account and key formats"
+        ) from None
+
+
+def s3_options(options: OriginOptions, environment: Mapping[str, str]) -> OriginOptions:
+    """Filled up: options first, then the environment (which obstore reads by itself), then a profile."""
+    if options.anonymous or (options.access_key_id and not options.profile):
+        return options
+    if environment.get("AWS_ACCESS_KEY_ID") and not options.profile:
+        return options
+    found = read_profile(options.profile, environment)
+    missing: Any = {name: value for name, value in found.items() if not getattr(options, name)}
+    return replace(options, **missing)
+
+
+def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
+    from obstore.store import S3Store
+
+    options = s3_options(given, os.environ)
+    environment = os.environ
+    endpoint = (
+        options.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
+    )
+    path_style = options.path_style
+    config: dict[str, Any] = {
+        "region": options.region
+        or environment.get("AWS_REGION")
+        or environment.get("AWS_DEFAULT_REGION")
+        or "us-east-1",
+    }
+    for name in ("access_key_id", "secret_access_key", "session_token"):
+        if getattr(options, name):
+            config[name] = getattr(options, name)
+    if endpoint:
+        config["endpoint"] = endpoint.rstrip("/")
+    if options.anonymous:
+        config["skip_signature"] = True
+    if path_style is not None:
+        config["virtual_hosted_style_request"] = not path_style
+    client = _client(options, endpoint)
+    return _both(
+        lambda retry: S3Store(bucket, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        url,
+    )
+
+
+def gcs_stores(url: str, bucket: str, options: OriginOptions) -> Stores:
+    from obstore.store import GCSStore
+
+    config: dict[str, Any] = {}
+    if options.endpoint:
+        config["base_url"] = options.endpoint.rstrip("/")
+    if options.service_account_path:
+        config["service_account"] = os.path.expanduser(options.service_account_path)
+    if options.token:
+        config["bearer_token"] = options.token
+    if options.anonymous:
+        config["skip_signature"] = True
+    client = _client(options, options.endpoint)
+    return _both(
+        lambda retry: GCSStore(bucket, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        url,
+    )
+
+
+def azure_stores(url: str, container: str, options: OriginOptions) -> Stores:
+    from obstore.store import AzureStore
+
+    config: dict[str, Any] = {}
+    for name in ("endpoint", "account_name", "account_key", "token"):
+        if getattr(options, name):
+            config[name] = getattr(options, name)
+    if options.anonymous:
+        config["skip_signature"] = True
+    if not options.account_name and not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
+        raise UsageError(url, why="the storage account is not known", hint="give account_name")
+    client = _client(options, options.endpoint)
+    return _both(
+        lambda retry: AzureStore(container, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        url,
+    )
+
+
+def web_stores(url: str, server: str, options: OriginOptions) -> Stores:
+    """server: scheme and host. token goes as a bearer token."""
+    from obstore.store import HTTPStore
+
+    client = _client(options, server)
+    if options.token:
+        client["default_headers"] = {"authorization": f"Bearer {options.token}"}
+    return _both(lambda retry: HTTPStore(server, client_options=client, retry_config=retry), url)

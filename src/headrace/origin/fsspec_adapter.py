@@ -1,0 +1,164 @@
+"""Any fsspec file system as an origin: hdfs, oss, sftp and what else has a driver.
+
+fsspec has no conditional read: a version is compared before and after. Its listings come whole, so a folder's
+listing takes memory for all of its entries. Calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    DeadlineExceededError,
+    HeadraceError,
+    OriginDeniedError,
+    OriginError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    UsageError,
+    VersionChangedError,
+)
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.origin import Body, ListPage
+
+_PAGE = 1000
+_TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+
+Result = TypeVar("Result")
+
+
+def open_file_system(url: str, options: dict[str, str]) -> tuple[Any, str]:
+    """(file system, root path) of an URL. UsageError when fsspec, or the driver of that scheme, isn't installed."""
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec.core
+    except ImportError:
+        raise UsageError(
+            url,
+            why=f"{scheme}:// needs fsspec, which is not installed",
+            hint="pip install 'headrace[fsspec]'",
+        ) from None
+    try:
+        file_system, root = fsspec.core.url_to_fs(
+            url, skip_instance_cache=True, use_listings_cache=False, **options
+        )
+    except ImportError as error:
+        raise UsageError(url, why=f"no driver for {scheme}://: {error}") from None
+    except ValueError as error:
+        raise UsageError(url, why=str(error)) from None
+    except TypeError:
+        raise UsageError(url, why=f"{scheme}:// does not take one of the options") from None
+    except OSError as error:
+        raise OriginUnavailableError(url, why=_why(error)) from None
+    return file_system, str(root)
+
+
+def version_of(info: dict[str, Any]) -> Version:
+    token = next((str(info[name]) for name in _TOKENS if info.get(name)), "")
+    return Version(int(info.get("size") or 0), _mtime_ns(info), token)
+
+
+def _mtime_ns(info: dict[str, Any]) -> int:
+    for name in _TIMES:
+        value = info.get(name)
+        if isinstance(value, datetime):
+            return int(value.timestamp()) * 10**9
+        if isinstance(value, int | float):
+            return int(value * 10**9)
+    return 0
+
+
+def _why(error: BaseException) -> str:
+    return (str(error).split("\n", 1)[0] or type(error).__name__)[:300]
+
+
+def _translate(error: Exception, what: str) -> HeadraceError:
+    why = _why(error)
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        return PathNotFoundError(what, why="no such object")
+    if isinstance(error, PermissionError):
+        return OriginDeniedError(what, why=why)
+    if isinstance(error, ConnectionError | TimeoutError) or "connect" in type(error).__name__.lower():
+        return OriginUnavailableError(what, why=why)
+    return OriginError(what, why=why)
+
+
+class FsspecOrigin:
+    """file_system: any AbstractFileSystem. root: the attached path in it."""
+
+    def __init__(self, url: str, file_system: Any, root: str) -> None:
+        self.url = url
+        self._files = file_system
+        self._root = root.rstrip("/")
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        what = f"{self.url}/{key}"
+        info = await self._call(lambda: self._files.info(self._path(key)), what, deadline)
+        if info.get("type") != "file" or not key or key.endswith("/"):
+            raise PathNotFoundError(what, why="not a file")
+        return ObjectInfo(key, version_of(info))
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        what = f"{self.url}/{key}"
+        try:
+            before = await self.head(key, deadline=deadline)
+            self._compare(before, version, what)
+            body: bytes = await self._call(
+                lambda: self._files.cat_file(self._path(key), start=start, end=end), what, deadline
+            )
+            self._compare(await self.head(key, deadline=deadline), version, what)
+        except PathNotFoundError:
+            raise VersionChangedError(what, why="it is gone") from None
+        if len(body) != end - start:
+            raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
+        return body
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        what = f"{self.url}/{key}"
+        try:
+            infos = await self._call(lambda: self._files.ls(self._path(key), detail=True), what, deadline)
+        except PathNotFoundError:
+            return
+        objects: dict[str, ObjectInfo] = {}
+        directories: dict[str, None] = {}
+        for info in infos:
+            name = str(info["name"]).rstrip("/").rpartition("/")[2]
+            child = f"{key}/{name}" if key else name
+            if not name or str(info["name"]).rstrip("/") == self._path(key):
+                continue
+            if info.get("type") == "directory":
+                directories[name] = None
+            else:
+                objects[name] = ObjectInfo(child, version_of(info))
+        found, folders = list(objects.values()), list(directories)
+        for at in range(0, max(len(found), len(folders)), _PAGE):
+            yield ListPage(tuple(found[at : at + _PAGE]), tuple(folders[at : at + _PAGE]))
+
+    async def close(self) -> None:
+        return None
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else (self._root or "/")
+
+    def _compare(self, found: ObjectInfo, version: Version, what: str) -> None:
+        if found.version != version:
+            raise VersionChangedError(what, why="it is not the version that was asked for")
+
+    async def _call(self, call: Callable[[], Any], what: str, deadline: Deadline) -> Any:
+        deadline.check(what)
+        left_s = deadline.left_s()
+        limit = asyncio.timeout(None if left_s == float("inf") else left_s)
+        try:
+            async with limit:
+                return await asyncio.to_thread(call)
+        except Exception as error:  # noqa: BLE001 - each driver raises errors of its own
+            if limit.expired():
+                raise DeadlineExceededError(what, why="no answer within the time allowed") from None
+            raise _translate(error, what) from None

@@ -1,0 +1,165 @@
+"""From a URL to the origin it names, ready for use: measured, throttled, retrying.
+
+Libraries are imported when their scheme is asked for: obstore and fsspec are slow to import.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.parse
+
+from headrace.base.errors import UsageError
+from headrace.origin.measure import MeasureOrigin
+from headrace.origin.object_check import check_origin
+from headrace.origin.options import OriginOptions, parse_options, split_common
+from headrace.origin.origin import Origin
+from headrace.origin.retry import RetryOrigin
+from headrace.origin.throttle import ThrottleOrigin
+
+BUCKET_SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "az": "az",
+    "azure": "az",
+    "abfs": "az",
+    "abfss": "az",
+}
+KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
+
+
+def parse_origin(text: str) -> str:
+    """The URL in its one form: one scheme a kind, no slash at the end, plain paths as file:// URLs (absolute, not
+    percent-encoded). UsageError for what can't be an origin, also for a URL that holds a password."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        if not text:
+            raise UsageError("an origin needs a URL or a folder", hint=f"schemes are {KNOWN}")
+        return f"file://{os.path.abspath(os.path.expanduser(text))}"
+    scheme = scheme.lower()
+    if scheme == "file":
+        return _parse_file(text, rest)
+    if scheme in BUCKET_SCHEMES:
+        return _parse_bucket(BUCKET_SCHEMES[scheme], rest)
+    if scheme in ("http", "https"):
+        return _parse_web(scheme, rest)
+    if scheme == "memory":
+        return f"memory://{rest.strip('/')}"
+    if scheme == "synthetic":
+        from headrace.origin.synthetic import parse_shape
+
+        parse_shape(text)
+        return f"synthetic://{rest}"
+    _known_to_fsspec(scheme)
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
+    """UsageError for a URL or an option that is off. Asks nothing of the origin: `check_origin` does."""
+    url = parse_origin(url)
+    raw, parsed = _raw(url, options)
+    return MeasureOrigin(ThrottleOrigin(RetryOrigin(raw), parsed.limits()))
+
+
+def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
+    scheme = url.partition("://")[0]
+    if scheme not in ("s3", "gs", "az", "http", "https", "file", "memory", "synthetic"):
+        return _build_fsspec(url, options)
+    parsed = parse_options(url, options)
+    if scheme in ("s3", "gs", "az"):
+        return _build_bucket(url, scheme, parsed), parsed
+    if scheme in ("http", "https"):
+        return _build_web(url, parsed), parsed
+    return _build_own(url, scheme), parsed
+
+
+def _build_own(url: str, scheme: str) -> Origin:
+    rest = url.partition("://")[2]
+    if scheme == "file":
+        from headrace.origin.local import LocalOrigin
+
+        return LocalOrigin(rest)
+    if scheme == "memory":
+        from headrace.origin.memory import MemoryOrigin
+
+        return MemoryOrigin.shared(rest)
+    from headrace.origin.synthetic import SyntheticOrigin
+
+    return SyntheticOrigin(url)
+
+
+def _build_bucket(url: str, scheme: str, options: OriginOptions) -> Origin:
+    from headrace.origin import cloud
+    from headrace.origin.object_store import ObjectStoreOrigin
+
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    make = {"s3": cloud.s3_stores, "gs": cloud.gcs_stores, "az": cloud.azure_stores}[scheme]
+    return ObjectStoreOrigin(url, make(url, bucket, options), prefix)
+
+
+def _build_web(url: str, options: OriginOptions) -> Origin:
+    from headrace.origin import cloud
+    from headrace.origin.web import WebOrigin
+
+    parts = urllib.parse.urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc}"
+    prefix = urllib.parse.unquote(parts.path).strip("/")
+    return WebOrigin(url, cloud.web_stores(url, server, options), prefix)
+
+
+def _build_fsspec(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
+    from headrace.origin.fsspec_adapter import FsspecOrigin, open_file_system
+
+    parsed, rest = split_common(url, options)
+    file_system, root = open_file_system(url, rest)
+    return FsspecOrigin(url, file_system, root), parsed
+
+
+def _parse_file(text: str, rest: str) -> str:
+    if not rest.startswith("/"):
+        raise UsageError(text, why="a file URL needs an absolute path", hint="write file:///folder")
+    return f"file://{os.path.normpath(rest)}"
+
+
+def _parse_bucket(scheme: str, rest: str) -> str:
+    bucket, _, prefix = rest.partition("/")
+    if not bucket or "?" in bucket or (scheme != "az" and "@" in bucket):
+        raise UsageError(f"{scheme}://…", why="no bucket name", hint=f"write {scheme}://bucket/prefix")
+    if "@" in bucket:
+        raise UsageError(
+            f"{scheme}://…",
+            why="the account is given as an option",
+            hint="write az://container, account_name=…",
+        )
+    prefix = prefix.strip("/")
+    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+        raise UsageError(f"{scheme}://{rest}", why="a prefix has no empty, . or .. parts")
+    return f"{scheme}://{bucket}/{prefix}".rstrip("/")
+
+
+def _parse_web(scheme: str, rest: str) -> str:
+    host, _, path = rest.partition("/")
+    if not host or "@" in host:
+        raise UsageError(
+            f"{scheme}://…", why="no host, or a password in the URL", hint="give token as an option"
+        )
+    if "?" in rest or "#" in rest:
+        raise UsageError(f"{scheme}://{host}/…", why="a URL with ? or # is no folder or file of a web server")
+    return f"{scheme}://{host}/{path}".rstrip("/")
+
+
+def _known_to_fsspec(scheme: str) -> None:
+    try:
+        from fsspec.registry import known_implementations, registry
+    except ImportError:
+        raise UsageError(
+            f"{scheme}://",
+            why=f"unknown scheme; without fsspec known are {KNOWN}",
+            hint="pip install 'headrace[fsspec]' for hdfs, oss, sftp and more",
+        ) from None
+    if scheme not in known_implementations and scheme not in registry:
+        raise UsageError(f"{scheme}://", why=f"unknown scheme; known are {KNOWN}, and those of fsspec")
+
+
+__all__ = ["build_origin", "check_origin", "parse_origin"]

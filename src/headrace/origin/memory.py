@@ -1,0 +1,83 @@
+"""An origin in this process's memory, with true semantics: versions, pages, folders by prefix."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PathNotFoundError, VersionChangedError
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.origin import Body, ListPage
+
+_SHARED: dict[str, MemoryOrigin] = {}
+"""By name: `memory://name` means one and the same origin all over a process, or nothing could be put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    data: bytes
+    version: Version
+
+
+class MemoryOrigin:
+    """put and delete take effect at once; a put makes a new version even of equal bytes, as its mtime differs."""
+
+    def __init__(self, name: str = "", *, page_size: int = 1000) -> None:
+        self.url = f"memory://{name}"
+        self._page_size = page_size
+        self._objects: dict[str, _Stored] = {}
+        self._puts = 0
+
+    @classmethod
+    def shared(cls, name: str) -> MemoryOrigin:
+        """The one of that name in this process."""
+        return _SHARED.setdefault(name, cls(name))
+
+    def put(self, key: str, data: bytes) -> Version:
+        self._puts += 1
+        token = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}-{self._puts}"'
+        version = Version(len(data), time.time_ns(), token)
+        self._objects[key] = _Stored(data, version)
+        return version
+
+    def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        deadline.check(f"{self.url}/{key}")
+        stored = self._objects.get(key)
+        if stored is None or key.endswith("/"):
+            raise PathNotFoundError(f"{self.url}/{key}", why="no such object")
+        return ObjectInfo(key, stored.version)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        deadline.check(f"{self.url}/{key}")
+        stored = self._objects.get(key)
+        if stored is None or stored.version != version:
+            raise VersionChangedError(f"{self.url}/{key}", why="it is not the version that was asked for")
+        return memoryview(stored.data)[start:end]
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        prefix = f"{key}/" if key else ""
+        objects: list[ObjectInfo] = []
+        directories: dict[str, None] = {}
+        for path, stored in sorted(self._objects.items()):
+            if not path.startswith(prefix) or path == prefix:
+                continue
+            name, slash, _ = path[len(prefix) :].partition("/")
+            if not slash:
+                objects.append(ObjectInfo(path, stored.version))
+            elif name:
+                directories[name] = None
+        size = self._page_size
+        for at in range(0, max(len(objects), len(directories)), size):
+            deadline.check(f"{self.url}/{key}")
+            yield ListPage(tuple(objects[at : at + size]), tuple(directories)[at : at + size])
+
+    async def close(self) -> None:
+        return None

@@ -1,0 +1,222 @@
+"""S3, GCS, Azure Blob: an origin over an obstore store.
+
+obstore's own retries are off for single objects (`retry.py` does that); the store for listings keeps a few, since a
+listing can't be resumed from outside. Bytes come as a view of obstore's buffer, without a copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import obstore
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    DeadlineExceededError,
+    HeadraceError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    VersionChangedError,
+)
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.obstore_errors import FOREIGN, translate
+from headrace.origin.origin import Body, ListPage
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, ObjectMeta
+    from obstore.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+PAGE = 1000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Two clients of the same place: objects without retries, listings with some."""
+
+    objects: ObjectStore
+    listings: ObjectStore
+
+
+def version_of(meta: ObjectMeta) -> Version:
+    """mtime in whole seconds: HEAD (an HTTP date) knows no more, and must equal what a listing says. Azure quotes
+    the ETag in its header and not in its listings; here it always has its quotes."""
+    token = meta["e_tag"] or ""
+    if token and not token.endswith('"'):
+        token = f'"{token}"'
+    return Version(meta["size"], (meta["last_modified"] - _EPOCH) // _SECOND * 10**9, token)
+
+
+def can_match(token: str) -> bool:
+    """If-Match compares strongly: a weak ETag never matches (RFC 9110, 13.1.1)."""
+    return bool(token) and not token.startswith("W/")
+
+
+@contextlib.asynccontextmanager
+async def within(deadline: Deadline, what: str) -> AsyncIterator[None]:
+    """DeadlineExceededError when the body isn't done by then."""
+    deadline.check(what)
+    left_s = deadline.left_s()
+    try:
+        async with asyncio.timeout(None if left_s == float("inf") else left_s):
+            yield
+    except TimeoutError as error:
+        if isinstance(error, DeadlineExceededError):
+            raise
+        raise DeadlineExceededError(what, why="no answer within the time allowed") from None
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """obstore's exceptions as ours. Not chained: their text may hold a signed URL."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except FOREIGN as error:
+        if isinstance(error, HeadraceError):
+            raise
+        raise translate(error, what) from None
+
+
+class ObjectStoreOrigin:
+    """prefix: what stands before every key in the bucket, without slashes around it; "" for none."""
+
+    def __init__(self, url: str, stores: Stores, prefix: str) -> None:
+        self.url = url
+        self._stores = stores
+        self._prefix = prefix
+        self._bucket_seen = False
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        what = self._where(key)
+        if not key or key.endswith("/"):
+            raise PathNotFoundError(what, why="no such object")
+        async with within(deadline, what):
+            try:
+                with translated(what):
+                    meta = await obstore.head_async(self._stores.objects, self._full(key))
+            except PathNotFoundError:
+                await self._see_bucket(what)
+                raise
+        self._bucket_seen = True
+        return ObjectInfo(key, version_of(meta))
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        what = self._where(key)
+        options: GetOptions = {"range": (start, end)}
+        if can_match(version.token):
+            options["if_match"] = version.token
+        async with within(deadline, what):
+            try:
+                with translated(what):
+                    result = await obstore.get_async(self._stores.objects, self._full(key), options=options)
+                    _same_version(result.meta, version, what)
+                    body = memoryview(await result.bytes_async())
+            except PathNotFoundError:
+                raise VersionChangedError(what, why="it is gone") from None
+        if result.range != (start, end) or len(body) != end - start:
+            raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
+        return body
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        """First as a stream of plain pages, which needs no memory. Where it meets a deeper key or an empty object
+        (perhaps a folder marker: obstore drops the slash) the rest comes in one delimited listing, which obstore
+        holds in memory: some 400 bytes an entry."""
+        what = self._where(key)
+        told = array("q")
+        flat = True
+        pages = self._stream(key, what, deadline)
+        async with contextlib.aclosing(pages):
+            async for metas in pages:
+                if not all(self._is_plain_child(key, meta) for meta in metas):
+                    flat = False
+                    break
+                told.extend(hash(meta["path"]) for meta in metas)
+                yield ListPage(tuple(self._info(meta) for meta in metas), ())
+        if not flat:
+            async for page in self._delimited(key, what, set(told), deadline):
+                yield page
+        self._bucket_seen = True
+
+    async def close(self) -> None:
+        return None
+
+    async def _stream(
+        self, key: str, what: str, deadline: Deadline
+    ) -> AsyncGenerator[list[ObjectMeta], None]:
+        with translated(what):
+            stream = obstore.list(self._stores.listings, prefix=self._full(key) or None, chunk_size=PAGE)
+        while True:
+            async with within(deadline, what):
+                try:
+                    with translated(what):
+                        metas = list(await stream.__anext__())
+                except StopAsyncIteration:
+                    return
+            own = self._full(key)
+            yield [meta for meta in metas if meta["path"] != own]  # the folder's own marker
+
+    async def _delimited(
+        self, key: str, what: str, told: set[int], deadline: Deadline
+    ) -> AsyncIterator[ListPage]:
+        async with within(deadline, what):
+            with translated(what):
+                found = await obstore.list_with_delimiter_async(
+                    self._stores.listings, prefix=self._full(key) or None
+                )
+        names = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+        directories = [name for name in names if name]
+        objects = found["objects"]
+        for at in range(0, max(len(objects), len(directories)), PAGE):
+            infos = [self._info(meta) for meta in objects[at : at + PAGE] if hash(meta["path"]) not in told]
+            yield ListPage(tuple(infos), tuple(directories[at : at + PAGE]))
+
+    def _is_plain_child(self, key: str, meta: ObjectMeta) -> bool:
+        below = self._full(key)
+        name = meta["path"][len(below) + 1 :] if below else meta["path"]
+        return meta["size"] > 0 and "/" not in name
+
+    def _info(self, meta: ObjectMeta) -> ObjectInfo:
+        path = meta["path"]
+        return ObjectInfo(path[len(self._prefix) + 1 :] if self._prefix else path, version_of(meta))
+
+    def _full(self, key: str) -> str:
+        if not self._prefix:
+            return key
+        return f"{self._prefix}/{key}" if key else self._prefix
+
+    def _where(self, key: str) -> str:
+        return f"{self.url}/{key}" if key else self.url
+
+    async def _see_bucket(self, what: str) -> None:
+        """HEAD has no body: it says 404 for a missing bucket as for a missing object. Asked until once seen."""
+        if self._bucket_seen:
+            return
+        with translated(what):
+            stream = obstore.list(self._stores.listings, prefix=".headrace-none", chunk_size=1)
+            try:
+                await stream.__anext__()
+            except StopAsyncIteration:
+                pass
+        self._bucket_seen = True
+
+
+def _same_version(meta: ObjectMeta, version: Version, what: str) -> None:
+    """The answer's own headers; a server that ignores If-Match is caught here."""
+    found = version_of(meta)
+    same = found.token == version.token if version.token else found.mtime_ns == version.mtime_ns
+    if found.size_bytes != version.size_bytes or not same:
+        raise VersionChangedError(what, why="it is not the version that was asked for")

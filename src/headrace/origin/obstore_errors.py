@@ -1,0 +1,78 @@
+"""What obstore raises, as our errors. It tells most failures apart only in its message, so that is read here."""
+
+from __future__ import annotations
+
+import re
+
+from obstore import exceptions
+
+from headrace.base.errors import (
+    BucketNotFoundError,
+    HeadraceError,
+    NotSupportedError,
+    OriginDeniedError,
+    OriginError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    VersionChangedError,
+)
+
+FOREIGN = (exceptions.BaseError, OSError, ValueError)
+"""What obstore raises: its own, FileNotFoundError, and ValueError for a key that it can't express."""
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
+_BROKEN = re.compile(
+    r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe",
+    re.IGNORECASE,
+)
+_ASKED_HOST_FOR_ROLE = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google\.internal")
+_CREDENTIALS_HINT = "give access_key_id and secret_access_key, a profile, or anonymous=true"
+
+
+def reason(error: BaseException) -> str:
+    """One line without what a URL carries behind its `?` (it may be a signature)."""
+    text = str(error).split("\n\nDebug source", 1)[0]
+    code = re.search(r"<Code>(\w+)</Code>", text)
+    message = re.search(r"<Message>([^<]*)</Message>", text)
+    status = re.search(r"status code: (\d{3}[^:\n]*)", text)
+    if status is not None:
+        parts = [status[1].strip(), code[1] if code else "", message[1].strip() if message else ""]
+        return ", ".join(part for part in parts if part)[:300]
+    text = re.sub(r"\?\S*", "?…", text.split("\n", 1)[0])
+    return text[:300]
+
+
+def translate(error: BaseException, what: str) -> HeadraceError:
+    """what: the URL of the thing, for the message. PathNotFoundError also for a read: the caller knows better."""
+    text = str(error)
+    why = reason(error)
+    if _NO_BUCKET.search(text):
+        return BucketNotFoundError(what, why="no such bucket or container")
+    if isinstance(error, FileNotFoundError):
+        return PathNotFoundError(what, why="no such object")
+    if isinstance(error, exceptions.PreconditionError):
+        return VersionChangedError(what, why="it is not the version that was asked for")
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
+    if isinstance(error, exceptions.NotSupportedError):
+        return NotSupportedError(what, why=why)
+    if isinstance(error, exceptions.InvalidPathError | ValueError):
+        return PathNotFoundError(what, why="no object can have this name there")
+    if _ASKED_HOST_FOR_ROLE.search(text):
+        return OriginDeniedError(what, why="no credentials found", hint=_CREDENTIALS_HINT)
+    return _by_status(text, what, why)
+
+
+def _by_status(text: str, what: str, why: str) -> HeadraceError:
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    if status in (401, 403):
+        return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
+    if status == 404:
+        return BucketNotFoundError(what, why=why)
+    if status in (412, 416):
+        return VersionChangedError(what, why="it is not the version that was asked for")
+    if status in (408, 429) or status >= 500 or (not status and _BROKEN.search(text)):
+        return OriginUnavailableError(what, why=why)
+    return OriginError(what, why=why)

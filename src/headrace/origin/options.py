@@ -1,0 +1,74 @@
+"""What may be said of an origin beside its URL, checked. Values stay out of messages: they may be secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from headrace.base.errors import UsageError
+from headrace.origin.throttle import Limits
+
+TIMEOUT_S = 60.0
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OriginOptions:
+    """ "" and None: not said."""
+
+    endpoint: str = ""
+    region: str = ""
+    access_key_id: str = ""
+    secret_access_key: str = ""
+    session_token: str = ""
+    anonymous: bool = False
+    profile: str = ""
+    allow_http: bool = False
+    path_style: bool | None = None
+    account_name: str = ""
+    account_key: str = ""
+    service_account_path: str = ""
+    token: str = ""
+    request_limit_per_s: float = 0.0
+    bytes_limit_per_s: float = 0.0
+    concurrency_max: int = 0
+    timeout_s: float = TIMEOUT_S
+
+    def limits(self) -> Limits:
+        return Limits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)
+
+
+NAMES = tuple(field.name for field in fields(OriginOptions))
+_COMMON = ("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "timeout_s")
+
+
+def parse_options(url: str, options: dict[str, str]) -> OriginOptions:
+    """UsageError for an unknown name or a value of the wrong kind."""
+    values: dict[str, str | bool | float | int] = {}
+    for name, text in options.items():
+        if name not in NAMES:
+            raise UsageError(url, why=f"unknown option {name!r}", hint=f"known are {', '.join(NAMES)}")
+        values[name] = _value(url, name, text)
+    return OriginOptions(**values)  # type: ignore[arg-type]
+
+
+def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict[str, str]]:
+    """The limits, which every origin has, and the rest, for a driver that has names of its own."""
+    common = {name: text for name, text in options.items() if name in _COMMON}
+    rest = {name: text for name, text in options.items() if name not in _COMMON}
+    return parse_options(url, common), rest
+
+
+def _value(url: str, name: str, text: str) -> str | bool | float | int:
+    if name in ("anonymous", "allow_http", "path_style"):
+        if text.lower() not in _TRUE + _FALSE:
+            raise UsageError(url, why=f"option {name} is true or false")
+        return text.lower() in _TRUE
+    if name not in _COMMON:
+        return text
+    try:
+        number = float(text)
+        if not 0 <= number < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UsageError(url, why=f"option {name} is a number, 0 or more") from None
+    return int(number) if name == "concurrency_max" else number

@@ -1,0 +1,84 @@
+"""Tries again what may work later: back-off with full jitter, within the deadline, a capped number of times.
+
+Only errors that say `retryable`. A listing is started anew only while none of its pages was handed out: after that
+the same names would come twice (its kinds retry single pages themselves).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.origin import Body, ListPage, Origin
+
+ATTEMPTS_MAX = 6
+DELAY_FIRST_S = 0.05
+DELAY_MAX_S = 5.0
+
+Result = TypeVar("Result")
+
+
+class RetryOrigin:
+    """An Origin around an Origin. attempts_max: calls in all, the first one included."""
+
+    def __init__(
+        self, inner: Origin, *, attempts_max: int = ATTEMPTS_MAX, delay_first_s: float = DELAY_FIRST_S
+    ) -> None:
+        self._inner = inner
+        self._attempts_max = attempts_max
+        self._delay_first_s = delay_first_s
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        return await self._again(lambda: self._inner.head(key, deadline=deadline), deadline)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        return await self._again(
+            lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline), deadline
+        )
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        attempt, begun = 0, False
+        while True:
+            attempt += 1
+            try:
+                async for page in self._inner.list_directory(key, deadline=deadline):
+                    begun = True
+                    yield page
+                return
+            except HeadraceError as error:
+                if begun:
+                    raise
+                await self._pause_or_raise(error, attempt, deadline)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    async def _again(self, call: Callable[[], Awaitable[Result]], deadline: Deadline) -> Result:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await call()
+            except HeadraceError as error:
+                await self._pause_or_raise(error, attempt, deadline)
+
+    async def _pause_or_raise(self, error: HeadraceError, attempt: int, deadline: Deadline) -> None:
+        """Waits before the next attempt; raises the error when there is none to come."""
+        if not error.retryable or isinstance(error, DeadlineExceededError) or attempt >= self._attempts_max:
+            raise error
+        longest_s = min(DELAY_MAX_S, self._delay_first_s * 2.0 ** (attempt - 1))
+        delay_s = random.uniform(0.0, longest_s)
+        if delay_s >= deadline.left_s():
+            raise error
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,112 @@
+"""Keeps what we ask of an origin within limits: requests and bytes a second, and calls at one time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.origin import Body, ListPage, Origin
+
+BURST_S = 0.25  # how much unused allowance is kept: a quarter of a second's worth
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """0 means no limit."""
+
+    requests_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    concurrency_max: int = 0
+
+
+class TokenBucket:
+    """Paid in advance, may go into debt: a caller reserves at once and learns how long to wait. So callers are
+    served in their order, and an amount larger than the bucket still goes through."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        self._rate_per_s = rate_per_s
+        self._level = rate_per_s * BURST_S
+        self._at_s = time.monotonic()
+
+    def reserve(self, amount: float) -> float:
+        """Takes the amount; seconds to wait before using it."""
+        now_s = time.monotonic()
+        full = max(self._rate_per_s * BURST_S, 1.0)
+        self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
+        self._at_s = now_s
+        self._level -= amount
+        return max(0.0, -self._level / self._rate_per_s)
+
+    def give_back(self, amount: float) -> None:
+        self._level += amount
+
+
+class ThrottleOrigin:
+    """An Origin around an Origin. A wait that would pass the deadline is refused at once, and takes nothing."""
+
+    def __init__(self, inner: Origin, limits: Limits) -> None:
+        self._inner = inner
+        self._requests = TokenBucket(limits.requests_per_s) if limits.requests_per_s else None
+        self._bytes = TokenBucket(limits.bytes_per_s) if limits.bytes_per_s else None
+        self._slots = asyncio.Semaphore(limits.concurrency_max) if limits.concurrency_max else None
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        async with self._slot(deadline):
+            await self._pay(self._requests, 1, deadline)
+            return await self._inner.head(key, deadline=deadline)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        async with self._slot(deadline):
+            await self._pay(self._requests, 1, deadline)
+            await self._pay(self._bytes, end - start, deadline)
+            return await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        """Holds no slot: a listing's consumer may take long between two pages."""
+        await self._pay(self._requests, 1, deadline)
+        async for page in self._inner.list_directory(key, deadline=deadline):
+            yield page
+            await self._pay(self._requests, 1, deadline)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
+        if self._slots is None:
+            yield
+            return
+        left_s = deadline.left_s()
+        try:
+            async with asyncio.timeout(None if left_s == float("inf") else left_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise DeadlineExceededError(
+                self.url, why="too many calls at one time (concurrency_max)"
+            ) from None
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _pay(self, bucket: TokenBucket | None, amount: float, deadline: Deadline) -> None:
+        if bucket is None:
+            return
+        wait_s = bucket.reserve(amount)
+        if wait_s >= deadline.left_s():
+            bucket.give_back(amount)
+            raise DeadlineExceededError(self.url, why="throttled (request_limit_per_s or bytes_limit_per_s)")
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)

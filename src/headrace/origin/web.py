@@ -1,0 +1,163 @@
+"""A web server as an origin: files by their URL, folders by the index pages that servers make (nginx, Apache,
+`python -m http.server`). An index names its files and says nothing sure of their sizes, so each is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import urllib.parse
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+
+import obstore
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, NotSupportedError, PathNotFoundError
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.object_store import ObjectStoreOrigin, Stores, translated, version_of, within
+from headrace.origin.origin import Body, ListPage
+
+log = logging.getLogger(__name__)
+
+INDEX_BYTES_MAX = 64 << 20
+HEADS_AT_A_TIME = 32
+_PAGE = 256
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found.extend(value for name, value in attrs if name == "href" and value)
+
+
+def index_names(page: str, path: str) -> list[str]:
+    """The children that an index page links to, each once, folders with a slash at the end. path: the page's own,
+    unquoted, with slashes at both ends. Links to elsewhere, to parents and to sort orders are left out."""
+    links = _Links()
+    links.feed(page)
+    names: dict[str, None] = {}
+    for link in links.found:
+        parts = urllib.parse.urlsplit(link)
+        if parts.scheme or parts.netloc or not parts.path:
+            continue
+        name = urllib.parse.unquote(parts.path, errors="surrogateescape")
+        if name.startswith(path):
+            name = name[len(path) :]
+        name = name.removeprefix("./")
+        bare = name.removesuffix("/")
+        if bare and "/" not in bare and bare not in (".", ".."):
+            names[name] = None
+    return list(names)
+
+
+class WebOrigin(ObjectStoreOrigin):
+    """prefix: the path of the attached URL. An URL of one file is a folder with that file in it."""
+
+    def __init__(self, url: str, stores: Stores, prefix: str) -> None:
+        super().__init__(url, stores, prefix)
+        self._bucket_seen = True
+        self._only = ""
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        """A server answers for a folder with its index: a page without a date and an ETag, which files have."""
+        what = self._where(key)
+        if not key or key.endswith("/"):
+            raise PathNotFoundError(what, why="no such object")
+        async with within(deadline, what):
+            with translated(what):
+                result = await obstore.get_async(
+                    self._stores.objects, self._full(key), options={"head": True}
+                )
+        version = version_of(result.meta)
+        if not version.token and not version.mtime_ns:
+            raise PathNotFoundError(what, why="the server names no version of it (a folder, or a made page)")
+        return ObjectInfo(key, version)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        try:
+            return await super().read_range(key, start, end, version=version, deadline=deadline)
+        except NotSupportedError as error:
+            raise NotSupportedError(
+                self._where(key),
+                why="this web server does not serve ranges",
+                hint="use one that does, as nginx",
+            ) from error
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        try:
+            names = await self._index(key, deadline)
+        except PathNotFoundError:
+            return
+        except NotSupportedError:
+            only = await self._only_file(deadline) if not key else None
+            if only is None:
+                raise
+            yield ListPage((only,), ())
+            return
+        directories = [name[:-1] for name in names if name.endswith("/")]
+        for at in range(0, len(directories), _PAGE):
+            yield ListPage((), tuple(directories[at : at + _PAGE]))
+        files = [f"{key}/{name}" if key else name for name in names if not name.endswith("/")]
+        for at in range(0, len(files), _PAGE):
+            yield ListPage(tuple(await self._infos(files[at : at + _PAGE], deadline)), ())
+
+    def _full(self, key: str) -> str:
+        if self._only and key == self._only:
+            return self._prefix
+        return super()._full(key)
+
+    async def _index(self, key: str, deadline: Deadline) -> list[str]:
+        what = self._where(key)
+        async with within(deadline, what):
+            with translated(what):
+                result = await obstore.get_async(self._stores.listings, self._full(key))
+            kind = str(result.attributes.get("Content-Type", ""))
+            if not kind.startswith("text/html") or result.meta["size"] > INDEX_BYTES_MAX:
+                raise NotSupportedError(what, why="the server shows no index of this folder")
+            with translated(what):
+                page = bytes(memoryview(await result.bytes_async()))
+        path = f"/{self._full(key)}/" if self._full(key) else "/"
+        return index_names(page.decode("utf-8", errors="surrogateescape"), path)
+
+    async def _only_file(self, deadline: Deadline) -> ObjectInfo | None:
+        name = self._prefix.rpartition("/")[2]
+        if not name:
+            return None
+        self._only = name
+        try:
+            return await self.head(name, deadline=deadline)
+        except PathNotFoundError:
+            self._only = ""
+            return None
+
+    async def _infos(self, keys: list[str], deadline: Deadline) -> list[ObjectInfo]:
+        slots = asyncio.Semaphore(HEADS_AT_A_TIME)
+
+        async def one(key: str) -> ObjectInfo | None:
+            async with slots:
+                try:
+                    return await self.head(key, deadline=deadline)
+                except PathNotFoundError:
+                    log.warning("index names what is not served url=%s", ascii(self._where(key)))
+                    return None
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(key)) for key in keys]
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        return [found for task in tasks if (found := task.result()) is not None]
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    for error in errors.exceptions:
+        if isinstance(error, HeadraceError):
+            return error
+    return errors.exceptions[0]
