@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from headrace.cli.render import print_json, say
 from headrace.cli.state import State
 from headrace.config.load import Loaded
 from headrace.config.schema import Config
+
+if TYPE_CHECKING:
+    from headrace.cli.supervise import Supervisor
 
 IO_MODES = ("auto", "passthrough", "splice", "noopen")
 
@@ -85,7 +88,7 @@ def load_with_origin(
     return Loaded(msgspec.structs.replace(loaded.config, mounts=mounts), loaded.sources)
 
 
-def _supervisor(config: Config, mountpoint: str | None, *, url: str, io: str, other: bool):  # type: ignore[no-untyped-def]
+def _supervisor(config: Config, mountpoint: str | None, *, url: str, io: str, other: bool) -> Supervisor:
     from headrace.cli.supervise import Supervisor
     from headrace.config.load import remember_capacity
 

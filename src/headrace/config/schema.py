@@ -18,7 +18,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
 TIERS = ("memory", "nvme", "hdd")
-POLICIES = ("s3fifo", "sieve", "noevict")
+POLICIES = ("s3fifo", "lru")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
@@ -55,7 +55,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(description="How old a listing may be before the origin is asked again, in seconds.")
     ] = 60.0
     eviction_policy: Annotated[
-        str, Meta(description="What is dropped when space is needed: s3fifo, sieve, or noevict.")
+        str, Meta(description="What is dropped when space is needed: s3fifo or lru.")
     ] = "s3fifo"
     watermark_high: Annotated[
         float, Meta(description="Share of the capacity at which files begin to be dropped.")
