@@ -99,6 +99,8 @@ def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> i
     except ServerMissing as error:
         warn(f"demo: {error}")
         return 1
+    except RuntimeError as error:
+        raise DemoError("the object store did not start", why=str(error)[-300:]) from error
     plain = os.path.join(folder, "plain")
     sums = put_data(server.put, plain, size, quiet=as_json)
     mountpoint = os.path.join(folder, "mount")

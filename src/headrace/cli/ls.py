@@ -49,7 +49,7 @@ def ls(
 def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
     from headrace.base.model import Kind
 
-    for entry in client.list(path):
+    for entry in client.list_path(path):
         yield below + entry.name, entry
         if recursive and entry.kind is Kind.DIRECTORY:
             yield from _walk(

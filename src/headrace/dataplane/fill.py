@@ -142,7 +142,9 @@ class Fill:
         try:
             for turn in (range(from_block, count), range(from_block)):
                 for first in range(turn.start, turn.stop, self._range_blocks):
-                    pending.update(self.start(range(first, min(first + self._range_blocks, turn.stop)), background=True))
+                    pending.update(
+                        self.start(range(first, min(first + self._range_blocks, turn.stop)), background=True)
+                    )
                     while len(pending) > self._gate.window.limit + 2:
                         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                         for task in done:

@@ -173,7 +173,11 @@ class ReadPath:
     async def _read_whole(self, origin: Origin, key: str, entry: Entry) -> Body:
         try:
             return await origin.read_range(
-                key, 0, entry.version.size_bytes, version=entry.version, deadline=Deadline.after(self._settings.timeout_s)
+                key,
+                0,
+                entry.version.size_bytes,
+                version=entry.version,
+                deadline=Deadline.after(self._settings.timeout_s),
             )
         except VersionChangedError:
             await self._namespace.refresh(entry.parent)

@@ -39,12 +39,17 @@ class ReadAhead:
         self._asked_bytes += end - start
         stream = self._stream_at(start)
         if stream is None:
-            self._streams = [*self._streams[-STREAMS_MAX + 1 :], _Stream(end, 0 if start else WINDOW_START_BYTES)]
+            self._streams = [
+                *self._streams[-STREAMS_MAX + 1 :],
+                _Stream(end, 0 if start else WINDOW_START_BYTES),
+            ]
             ahead = self._streams[-1].window_bytes
         else:
             self._run_bytes += max(0, end - stream.end)
             stream.end = max(stream.end, end)
-            stream.window_bytes = min(self._window_bytes_max, max(WINDOW_START_BYTES, 2 * stream.window_bytes))
+            stream.window_bytes = min(
+                self._window_bytes_max, max(WINDOW_START_BYTES, 2 * stream.window_bytes)
+            )
             ahead = stream.window_bytes
         self.wants_whole = self.wants_whole or (
             self._run_bytes >= self._whole_after_bytes or self._asked_bytes * WHOLE_SHARE >= self._size_bytes
@@ -53,6 +58,10 @@ class ReadAhead:
 
     def _stream_at(self, start: int) -> _Stream | None:
         for stream in reversed(self._streams):
-            if stream.end - BLOCK_SIZE_BYTES <= start <= stream.end + max(BLOCK_SIZE_BYTES, stream.window_bytes):
+            if (
+                stream.end - BLOCK_SIZE_BYTES
+                <= start
+                <= stream.end + max(BLOCK_SIZE_BYTES, stream.window_bytes)
+            ):
                 return stream
         return None

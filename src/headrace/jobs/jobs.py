@@ -78,7 +78,12 @@ class Jobs:
         elif kind == "sync":
             await self._sync(path, progress)
         elif kind in ("load", "free", "pin", "unpin"):
-            one: dict[str, OneFile] = {"load": self._load, "free": self._free, "pin": self._pin, "unpin": self._unpin}
+            one: dict[str, OneFile] = {
+                "load": self._load,
+                "free": self._free,
+                "pin": self._pin,
+                "unpin": self._unpin,
+            }
             await self._each_file(path, one[kind], progress, fresh=kind in ("load", "pin"))
         else:
             raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin, unpin, sync or fsck")
@@ -113,7 +118,8 @@ class Jobs:
     async def _worker(self, queue: asyncio.Queue[Entry | None], one: OneFile, progress: _Progress) -> None:
         while (entry := await queue.get()) is not None:
             try:
-                progress.bytes_done += await one(entry)
+                bytes_done = await one(entry)
+                progress.bytes_done += bytes_done  # not in one line: the sum would be read before the wait
                 progress.files_done += 1
             except HeadraceError as error:
                 path = self._store.index.path_of(entry.id) or entry.name

@@ -22,7 +22,9 @@ def normal_path(path: str) -> str:
     """Absolute, no double, trailing or dot components. UsageError otherwise."""
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or any(part in (".", "..") for part in parts):
-        raise UsageError(f"mount path {path!r}", why="it must be absolute, without . and ..", hint="for example /imagenet")
+        raise UsageError(
+            f"mount path {path!r}", why="it must be absolute, without . and ..", hint="for example /imagenet"
+        )
     return "/" + "/".join(parts)
 
 
@@ -33,13 +35,17 @@ class MountTable:
     def add(self, mount: Mount) -> None:
         if mount.path in self._mounts:
             raise PathExistsError(
-                f"mount {mount.path}", why=f"{self._mounts[mount.path].url} is attached there", hint="remove it first"
+                f"mount {mount.path}",
+                why=f"{self._mounts[mount.path].url} is attached there",
+                hint="remove it first",
             )
         self._mounts[mount.path] = mount
 
     def remove(self, path: str) -> Mount:
         if path not in self._mounts:
-            raise PathNotFoundError(f"mount {path}", why="nothing is attached there", hint="see `headrace mount list`")
+            raise PathNotFoundError(
+                f"mount {path}", why="nothing is attached there", hint="see `headrace mount list`"
+            )
         return self._mounts.pop(path)
 
     def find(self, path: str) -> tuple[Mount, str] | None:
@@ -56,7 +62,13 @@ class MountTable:
     def below(self, path: str) -> list[str]:
         """Names directly below a path that lead to (nested) mounts."""
         prefix = path.rstrip("/") + "/"
-        return sorted({at[len(prefix) :].split("/", 1)[0] for at in self._mounts if at.startswith(prefix) and at != path})
+        return sorted(
+            {
+                at[len(prefix) :].split("/", 1)[0]
+                for at in self._mounts
+                if at.startswith(prefix) and at != path
+            }
+        )
 
     def all(self) -> list[Mount]:
         return [self._mounts[path] for path in sorted(self._mounts)]

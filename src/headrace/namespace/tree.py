@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
+    DeadlineExceededError,
     NotADirectoryPathError,
     OriginUnavailableError,
-    DeadlineExceededError,
     PathNotFoundError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
@@ -40,7 +40,9 @@ NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 class Namespace:
     """on_changed: told the names that no longer mean what they did."""
 
-    def __init__(self, index: Index, mounts: MountTable, *, timeout_s: float, on_changed: NamesChanged) -> None:
+    def __init__(
+        self, index: Index, mounts: MountTable, *, timeout_s: float, on_changed: NamesChanged
+    ) -> None:
         self._index = index
         self._mounts = mounts
         self._timeout_s = timeout_s
@@ -83,7 +85,9 @@ class Namespace:
         entry, path = self._index.entry(id), self._index.path_of(id)
         found = self._mounts.find(os.fsdecode(path)) if path is not None else None
         if entry is None or found is None:
-            raise PathNotFoundError(f"file {id:x}", why="it was replaced or removed at its origin", hint="open it again")
+            raise PathNotFoundError(
+                f"file {id:x}", why="it was replaced or removed at its origin", hint="open it again"
+            )
         return found[0], found[1], entry
 
     async def refresh(self, directory: FileId) -> None:
@@ -138,7 +142,9 @@ class Namespace:
             writer.finish(FOREVER_NS)
             return
         try:
-            async for page in mount.origin.list_directory(key, deadline=Deadline.after(self._listing_limit_s())):
+            async for page in mount.origin.list_directory(
+                key, deadline=Deadline.after(self._listing_limit_s())
+            ):
                 _add_page(writer, page)
         except (OriginUnavailableError, DeadlineExceededError):
             if self._index.fresh_until_ns(directory) == 0:

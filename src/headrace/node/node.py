@@ -26,11 +26,11 @@ from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.messages import (
     Answer,
+    Completed,
     Done,
     Evicted,
     Fill,
     Filled,
-    Completed,
     Invalidated,
     JobStart,
     List,
@@ -76,7 +76,9 @@ class Node:
             store.index,
             self.mounts,
             timeout_s=config.origin_timeout_s,
-            on_changed=lambda names: self.subscribers.publish(Invalidated(names=[(int(p), n) for p, n in names])),
+            on_changed=lambda names: self.subscribers.publish(
+                Invalidated(names=[(int(p), n) for p, n in names])
+            ),
         )
         self.reads = ReadPath(
             self.namespace,
@@ -161,7 +163,10 @@ class Node:
                 await self._mount_remove(normal_path(path))
                 return Done()
             case MountList():
-                rows = [MountRow(path=m.path, url=m.url, sync_interval_s=m.sync_interval_s) for m in self.mounts.all()]
+                rows = [
+                    MountRow(path=m.path, url=m.url, sync_interval_s=m.sync_interval_s)
+                    for m in self.mounts.all()
+                ]
                 return Mounts(rows=rows)
             case StatusAsk():
                 return Report(status=self.status())
@@ -173,13 +178,23 @@ class Node:
     def status(self) -> dict[str, object]:
         """What `headrace status --json` prints of a node."""
         origins = {mount.path: mount.origin.statistics() for mount in self.mounts.all()}  # type: ignore[attr-defined]
-        total = {key: sum(int(one.get(key, 0)) for one in origins.values()) for key in ("requests", "bytes_read", "errors")}
+        total = {
+            key: sum(int(one.get(key, 0)) for one in origins.values())
+            for key in ("requests", "bytes_read", "errors")
+        }
         return {
-            "node": {"pid": os.getpid(), "uptime_s": round(time.time() - self.began_s, 1), "socket": self.config.socket_path},
+            "node": {
+                "pid": os.getpid(),
+                "uptime_s": round(time.time() - self.began_s, 1),
+                "socket": self.config.socket_path,
+            },
             "cache": self.store.statistics(),
             "index": self.store.index.statistics(),
             "origin": {**total, "mounts": origins},
-            "mounts": [{"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s} for m in self.mounts.all()],
+            "mounts": [
+                {"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s}
+                for m in self.mounts.all()
+            ],
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
         }
 
@@ -246,7 +261,9 @@ def index_folder(config: Config) -> str:
 
 def run_node(config: Config, *, ready_fd: int | None = None) -> int:
     """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
     return asyncio.run(_run(config, ready_fd))
 
 
@@ -266,7 +283,8 @@ async def _run(config: Config, ready_fd: int | None) -> int:
 
 def _open_store(config: Config) -> Store:
     volumes = [
-        Volume(number, volume.folder, volume.capacity_bytes, volume.tier) for number, volume in enumerate(config.cache)
+        Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
+        for number, volume in enumerate(config.cache)
     ]
     try:
         return _store_at(config, volumes)

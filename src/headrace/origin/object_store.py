@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -21,12 +21,13 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     DeadlineExceededError,
     HeadraceError,
+    NotSupportedError,
     OriginUnavailableError,
     PathNotFoundError,
     VersionChangedError,
 )
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.obstore_errors import FOREIGN, translate
+from headrace.origin.obstore_errors import FOREIGN, translate, translate_listing
 from headrace.origin.origin import Body, ListPage
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ async def within(deadline: Deadline, what: str) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
+def translated(
+    what: str, translator: Callable[[BaseException, str], HeadraceError] = translate
+) -> Iterator[None]:
     """obstore's exceptions as ours. Not chained: their text may hold a signed URL."""
     try:
         yield
@@ -86,7 +89,7 @@ def translated(what: str) -> Iterator[None]:
     except FOREIGN as error:
         if isinstance(error, HeadraceError):
             raise
-        raise translate(error, what) from None
+        raise translator(error, what) from None
 
 
 class ObjectStoreOrigin:
@@ -139,13 +142,16 @@ class ObjectStoreOrigin:
         told = array("q")
         flat = True
         pages = self._stream(key, what, deadline)
-        async with contextlib.aclosing(pages):
-            async for metas in pages:
-                if not all(self._is_plain_child(key, meta) for meta in metas):
-                    flat = False
-                    break
-                told.extend(hash(meta["path"]) for meta in metas)
-                yield ListPage(tuple(self._info(meta) for meta in metas), ())
+        try:
+            async with contextlib.aclosing(pages):
+                async for metas in pages:
+                    if not all(self._is_plain_child(key, meta) for meta in metas):
+                        flat = False
+                        break
+                    told.extend(hash(meta["path"]) for meta in metas)
+                    yield ListPage(tuple(self._info(meta) for meta in metas), ())
+        except NotSupportedError:  # a name, perhaps far below, that obstore refuses: the delimited one may do
+            flat = False
         if not flat:
             async for page in self._delimited(key, what, set(told), deadline):
                 yield page
@@ -157,12 +163,12 @@ class ObjectStoreOrigin:
     async def _stream(
         self, key: str, what: str, deadline: Deadline
     ) -> AsyncGenerator[list[ObjectMeta], None]:
-        with translated(what):
+        with translated(what, translate_listing):
             stream = obstore.list(self._stores.listings, prefix=self._full(key) or None, chunk_size=PAGE)
         while True:
             async with within(deadline, what):
                 try:
-                    with translated(what):
+                    with translated(what, translate_listing):
                         metas = list(await stream.__anext__())
                 except StopAsyncIteration:
                     return
@@ -173,7 +179,7 @@ class ObjectStoreOrigin:
         self, key: str, what: str, told: set[int], deadline: Deadline
     ) -> AsyncIterator[ListPage]:
         async with within(deadline, what):
-            with translated(what):
+            with translated(what, translate_listing):
                 found = await obstore.list_with_delimiter_async(
                     self._stores.listings, prefix=self._full(key) or None
                 )
@@ -205,7 +211,7 @@ class ObjectStoreOrigin:
         """HEAD has no body: it says 404 for a missing bucket as for a missing object. Asked until once seen."""
         if self._bucket_seen:
             return
-        with translated(what):
+        with translated(what, translate_listing):
             stream = obstore.list(self._stores.listings, prefix=".headrace-none", chunk_size=1)
             try:
                 await stream.__anext__()

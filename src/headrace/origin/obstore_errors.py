@@ -20,6 +20,8 @@ from headrace.base.errors import (
 FOREIGN = (exceptions.BaseError, OSError, ValueError)
 """What obstore raises: its own, FileNotFoundError, and ValueError for a key that it can't express."""
 
+INEXPRESSIBLE = "obstore can not express this key (an empty, . or .. part, a control character)"
+
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
 _BROKEN = re.compile(
@@ -37,7 +39,11 @@ def reason(error: BaseException) -> str:
     message = re.search(r"<Message>([^<]*)</Message>", text)
     status = re.search(r"status code: (\d{3}[^:\n]*)", text)
     if status is not None:
-        parts = [status[1].strip(), code[1] if code else "", message[1].strip() if message else ""]
+        parts = [
+            status[1].strip(),
+            code[1] if code else "",
+            message[1].split("\n", 1)[0].strip() if message else "",
+        ]
         return ", ".join(part for part in parts if part)[:300]
     text = re.sub(r"\?\S*", "?…", text.split("\n", 1)[0])
     return text[:300]
@@ -58,7 +64,7 @@ def translate(error: BaseException, what: str) -> HeadraceError:
     if isinstance(error, exceptions.NotSupportedError):
         return NotSupportedError(what, why=why)
     if isinstance(error, exceptions.InvalidPathError | ValueError):
-        return PathNotFoundError(what, why="no object can have this name there")
+        return PathNotFoundError(what, why=INEXPRESSIBLE)
     if _ASKED_HOST_FOR_ROLE.search(text):
         return OriginDeniedError(what, why="no credentials found", hint=_CREDENTIALS_HINT)
     return _by_status(text, what, why)
@@ -76,3 +82,13 @@ def _by_status(text: str, what: str, why: str) -> HeadraceError:
     if status in (408, 429) or status >= 500 or (not status and _BROKEN.search(text)):
         return OriginUnavailableError(what, why=why)
     return OriginError(what, why=why)
+
+
+def translate_listing(error: BaseException, what: str) -> HeadraceError:
+    """Of a listing: there a 404 means the bucket, and a key that obstore refuses is some child's."""
+    found = translate(error, what)
+    if not isinstance(found, PathNotFoundError):
+        return found
+    if found.why == INEXPRESSIBLE:
+        return NotSupportedError(what, why="it holds a name that obstore can not express", hint=reason(error))
+    return BucketNotFoundError(what, why=found.why)

@@ -81,7 +81,7 @@ class Client:
 
     # ------------------------------------------------------------ names
 
-    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | None | Miss:
+    def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         """None is a sure no: the directory's listing is fresh and has no such name."""
         if self._local.index.fresh_until_ns(parent) <= time.time_ns():
             return MISS
@@ -114,7 +114,7 @@ class Client:
         version = Version(answer.size_bytes, answer.mtime_ns, answer.token)
         return Entry(FileId(answer.id), ROOT_ID, path.rsplit(b"/", 1)[-1], Kind(answer.kind), version)
 
-    def list(self, path: bytes) -> Iterator[Entry]:
+    def list_path(self, path: bytes) -> Iterator[Entry]:
         """The children of a directory, or the file itself."""
         found = self.resolve(path)
         if found.kind is Kind.FILE:
@@ -240,7 +240,9 @@ class Client:
 
 def _origin_of(path: bytes, mounts: dict[str, dict[str, str]]) -> str:
     text = path.decode(errors="surrogateescape")
-    best = max((at for at in mounts if text == at or text.startswith(at.rstrip("/") + "/")), key=len, default="")
+    best = max(
+        (at for at in mounts if text == at or text.startswith(at.rstrip("/") + "/")), key=len, default=""
+    )
     if not best:
         return ""
     return mounts[best]["url"].rstrip("/") + "/" + text[len(best.rstrip("/")) :].lstrip("/")

@@ -14,7 +14,12 @@ import time
 from collections.abc import Iterator
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import CancelledByUserError, DeadlineExceededError, NodeUnavailableError, ProtocolError
+from headrace.base.errors import (
+    CancelledByUserError,
+    DeadlineExceededError,
+    NodeUnavailableError,
+    ProtocolError,
+)
 from headrace.sdk.cancel import Cancel
 from headrace.wire import frame
 from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Message, Welcome
@@ -39,7 +44,9 @@ class Connection:
             raise ProtocolError("the node did not welcome us", why=type(answer).__name__)
         self.welcome = answer
 
-    def ask(self, request: Message, *, deadline: Deadline | None = None, cancel: Cancel | None = None) -> Answer:
+    def ask(
+        self, request: Message, *, deadline: Deadline | None = None, cancel: Cancel | None = None
+    ) -> Answer:
         """The answer; a Failure is raised as the error it carries. A deadline or cancel that strikes closes the
         connection, because the answer may still come."""
         self.send(request)
@@ -104,7 +111,9 @@ class Connection:
 
     def _gone(self, why: str) -> NodeUnavailableError:
         return NodeUnavailableError(
-            f"no node answers at {self._path}", why=why, hint="start one with `headrace up` or `headrace node run`"
+            f"no node answers at {self._path}",
+            why=why,
+            hint="start one with `headrace up` or `headrace node run`",
         )
 
 

@@ -19,6 +19,7 @@ class OpenFile:
 
     def __init__(self, id: FileId, reader: CacheReader, ask: Ask, reopen: Reopen) -> None:
         self.id = id
+        self._outlived: list[CacheReader] = []
         self._use(reader)
         self._ask = ask
         self._reopen = reopen
@@ -38,7 +39,8 @@ class OpenFile:
         return os.pread(self.fd, count, offset)
 
     def close(self) -> None:
-        self._reader.close()
+        for reader in (self._reader, *self._outlived):
+            reader.close()
 
     def _use(self, reader: CacheReader) -> None:
         self._reader = reader
@@ -47,8 +49,9 @@ class OpenFile:
 
     def _follow_replacement(self) -> None:
         """The node says the bytes are there and our file has them not: it became complete, or it was evicted and
-        made again under us. The new cache file is of the same version, so the reader sees no difference."""
+        made again under us. The new cache file is of the same version, so the reader sees no difference. The old
+        descriptor stays open: another thread may be reading from it now."""
         fresh = self._reopen(self.id)
         if fresh is not None:
-            old, _ = self._reader, self._use(fresh)
-            old.close()
+            self._outlived.append(self._reader)
+            self._use(fresh)

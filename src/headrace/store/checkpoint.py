@@ -1,11 +1,12 @@
 """How the index survives a power loss although its commits don't sync.
 
-LMDB writes pages copy-on-write and publishes a commit by one of two meta pages. Without syncs the kernel writes both
-in any order, and a meta page may reach the disk before the pages it names. So the node keeps a *checkpoint*: after an
-fdatasync it copies the newest meta page to the file `checkpoint`, and holds a read transaction at that commit, which
-keeps LMDB from reusing any page the commit can see. After a power loss (the boot id differs) both meta pages are
-overwritten with the kept one: the index is exactly what it was at the checkpoint. Page layout: LMDB 0.9 mdb.c,
-MDB_page and MDB_meta. Bytes only; LMDB itself is spoken to by index.py.
+LMDB writes pages copy-on-write and publishes a commit by one of two meta pages. Without syncs the kernel
+writes both in any order, and a meta page may reach the disk before the pages it names. So the node keeps a
+*checkpoint*: after an fdatasync it copies the newest meta page to the file `checkpoint`, and holds a read
+transaction at that commit, which keeps LMDB from reusing any page the commit can see. After a power loss
+(the boot id differs) both meta pages are overwritten with the kept one: the index is exactly what it was at
+the checkpoint. Page layout: LMDB 0.9 mdb.c, MDB_page and MDB_meta. Bytes only; LMDB itself is spoken to by
+index.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _TXNID_AT = 16 + 24 + 2 * 48 + 8
 
 
 def newest_meta(data_path: str) -> bytes:
-    """The meta page of the last commit. The caller keeps anyone from committing. CorruptIndexError if none is sound."""
+    """The meta page of the last commit. The caller keeps anyone from committing. CorruptIndexError if none
+    is sound."""
     with open(data_path, "rb") as file:
         pages = [page for page in (file.read(PAGE_BYTES), file.read(PAGE_BYTES)) if _sound(page)]
     if not pages:
@@ -36,7 +38,8 @@ def newest_meta(data_path: str) -> bytes:
 
 
 def write_checkpoint(folder: str, boot_id: str) -> None:
-    """The newest commit, which must be synced already, is what a power loss falls back to. Durable on return."""
+    """The newest commit, which must be synced already, is what a power loss falls back to. Durable on
+    return."""
     page = newest_meta(f"{folder}/data.mdb")
     boot = boot_id.encode().ljust(64, b"\0")
     fresh = f"{folder}/checkpoint.new"
@@ -57,8 +60,8 @@ def write_checkpoint(folder: str, boot_id: str) -> None:
 
 
 def restore(folder: str, boot_id: str) -> bool:
-    """Goes back to the checkpoint when the machine was restarted since; True when it was. Before LMDB opens the
-    folder, and with no other process in it. CorruptIndexError when there is nothing to go back to."""
+    """Goes back to the checkpoint when the machine was restarted since; True when it was. Before LMDB opens
+    the folder, and with no other process in it. CorruptIndexError when there is nothing to go back to."""
     data_path = f"{folder}/data.mdb"
     if not os.path.exists(data_path):
         return False
@@ -86,8 +89,8 @@ def restore(folder: str, boot_id: str) -> bool:
 
 
 def check_length(data_path: str, last_page: int) -> None:
-    """CorruptIndexError when the file lost its tail: reading there would be SIGBUS. The last pages of a commit may
-    rightly be unwritten when it freed them itself, so a few missing ones are no proof."""
+    """CorruptIndexError when the file lost its tail: reading there would be SIGBUS. The last pages of a
+    commit may rightly be unwritten when it freed them itself, so a few missing ones are no proof."""
     if os.stat(data_path).st_size < (last_page + 1 - 64) * PAGE_BYTES:
         raise CorruptIndexError(f"index {data_path} is corrupt", why="the file is cut off")
 

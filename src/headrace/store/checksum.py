@@ -18,7 +18,8 @@ def block_checksum(body: Any) -> int:
 
 
 def verify_file(fd: int, size_bytes: int, checksums: dict[int, int]) -> Iterator[int]:
-    """The numbers of the blocks, of those given, whose bytes don't match. Reads them all: about 0.2 ms a block."""
+    """The numbers of the blocks, of those given, whose bytes don't match. Reads them all: about 0.2 ms a
+    block."""
     for block in range(block_count(size_bytes)):
         if block not in checksums:
             continue

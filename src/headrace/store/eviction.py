@@ -1,8 +1,9 @@
 """Which files to drop: policies as pure state machines, by bytes. No I/O and no clock; one a volume.
 
-LRU: the order of last use. S3-FIFO (Yang and others, SOSP 2023): a small queue for newcomers, a main queue for what
-was used again, and a memory of the ids that left the small one. A scan through a big data set passes through the
-small queue and leaves the main one alone, where LRU would lose everything. Memory: about 200 bytes a file.
+LRU: the order of last use. S3-FIFO (Yang and others, SOSP 2023): a small queue for newcomers, a main queue
+for what was used again, and a memory of the ids that left the small one. A scan through a big data set
+passes through the small queue and leaves the main one alone, where LRU would lose everything. Memory: about
+200 bytes a file.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Policy(Protocol):
         ...
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        """Files, in the order to drop them, that together have the bytes, or all there are. They are still known:
-        call `remove` for each that was dropped."""
+        """Files, in the order to drop them, that together have the bytes, or all there are. They are still
+        known: call `remove` for each that was dropped."""
         ...
 
     def size_of(self, id: FileId) -> int: ...

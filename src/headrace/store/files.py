@@ -4,9 +4,9 @@
     bitmap       one bit a block, lowest bit first, padded to 8 bytes
     checksums    8 bytes a block, xxh3_64 of its bytes
 
-Little-endian. Written and read through shared mappings. A block's checksum is written after its bytes and its bit
-after its checksum, so a set bit can be believed for as long as the page cache can: until a power loss. The inode ties
-the map to its data file: both are made anew when a file is evicted and filled again.
+Little-endian. Written and read through shared mappings. A block's checksum is written after its bytes and
+its bit after its checksum, so a set bit can be believed for as long as the page cache can: until a power
+loss. The inode ties the map to its data file: both are made anew when a file is evicted and filled again.
 """
 
 from __future__ import annotations

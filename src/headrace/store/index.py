@@ -1,9 +1,9 @@
 """The index: names, ids, and what is cached of each. The only file that speaks to LMDB.
 
-Any process of the host reads; the node alone writes. A read is a transaction of its own (about 2 us) and sees the
-last commit. Writes may come from several threads of the node: `batch` is a lock, too. On return of a write outside
-a batch, and at the end of the outermost batch, what was written is visible everywhere and survives kill -9; it
-survives a power loss after the next `checkpoint` (see checkpoint.py).
+Any process of the host reads; the node alone writes. A read is a transaction of its own (about 2 us) and
+sees the last commit. Writes may come from several threads of the node: `batch` is a lock, too. On return of
+a write outside a batch, and at the end of the outermost batch, what was written is visible everywhere and
+survives kill -9; it survives a power loss after the next `checkpoint` (see checkpoint.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ GROWTH_PAGES_MAX = 65536
 
 _DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
 _AFTER_POWER_LOSS_IDS = 1 << 20
-"""Ids given away after the checkpoint are unknown after a power loss; their cache files may still lie about."""
+"""Ids given away after the checkpoint are unknown after a power loss; their cache files may still lie
+about."""
 
 
 def boot_id_now() -> str:
@@ -90,7 +91,8 @@ class Index:
 
     @classmethod
     def open(cls, folder: str, *, writable: bool, boot_id: str | None = None) -> Index:
-        """CorruptIndexError, StoreBusyError, PathNotFoundError (reading what no node made). boot_id: for tests."""
+        """CorruptIndexError, StoreBusyError, PathNotFoundError (reading what no node made). boot_id: for
+        tests."""
         if writable:
             os.makedirs(folder, exist_ok=True)
         elif not os.path.exists(f"{folder}/data.mdb"):
@@ -151,7 +153,8 @@ class Index:
             after = batch[-1].name
 
     def fresh_until_ns(self, directory: FileId) -> int:
-        """Wall clock until which the whole listing is good; 0 when it was never taken, or is told to be stale."""
+        """Wall clock until which the whole listing is good; 0 when it was never taken, or is told to be
+        stale."""
         value = self._get(self._directories, KEY.pack(directory))
         return 0 if value is None else int.from_bytes(value, "little")
 
@@ -188,7 +191,8 @@ class Index:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All writes within are one commit, or none when an exception leaves. May be nested; keep it short."""
+        """All writes within are one commit, or none when an exception leaves. May be nested; keep it
+        short."""
         with self._lock:
             if self._depth == 0:
                 self._begin()
@@ -252,7 +256,8 @@ class Index:
     def put_children(
         self, directory: FileId, rows: list[tuple[bytes, Kind, Version]]
     ) -> list[tuple[FileId, bytes]]:
-        """Names of one directory, sorted; those that meant something else before. The directory must be current."""
+        """Names of one directory, sorted; those that meant something else before. The directory must be
+        current."""
         changed: list[tuple[FileId, bytes]] = []
         with self.batch():
             if not rows or (directory != ROOT_ID and self._get(self._names, KEY.pack(directory)) is None):
@@ -296,8 +301,8 @@ class Index:
             self._delete(self._files, KEY.pack(id))
 
     def checkpoint(self, synced_sequence: int | None = None) -> None:
-        """Everything committed so far survives a power loss on return. Blocks: two or three disk flushes, of which
-        most is done outside the lock. synced_sequence: files up to it have their bytes on the disk."""
+        """Everything committed so far survives a power loss on return. Blocks: two or three disk flushes, of
+        which most is done outside the lock. synced_sequence: files up to it have their bytes on the disk."""
         try:
             self._env.sync(True)
             with self._lock:

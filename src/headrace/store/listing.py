@@ -1,8 +1,8 @@
 """Taking in the listing of a directory, page by page, while others read it.
 
-Names appear, and change their meaning, as pages arrive; names that are gone go at the end, and only then is the
-listing said to be fresh. A listing that is dropped half-way therefore leaves nothing wrong. Memory: the set of names
-seen, and none where the directory was empty before.
+Names appear, and change their meaning, as pages arrive; names that are gone go at the end, and only then is
+the listing said to be fresh. A listing that is dropped half-way therefore leaves nothing wrong. Memory: the
+set of names seen, and none where the directory was empty before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class ListingWriter:
     def add(
         self, objects: Iterable[tuple[bytes, Version]], directories: Iterable[bytes], mtime_ns: int = 0
     ) -> None:
-        """One page; one commit. Pages in byte order make a denser index. mtime_ns: of the directories named."""
+        """One page; one commit. Pages in byte order make a denser index. mtime_ns: of the directories
+        named."""
         rows = [(name, Kind.FILE, version) for name, version in objects]
         rows += [(name, Kind.DIRECTORY, Version(0, mtime_ns)) for name in directories]
         rows.sort(key=lambda row: row[0])
@@ -48,7 +49,8 @@ class ListingWriter:
             self.keep(name)
 
     def finish(self, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
-        """Names not seen are removed and the listing is fresh, in one commit; the names that changed or went."""
+        """Names not seen are removed and the listing is fresh, in one commit; the names that changed or
+        went."""
         gone: list[Entry] = []
         if self._seen is not None:
             gone = [entry for entry in self._index.children(self._directory) if entry.name not in self._seen]

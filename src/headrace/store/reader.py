@@ -12,8 +12,8 @@ from headrace.store.volume import data_path, map_path, part_path
 
 
 class CacheReader:
-    """fd: of the bytes; what is not present is a hole, never to be shown. complete: as of the open; a file that
-    becomes complete later is found so block by block."""
+    """fd: of the bytes; what is not present is a hole, never to be shown. complete: as of the open; a file
+    that becomes complete later is found so block by block."""
 
     __slots__ = ("_bits", "_map", "complete", "fd")
 
@@ -25,7 +25,8 @@ class CacheReader:
 
     @classmethod
     def open(cls, volume_folder: str, cached: CachedFile) -> CacheReader:
-        """PathNotFoundError when the file is gone, or is no longer what `cached` says: ask the index again."""
+        """PathNotFoundError when the file is gone, or is no longer what `cached` says: ask the index
+        again."""
         opened: list[int] = []
         complete = cached.trusted
         path = (data_path if complete else part_path)(volume_folder, cached.id)

@@ -2,7 +2,8 @@
 
 clean mark             everything is trusted.
 same boot id           the node was killed; the page cache survived, so every bit and every record holds.
-another boot id        power was lost: the index is at its last checkpoint. A file whose sequence is not covered by the
+another boot id        power was lost: the index is at its last checkpoint. A file whose sequence is not
+covered by the
                        last sync, and every file that was not complete, is marked unverified: no byte of it is
                        served until its checksums were checked.
 """
@@ -84,8 +85,8 @@ def version_of(cached: CachedFile) -> Version:
 
 
 def bad_blocks(volume: Volume, cached: CachedFile) -> list[int] | None:
-    """The blocks said to be present whose bytes are others, and, of a complete file, those not present. None when
-    the file, or its map, is not usable at all. Reads every block."""
+    """The blocks said to be present whose bytes are others, and, of a complete file, those not present. None
+    when the file, or its map, is not usable at all. Reads every block."""
     path = volume.data_path(cached.id)
     if not os.path.exists(path):
         path = volume.part_path(cached.id)

@@ -31,7 +31,8 @@ _RAW, _MD5, _MD5_PARTS = 0, 1, 2
 @dataclass(frozen=True, slots=True)
 class CachedFile:
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
-    sequence: grows with every completed file; those above the synced one are not trusted after a power loss."""
+    sequence: grows with every completed file; those above the synced one are not trusted after a power
+    loss."""
 
     id: FileId
     volume: int
@@ -97,7 +98,8 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
 
 
 def _pack_token(token: str) -> tuple[int, bytes]:
-    """An ETag of 32 hex digits, in quotes, with or without a part count, takes 16 or 18 bytes instead of 34 and more."""
+    """An ETag of 32 hex digits, in quotes, with or without a part count, takes 16 or 18 bytes instead of 34
+    and more."""
     inner = token[1:-1]
     digest, dash, parts = inner.partition("-")
     if (

@@ -1,7 +1,8 @@
 """The cache of a node: index and cache files as one thing. Open this first.
 
-The order of every change is named in docs/format.md. Thread-safe; but `on_evicted` is called only from the thread
-that opened the store: files evicted from another one are told of at its next call. Lock order: store, then index.
+The order of every change is named in docs/format.md. Thread-safe; but `on_evicted` is called only from the
+thread that opened the store: files evicted from another one are told of at its next call. Lock order: store,
+then index.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ PAGE_BYTES = 4096
 
 
 class Store:
-    """on_evicted: told the ids of files that went to make room. unverified_found: files that recovery did not trust."""
+    """on_evicted: told the ids of files that went to make room. unverified_found: files that recovery did
+    not trust."""
 
     def __init__(self, index: Index, volumes: list[Volume], policy: str, high: float, low: float) -> None:
         self.index = index
@@ -112,7 +114,8 @@ class Store:
             return self._watch(writer)
 
     def writer(self, id: FileId) -> CacheWriter | None:
-        """The writer of an incomplete file, opened again; None when there is none to go on with: create it anew."""
+        """The writer of an incomplete file, opened again; None when there is none to go on with: create it
+        anew."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None or cached.complete or cached.unverified:
@@ -207,8 +210,8 @@ class Store:
             return self._discard([id])
 
     def verify(self, id: FileId) -> bool:
-        """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads all of it:
-        blocks about 0.2 ms a MiB."""
+        """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads
+        all of it: blocks about 0.2 ms a MiB."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None:
@@ -223,7 +226,8 @@ class Store:
             return fsck(self.index, self.volumes, repair=self._repair, progress=progress)
 
     def sync(self) -> None:
-        """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes' filesystems."""
+        """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes'
+        filesystems."""
         sequence = self._sequence
         for volume in self.volumes:
             volume.sync()
@@ -278,7 +282,8 @@ class Store:
             )
 
     def _evict(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        """Superseded files first, then those nobody fills any more, then the policy's, then those being filled."""
+        """Superseded files first, then those nobody fills any more, then the policy's, then those being
+        filled."""
         gone: list[FileId] = []
         # each step is a list made only when the one before it was not enough
         for step in (self._superseded_on, self._partial_idle, self._policy_victims, self._partial_open):
@@ -318,10 +323,14 @@ class Store:
         for id, (number, size_bytes) in self._partial.items():
             if bytes_needed <= 0:
                 break
-            if number == volume.number and (id in self._writers) == opened and id not in self._pinned:
+            if number == volume.number and self._is_open(id) == opened and id not in self._pinned:
                 found.append(id)
                 bytes_needed -= size_bytes
         return found
+
+    def _is_open(self, id: FileId) -> bool:
+        writer = self._writers.get(id)
+        return writer is not None and writer.fd >= 0
 
     def _policy_victims(self, volume: Volume, bytes_needed: int) -> list[FileId]:
         return self._policies[volume.number].victims(bytes_needed, self._pinned.__contains__)
@@ -329,8 +338,8 @@ class Store:
     # ------------------------------------------------------------ inside
 
     def _choose(self, size_bytes: int) -> Volume:
-        """The first tier with a volume that has room below the high watermark, of that the emptiest; else the one
-        where least must go."""
+        """The first tier with a volume that has room below the high watermark, of that the emptiest; else
+        the one where least must go."""
         need = allocated_bytes(size_bytes)
         fitting = [volume for volume in self.volumes if need <= volume.capacity_bytes]
         if not fitting:
@@ -385,7 +394,8 @@ class Store:
         return self._sequence
 
     def _watch(self, writer: CacheWriter) -> CacheWriter:
-        writer.on_grow = lambda count: self._grow(writer.volume, writer.id, count)
+        volume, id = writer.volume, writer.id  # not the writer itself: that would keep it alive
+        writer.on_grow = lambda count: self._grow(volume, id, count)
         self._writers[writer.id] = writer
         return writer
 

@@ -2,7 +2,8 @@
 
 lock                        held (flock) by the node; contains its pid
 files/<xx>/<id>             bytes of a complete file; xx: last two hex digits of the id, id: 12 hex digits
-files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that who opens
+files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that who
+opens
                             the plain name never sees a hole
 files/<xx>/<id>.map         presence and checksums of a file of more than one block
 """

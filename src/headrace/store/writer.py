@@ -1,7 +1,9 @@
-"""Filling one cache file; the node only. Bytes, then checksum, then bit: whoever sees the bit may read the bytes.
+"""Filling one cache file; the node only. Bytes, then checksum, then bit: whoever sees the bit may read the
+bytes.
 
-Any thread may write; different blocks at the same time. Nothing here is durable against a power loss by itself: see
-Store.sync. One-block files have no map: they are there or not, and a file half-written before kill -9 is not.
+Any thread may write; different blocks at the same time. Nothing here is durable against a power loss by
+itself: see Store.sync. One-block files have no map: they are there or not, and a file half-written before
+kill -9 is not.
 """
 
 from __future__ import annotations
@@ -130,8 +132,8 @@ class CacheWriter:
         return found
 
     def write(self, offset: int, body: Body) -> None:
-        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return. StoreError
-        (EIO), NoSpaceError; then the blocks are not present."""
+        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return.
+        StoreError (EIO), NoSpaceError; then the blocks are not present."""
         length, size = len(body), self.version.size_bytes
         if (
             offset % BLOCK_SIZE_BYTES

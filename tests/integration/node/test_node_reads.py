@@ -43,7 +43,15 @@ class Running:
         ready_read, ready_write = os.pipe()
         with open(self.base / "node.log", "ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.node", "--config-json", self.base / "config.json", "--ready-fd", str(ready_write)],
+                [
+                    sys.executable,
+                    "-m",
+                    "headrace.node",
+                    "--config-json",
+                    self.base / "config.json",
+                    "--ready-fd",
+                    str(ready_write),
+                ],
                 pass_fds=[ready_write],
                 stderr=output,
             )
@@ -83,7 +91,10 @@ def test_every_file_reads_right_cold_and_warm(running: Running) -> None:
     for _ in range(2):
         for name in SIZES:
             for folder in (b"/", b"/folder/"):
-                assert whole(client, folder + name.encode()) == (running.source / folder.decode()[1:] / name).read_bytes()
+                assert (
+                    whole(client, folder + name.encode())
+                    == (running.source / folder.decode()[1:] / name).read_bytes()
+                )
     client.close()
 
 
@@ -105,11 +116,13 @@ def test_names_hits_misses_and_absence(running: Running) -> None:
     assert client.lookup_fast(ROOT_ID, b"nothing") is None
     with pytest.raises(PathNotFoundError):
         client.resolve(b"/nothing")
-    assert {e.name.decode() for e in client.list(b"/")} == {*SIZES, "folder"}
+    assert {e.name.decode() for e in client.list_path(b"/")} == {*SIZES, "folder"}
     client.close()
 
 
-def test_a_file_changed_at_the_origin_is_seen_after_sync_and_the_old_one_is_kept_whole(running: Running) -> None:
+def test_a_file_changed_at_the_origin_is_seen_after_sync_and_the_old_one_is_kept_whole(
+    running: Running,
+) -> None:
     client = running.client()
     before = (running.source / "large").read_bytes()
     found = client.resolve(b"/large")

@@ -16,7 +16,12 @@ def test_the_longest_prefix_wins() -> None:
     table = MountTable()
     for path in ("/a/b", "/", "/a"):
         table.add(mount(path))
-    for path, where, key in [("/a/b/c", "/a/b", "c"), ("/a/bc", "/a", "bc"), ("/x/y", "/", "x/y"), ("/a/b", "/a/b", "")]:
+    for path, where, key in [
+        ("/a/b/c", "/a/b", "c"),
+        ("/a/bc", "/a", "bc"),
+        ("/x/y", "/", "x/y"),
+        ("/a/b", "/a/b", ""),
+    ]:
         found = table.find(path)
         assert found is not None
         assert (found[0].path, found[1]) == (where, key)

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.errors import ProtocolError, error_classes
 from headrace.wire import frame
-from headrace.wire.messages import Fill, Failure, JobState, Lookup
+from headrace.wire.messages import Failure, Fill, JobState, Lookup
 
 
 def test_round_trip() -> None:

@@ -7,6 +7,7 @@ what is no HeadraceError is logged with its trace and goes back as `internal`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,7 +62,9 @@ class Subscribers:
 class RpcServer:
     """welcome: what every client is told first. answer: one request, one answer. stream: a job's states."""
 
-    def __init__(self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer) -> None:
+    def __init__(
+        self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer
+    ) -> None:
         self._welcome = welcome
         self._subscribers = subscribers
         self._answer = answer
@@ -71,8 +74,7 @@ class RpcServer:
 
     async def start(self, socket_path: str) -> None:
         """Listens, readable by the user only. A socket file that a dead node left is replaced."""
-        if os.path.exists(socket_path):
-            os.unlink(socket_path)
+        _unlink(socket_path)
         mask = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._connected, socket_path)
@@ -86,8 +88,7 @@ class RpcServer:
             for task in list(self._connections):
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
-            if os.path.exists(self._path):
-                os.unlink(self._path)
+            _unlink(self._path)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -131,19 +132,28 @@ class RpcServer:
                 async for state in self._stream(request):
                     await _send(writer, state)
                 return
-            await _send(writer, self._hello(request) if isinstance(request, Hello) else await self._answer(request))
+            await _send(
+                writer, self._hello(request) if isinstance(request, Hello) else await self._answer(request)
+            )
         except HeadraceError as error:
             await _send(writer, frame.failure_of(error))
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception as error:  # noqa: BLE001 - the door's loop: the trace is logged, the client is told
+        except Exception as error:
             log.exception("request failed kind=%s", type(request).__name__)
-            await _send(writer, Failure(code="internal", what=type(request).__name__, why=repr(error), hint="see the node's log"))
+            await _send(
+                writer,
+                Failure(
+                    code="internal", what=type(request).__name__, why=repr(error), hint="see the node's log"
+                ),
+            )
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL:
             raise ProtocolError(
-                f"the client speaks protocol {request.protocol}", why=f"this node speaks {PROTOCOL}", hint="use one release"
+                f"the client speaks protocol {request.protocol}",
+                why=f"this node speaks {PROTOCOL}",
+                hint="use one release",
             )
         return self._welcome
 
@@ -151,3 +161,8 @@ class RpcServer:
 async def _send(writer: asyncio.StreamWriter, message: Message) -> None:
     writer.write(frame.encode(message))
     await writer.drain()
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,48 @@
+"""A store in a real folder, and files in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import ROOT_ID, Entry, Version
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+
+OpenStore = Callable[..., Store]
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    stores: list[Store] = []
+
+    def open(capacity_bytes: int = 64 << 20, *, boot_id: str = "boot-1", policy: str = "s3fifo") -> Store:
+        volume = Volume(0, str(tmp_path / "volume"), capacity_bytes, "ssd")
+        store = Store.open(str(tmp_path / "volume/index"), [volume], boot_id=boot_id, policy=policy)
+        stores.append(store)
+        return store
+
+    yield open
+    for store in stores:
+        crash(store)
+
+
+def crash(store: Store) -> None:
+    """What kill -9 leaves: nothing is synced or marked; locks are let go."""
+    if store._closed:
+        return
+    store._closed = True
+    for writer in list(store._writers.values()):
+        writer.close()
+    store.index.close(clean=False)
+    for volume in store.volumes:
+        volume.close()
+
+
+def named(store: Store, name: bytes, size_bytes: int, token: str = "t") -> Entry:
+    id, _ = store.index.put_file(ROOT_ID, name, Version(size_bytes, 5, token))
+    entry = store.index.entry(id)
+    assert entry is not None
+    return entry

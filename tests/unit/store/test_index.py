@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import CorruptIndexError, NotSupportedError, PathNotFoundError, StoreBusyError
+from headrace.base.model import ROOT_ID, FileId, Kind, Version
+from headrace.store.index import Index
+from headrace.store.schema import CachedFile, pack_cached, pack_entry, unpack_cached, unpack_entry
+
+V1, V2 = Version(1, 1, "a"), Version(2, 2, "b")
+
+
+def cached_file(id: FileId, **changes: object) -> CachedFile:
+    values: dict[str, object] = {
+        "id": id, "volume": 0, "size_bytes": 1, "mtime_ns": 1, "token": "a", "complete": True, "pinned":
+        False, "unverified": False, "superseded": False, "checksum": 7, "sequence": 1,
+    }  # fmt: skip
+    return CachedFile(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "index")
+
+
+TOKENS = ["", '"' + "a1" * 16 + '"', '"' + "a1" * 16 + '-12"', '"' + "a1" * 16 + '-012"', '"' + "A1" * 16 +
+'"',
+          '"' + "zz" * 16 + '"', 'W/"x"', '"' + "a1" * 16 + '-99999"', "é"]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_records_come_back_as_they_went(token: str) -> None:
+    version = Version(1 << 40, -5, token)
+    entry = unpack_entry(FileId(3), b"name", pack_entry(Kind.FILE, 9, version))
+    assert (entry.id, entry.parent, entry.name, entry.kind, entry.version) == (
+        9,
+        3,
+        b"name",
+        Kind.FILE,
+        version,
+    )
+    cached = cached_file(FileId(4), token=token, pinned=True, sequence=77)
+    assert unpack_cached(FileId(4), pack_cached(cached)) == cached
+
+
+def test_names_ids_and_paths(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    a = index.ensure_directory(ROOT_ID, b"a")
+    assert index.ensure_directory(a, b"b") == index.ensure_directory(a, b"b")
+    id, changed = index.put_file(a, b"f", V1)
+    assert not changed
+    assert index.path_of(id) == b"/a/f"
+    assert index.path_of(ROOT_ID) == b"/"
+    assert [entry.name for entry in index.children(a)] == [b"b", b"f"]
+    assert [entry.name for entry in index.children(a, after=b"b")] == [b"f"]
+    assert index.put_file(a, b"f", V1) == (id, False)
+    other, changed = index.put_file(a, b"f", V2)
+    assert changed
+    assert other != id
+    assert index.entry(id) is None
+    assert index.path_of(id) is None
+    found = index.lookup(a, b"f")
+    assert found is not None
+    assert found.id == other
+    index.close(clean=True)
+
+
+def test_replacing_or_removing_supersedes_what_is_cached(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    told: list[FileId] = []
+    index.on_superseded = told.append
+    a = index.ensure_directory(ROOT_ID, b"a")
+    first, _ = index.put_file(a, b"f", V1)
+    index.put_cached(cached_file(first))
+    second, _ = index.put_file(a, b"f", V2)
+    index.put_cached(cached_file(second))
+    assert index.remove(ROOT_ID, b"a")
+    assert told == [first, second]
+    for id in told:
+        cached = index.cached(id)
+        assert cached is not None
+        assert cached.superseded
+    assert index.lookup(ROOT_ID, b"a") is None
+    assert index.entry(second) is None
+    assert not index.remove(ROOT_ID, b"a")
+    index.close(clean=True)
+
+
+def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    d = index.ensure_directory(ROOT_ID, b"d")
+    writer = index.listing(d)
+    writer.add([(b"one", V1), (b"two", V1)], [b"sub"])
+    assert index.fresh_until_ns(d) == 0
+    assert writer.finish(99) == []
+    assert index.fresh_until_ns(d) == 99
+    index.ensure_directory(d, b"mount")
+    writer = index.listing(d)
+    writer.keep(b"mount")
+    writer.add([(b"one", V2), (b"three", V1)], [])
+    index.put_file(d, b"late", V1)  # by another request, after the page that would have had it
+    assert {entry.name for entry in index.children(d)} == {
+        b"late",
+        b"mount",
+        b"one",
+        b"sub",
+        b"three",
+        b"two",
+    }
+    assert sorted(writer.finish(100)) == [(d, b"one"), (d, b"sub"), (d, b"two")]
+    assert [entry.name for entry in index.children(d)] == [b"late", b"mount", b"one", b"three"]
+    index.expire_all(ROOT_ID)
+    assert index.fresh_until_ns(d) == 0
+    index.close(clean=True)
+
+
+def test_children_over_many_batches_and_names_too_long(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    names = [b"%05d" % number for number in range(1500)]
+    writer = index.listing(ROOT_ID)
+    writer.add([(name, V1) for name in names] + [(b"x" * 256, V1)], [])
+    writer.finish(1)
+    assert writer.skipped == 1
+    assert [entry.name for entry in index.children(ROOT_ID)] == names
+    assert index.statistics()["entries"] == 1500
+    with pytest.raises(NotSupportedError):
+        index.put_file(ROOT_ID, b"x" * 256, V1)
+    assert index.lookup(ROOT_ID, b"x" * 600) is None
+    index.close(clean=True)
+
+
+def test_a_batch_that_fails_leaves_nothing_and_no_id_twice(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    lost = FileId(0)
+    with pytest.raises(RuntimeError):
+        with index.batch():
+            lost, _ = index.put_file(ROOT_ID, b"a", V1)
+            assert index.lookup(ROOT_ID, b"a") is not None
+            raise RuntimeError
+    assert index.lookup(ROOT_ID, b"a") is None
+    assert index.put_file(ROOT_ID, b"b", V1)[0] > lost
+    index.close(clean=True)
+
+
+def test_mounts_are_remembered(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    index.put_mount("/data", {"url": "s3://b"})
+    index.put_mount("/x", {"url": "s3://c"})
+    index.drop_mount("/x")
+    generation = index.generation
+    index.close(clean=True)
+    index = Index.open(folder, writable=True)
+    assert index.mounts() == {"/data": {"url": "s3://b"}}
+    assert index.generation == generation
+    index.close(clean=True)
+
+
+def test_one_writer_many_readers(folder: str) -> None:
+    with pytest.raises(PathNotFoundError):
+        Index.open(folder, writable=False)
+    index = Index.open(folder, writable=True)
+    with pytest.raises(StoreBusyError, match=str(os.getpid())):
+        Index.open(folder, writable=True)
+    id, _ = index.put_file(ROOT_ID, b"a", V1)
+    code = (
+        "import sys; from headrace.store.index import Index\n"
+        "index = Index.open(sys.argv[1], writable=False)\n"
+        "print(index.lookup(1, b'a').id)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+    ).stdout
+    assert int(out) == id
+    index.close(clean=True)
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(1 << 16))
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 8192)
+
+
+def _wipe_pages(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(b"\xa5" * (size - 8192))
+
+
+@pytest.mark.parametrize("damage", [_garbage, _empty, _cut, _wipe_pages])
+def test_a_damaged_index_is_an_error_and_no_crash(folder: str, damage: object) -> None:
+    index = Index.open(folder, writable=True)
+    writer = index.listing(ROOT_ID)
+    writer.add([(b"%05d" % number, V1) for number in range(5000)], [])
+    writer.finish(1)
+    index.close(clean=True)
+    assert callable(damage)
+    damage(Path(folder) / "data.mdb")
+    with pytest.raises(CorruptIndexError):
+        Index.open(folder, writable=True)
+
+
+def test_another_format_or_a_damaged_checkpoint_is_an_error(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    with index.batch():
+        index._put(index._meta, b"format", b"\x63\0")
+    index.close(clean=True)
+    with pytest.raises(CorruptIndexError, match="format 99"):
+        Index.open(folder, writable=True)
+    (Path(folder) / "checkpoint").write_bytes(b"nonsense")
+    with pytest.raises(CorruptIndexError, match="checkpoint"):
+        Index.open(folder, writable=True)
+
+
+def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
+    """Pages written after the checkpoint never reach the disk here; those before did."""
+    index = Index.open(folder, writable=True, boot_id="one")
+    for number in range(300):
+        index.put_file(ROOT_ID, b"before%d" % number, V1)
+    index.checkpoint()
+    at_checkpoint = (Path(folder) / "data.mdb").read_bytes()
+    for number in range(300):
+        index.put_file(ROOT_ID, b"after%d" % number, V1)
+        index.remove(ROOT_ID, b"before%d" % number)
+    lost = index._next_id
+    after = (Path(folder) / "data.mdb").read_bytes()
+    index.close(clean=False)
+    data = bytearray(after)
+    for at in range(
+        8192, len(after), 4096
+    ):  # no page of the checkpoint was written again; the others are torn
+        page = after[at : at + 4096]
+        if page != at_checkpoint[at : at + 4096]:
+            data[at : at + 4096] = bytes(4096)
+    (Path(folder) / "data.mdb").write_bytes(data)
+    index = Index.open(folder, writable=True, boot_id="two")
+    assert index.restored
+    assert sorted(entry.name for entry in index.children(ROOT_ID)) == sorted(
+        b"before%d" % n for n in range(300)
+    )
+    assert index.put_file(ROOT_ID, b"new", V1)[0] > lost
+    for number in range(300):
+        index.put_file(ROOT_ID, b"again%d" % number, V1)
+    index.close(clean=True)

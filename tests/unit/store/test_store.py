@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.store.reader import CacheReader
+from headrace.store.schema import CachedFile
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+
+from .conftest import OpenStore, crash, named
+
+MIB = BLOCK_SIZE_BYTES
+
+
+def cached(store: Store, id: FileId) -> CachedFile:
+    found = store.index.cached(id)
+    assert found is not None
+    return found
+
+
+def fill(store: Store, name: bytes, size_bytes: int) -> FileId:
+    entry = named(store, name, size_bytes)
+    writer = store.create(entry)
+    for start, end in writer.missing(0, size_bytes):
+        writer.write(start, os.urandom(end - start))
+    store.complete(writer)
+    return entry.id
+
+
+def content(store: Store, id: FileId) -> bytes:
+    return Path(store.volumes[0].data_path(id)).read_bytes()
+
+
+def test_blocks_appear_one_by_one(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = named(store, b"f", 2 * MIB + 5)
+    writer = store.create(entry)
+    assert writer.missing(0, 2 * MIB + 5) == [(0, 2 * MIB + 5)]
+    writer.write(MIB, b"b" * (MIB + 5))
+    reader = CacheReader.open(store.volumes[0].folder, cached(store, entry.id))
+    assert not reader.present(0, 1)
+    assert reader.present(MIB, 2 * MIB + 5)
+    assert not reader.present(MIB - 1, MIB + 1)
+    with pytest.raises(StoreError):
+        store.complete(writer)
+    writer.write(0, b"a" * MIB)
+    assert writer.complete
+    assert reader.present(0, 2 * MIB + 5)
+    done = store.complete(writer)
+    assert done.trusted
+    assert os.pread(reader.fd, 2, MIB - 1) == b"ab"
+    reader.close()
+    reader = CacheReader.open(store.volumes[0].folder, done)
+    assert reader.complete
+    reader.close()
+    assert content(store, entry.id) == b"a" * MIB + b"b" * (MIB + 5)
+
+
+@pytest.mark.parametrize("offset, length", [(1, MIB), (0, 5), (0, 4 * MIB)])
+def test_only_whole_blocks_are_written(open_store: OpenStore, offset: int, length: int) -> None:
+    store = open_store()
+    writer = store.create(named(store, b"f", 3 * MIB))
+    with pytest.raises(ValueError):
+        writer.write(offset, bytes(length))
+
+
+def test_threads_write_different_blocks(open_store: OpenStore) -> None:
+    store = open_store()
+    writer = store.create(named(store, b"f", 32 * MIB))
+    threads = [threading.Thread(target=writer.write, args=(n * MIB, bytes([n]) * MIB)) for n in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert writer.complete
+    id = store.complete(writer).id
+    assert store.verify(id)
+    assert store.used_bytes == pytest.approx(32 * MIB, abs=8192)
+
+
+def test_small_files_empty_ones_and_one_block_by_blocks(open_store: OpenStore) -> None:
+    store = open_store()
+    entries = [named(store, b"e", 0), named(store, b"s", 10)]
+    done = store.complete_small_many([(entries[0], b""), (entries[1], b"0123456789")])
+    assert all(one.trusted for one in done)
+    assert content(store, entries[1].id) == b"0123456789"
+    id = fill(store, b"one", MIB)
+    assert not os.path.exists(store.volumes[0].map_path(id))
+    assert all(store.verify(one) for one in (entries[0].id, entries[1].id, id))
+    empty = store.create(named(store, b"e2", 0))
+    assert empty.complete
+    assert store.complete(empty).trusted
+
+
+def test_a_writer_is_opened_again(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = named(store, b"f", 3 * MIB)
+    writer = store.create(entry)
+    writer.write(MIB, bytes(MIB))
+    writer.close()
+    with pytest.raises(StoreError):
+        writer.write(0, bytes(MIB))
+    again = store.writer(entry.id)
+    assert again is not None
+    assert again.missing(0, 3 * MIB) == [(0, MIB), (2 * MIB, 3 * MIB)]
+    again.drop_block(1)
+    assert again.blocks_present == 0
+    assert store.writer(FileId(999)) is None
+
+
+def test_free_leaves_open_files_readable(open_store: OpenStore) -> None:
+    store = open_store()
+    id = fill(store, b"f", 2 * MIB)
+    record = cached(store, id)
+    reader = CacheReader.open(store.volumes[0].folder, record)
+    assert store.free(id) >= 2 * MIB
+    assert store.free(id) == 0
+    assert store.used_bytes == 0
+    assert len(os.pread(reader.fd, 10, 0)) == 10
+    reader.close()
+    with pytest.raises(PathNotFoundError):
+        CacheReader.open(store.volumes[0].folder, record)
+
+
+def test_a_file_made_anew_is_never_taken_for_the_complete_one(open_store: OpenStore) -> None:
+    """A client read the record, then the file was evicted and its filling began again."""
+    store = open_store()
+    id = fill(store, b"f", 2 * MIB)
+    record = cached(store, id)
+    store.free(id)
+    entry = store.index.entry(id)
+    assert entry is not None
+    store.create(entry)
+    with pytest.raises(PathNotFoundError):
+        CacheReader.open(store.volumes[0].folder, record)
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_eviction_makes_room_but_never_of_pinned_files(open_store: OpenStore, policy: str) -> None:
+    store = open_store(20 * MIB, policy=policy)
+    told: list[FileId] = []
+    store.on_evicted = told.extend
+    pinned = fill(store, b"pinned", 4 * MIB)
+    store.pin(pinned, True)
+    ids = [fill(store, b"f%d" % n, 2 * MIB) for n in range(20)]
+    assert store.used_bytes <= 20 * MIB
+    assert cached(store, pinned).pinned
+    assert set(told) == {id for id in ids if store.index.cached(id) is None}
+    assert not any(os.path.exists(store.volumes[0].data_path(id)) for id in told)
+    with pytest.raises(NoSpaceError):
+        store.create(named(store, b"huge", 17 * MIB))
+    with pytest.raises(NoSpaceError):
+        store.create(named(store, b"huger", 21 * MIB))
+
+
+def test_superseded_files_go_first_then_abandoned_ones(open_store: OpenStore) -> None:
+    store = open_store(20 * MIB)
+    good = [fill(store, b"g%d" % n, 2 * MIB) for n in range(6)]
+    old = fill(store, b"old", 2 * MIB)
+    named(store, b"old", 2 * MIB, token="new")
+    partial = named(store, b"partial", 4 * MIB)
+    writer = store.create(partial)
+    writer.write(0, bytes(3 * MIB))
+    writer.close()
+    del writer
+    store.volumes[0].capacity_bytes = 17 * MIB
+    assert store.evict_if_needed() == [old]
+    store.volumes[0].capacity_bytes = 14 * MIB
+    assert store.evict_if_needed() == [partial.id]
+    assert all(store.index.cached(id) for id in good)
+
+
+def test_a_full_filesystem_is_no_space(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    writer = store.create(named(store, b"f", 2 * MIB))
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(NoSpaceError):
+        writer.write(0, bytes(MIB))
+    assert not writer.present(0, MIB)
+    assert store.used_bytes == 0
+
+
+def test_accounts_are_the_same_after_a_clean_restart(open_store: OpenStore) -> None:
+    store = open_store()
+    ids = [fill(store, b"a", 3 * MIB), fill(store, b"b", 10)]
+    store.pin(ids[1], True)
+    used = store.used_bytes
+    store.close()
+    store = open_store(boot_id="boot-2")
+    assert store.used_bytes == used
+    assert store.unverified_found == 0
+    assert all(cached(store, id).trusted for id in ids)
+    assert store.statistics()["files_pinned"] == 1
+
+
+def test_two_nodes_do_not_share_a_volume(open_store: OpenStore, tmp_path: Path) -> None:
+    open_store()
+    with pytest.raises(StoreBusyError):
+        open_store()
+    with pytest.raises(StoreError):
+        Volume(1, "/proc/nowhere", MIB, "").open()
+
+
+def test_fsck_finds_and_repairs(open_store: OpenStore) -> None:
+    store = open_store()
+    ids = [fill(store, b"f%d" % n, 3 * MIB) for n in range(3)]
+    small = fill(store, b"s", 100)
+    volume = store.volumes[0]
+    with open(volume.data_path(ids[0]), "r+b") as file:
+        file.seek(MIB + 7)
+        file.write(b"rotten")
+    os.unlink(volume.data_path(ids[1]))
+    Path(volume.data_path(small)).write_bytes(bytes(100))
+    Path(volume.data_path(FileId(0xABCDEF))).write_bytes(b"stray")
+    report = store.fsck(lambda *_: None)
+    assert not report.sound
+    assert (report.records_without_file, report.files_without_record, report.files_with_bad_blocks) == (
+        1,
+        1,
+        2,
+    )
+    writer = store.writer(ids[0])
+    assert writer is not None
+    assert writer.missing(0, 3 * MIB) == [(MIB, 2 * MIB)]
+    assert store.index.cached(ids[1]) is None
+    assert store.index.cached(small) is None
+    assert cached(store, ids[2]).trusted
+    assert store.fsck(lambda *_: None).sound
+    assert store.used_bytes > 0
+
+
+def test_kill_is_no_power_loss(open_store: OpenStore) -> None:
+    store = open_store()
+    id = fill(store, b"f", 3 * MIB)
+    crash(store)
+    store = open_store()
+    assert cached(store, id).trusted
+
+
+def test_after_a_power_loss_nothing_unsynced_is_trusted(open_store: OpenStore) -> None:
+    """Blocks that never reached the disk read as zeros; files synced before stay trusted."""
+    store = open_store()
+    synced = fill(store, b"synced", 3 * MIB)
+    partial = named(store, b"partial", 4 * MIB)
+    writer = store.create(partial)
+    writer.write(0, b"x" * MIB)
+    writer.write(2 * MIB, b"y" * MIB)
+    sequence = store._sequence
+    store.sync()
+    large, small, sound = (
+        fill(store, b"large", 3 * MIB),
+        fill(store, b"small", 500),
+        fill(store, b"sound", 3 * MIB),
+    )
+    store.index.checkpoint(synced_sequence=sequence)  # the index got there, the bytes did not
+    crash(store)
+    for id, at, length in ((large, MIB, MIB), (small, 0, 500)):
+        with open(store.volumes[0].data_path(id), "r+b") as file:
+            file.seek(at)
+            file.write(bytes(length))
+    with open(store.volumes[0].part_path(partial.id), "r+b") as file:
+        file.seek(2 * MIB)
+        file.write(bytes(MIB))
+
+    store = open_store(boot_id="boot-2")
+    assert cached(store, synced).trusted
+    assert store.unverified_found == 4
+    for id in (large, small, sound, partial.id):
+        assert not cached(store, id).trusted
+        assert store.writer(id) is None
+    assert store.verify(sound)
+    assert cached(store, sound).trusted
+    assert not store.verify(large)
+    again = store.writer(large)
+    assert again is not None
+    assert again.missing(0, 3 * MIB) == [(MIB, 2 * MIB)]
+    again.write(MIB, b"z" * MIB)
+    assert store.complete(again).trusted
+    assert store.verify(large)
+    assert not store.verify(small)
+    assert store.index.cached(small) is None
+    assert not store.verify(partial.id)
+    again = store.writer(partial.id)
+    assert again is not None
+    assert again.missing(0, 4 * MIB) == [(MIB, 4 * MIB)]
+
+
+def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore) -> None:
+    store = open_store()
+    id = fill(store, b"f", 3 * MIB)
+    crash(store)
+    store = open_store(boot_id="boot-2")
+    assert store.index.cached(id) is None
+    assert list(store.volumes[0].ids()) == []
+    assert named(store, b"g", 1).id > id
