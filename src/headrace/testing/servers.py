@@ -228,6 +228,7 @@ def _weed_command(weed: str, folder: str, ports: list[int], config_path: str) ->
         f"-s3.port.grpc={s3_grpc}",
         f"-s3.localSocket={folder}/s3.sock",
         "-s3.port.iceberg=0",
+        "-s3.port.lance=0",  # else a fixed port, and a second server on this machine fails
         f"-s3.config={config_path}",
     ]
 
