@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
+    BucketNotFoundError,
     DeadlineExceededError,
     HeadraceError,
     OriginDeniedError,
@@ -23,7 +24,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import Body, ListPage, check_range, is_path
 
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
@@ -59,17 +60,21 @@ def open_file_system(url: str, options: dict[str, str]) -> tuple[Any, str]:
 
 
 def version_of(info: dict[str, Any]) -> Version:
+    """Beside a token the time is in whole seconds, as many a driver's HEAD knows no more than that; without one, in
+    microseconds: some drivers give a float in one call and a datetime in the other."""
     token = next((str(info[name]) for name in _TOKENS if info.get(name)), "")
-    return Version(int(info.get("size") or 0), _mtime_ns(info), token)
+    mtime_us = _mtime_us(info)
+    mtime_ns = mtime_us // 10**6 * 10**9 if token else mtime_us * 1000
+    return Version(int(info.get("size") or 0), mtime_ns, token)
 
 
-def _mtime_ns(info: dict[str, Any]) -> int:
+def _mtime_us(info: dict[str, Any]) -> int:
     for name in _TIMES:
         value = info.get(name)
         if isinstance(value, datetime):
-            return int(value.timestamp()) * 10**9
+            value = value.timestamp()
         if isinstance(value, int | float):
-            return int(value * 10**9)
+            return round(value * 10**6)
     return 0
 
 
@@ -98,8 +103,11 @@ class FsspecOrigin:
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         what = f"{self.url}/{key}"
+        deadline.check(what)
+        if not key or not is_path(key):
+            raise PathNotFoundError(what, why="no such object")
         info = await self._call(lambda: self._files.info(self._path(key)), what, deadline)
-        if info.get("type") != "file" or not key or key.endswith("/"):
+        if info.get("type") != "file":
             raise PathNotFoundError(what, why="not a file")
         return ObjectInfo(key, version_of(info))
 
@@ -110,6 +118,7 @@ class FsspecOrigin:
         try:
             before = await self.head(key, deadline=deadline)
             self._compare(before, version, what)
+            check_range(what, start, end, version)
             body: bytes = await self._call(
                 lambda: self._files.cat_file(self._path(key), start=start, end=end), what, deadline
             )
@@ -122,10 +131,15 @@ class FsspecOrigin:
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         what = f"{self.url}/{key}"
+        deadline.check(what)
+        if not is_path(key):
+            return
         try:
             infos = await self._call(lambda: self._files.ls(self._path(key), detail=True), what, deadline)
         except PathNotFoundError:
-            return
+            if key:
+                return
+            raise BucketNotFoundError(self.url, why="no such folder") from None
         objects: dict[str, ObjectInfo] = {}
         directories: dict[str, None] = {}
         for info in infos:

@@ -25,7 +25,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import Body, ListPage, check_range, is_path
 
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -102,8 +102,7 @@ class LocalOrigin:
         return f"{self.url}/{key}".encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     def _path(self, key: str) -> str:
-        parts = key.split("/")
-        if "\0" in key or (key and any(part in ("", ".", "..") for part in parts)):
+        if not is_path(key):
             raise PathNotFoundError(self._where(key), why="no such object")
         return os.path.join(self._folder, key) if key else self._folder
 
@@ -122,6 +121,7 @@ class LocalOrigin:
             raise
         try:
             self._compare(file, key, version)
+            check_range(self._where(key), start, end, version)
             body = self._pread(file, start, end)
             self._compare(file, key, version)
         finally:

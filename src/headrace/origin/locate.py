@@ -59,7 +59,9 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     """UsageError for a URL or an option that is off. Asks nothing of the origin: `check_origin` does."""
     url = parse_origin(url)
     raw, parsed = _raw(url, options)
-    return MeasureOrigin(ThrottleOrigin(RetryOrigin(raw), parsed.limits()))
+    retries_listings = url.partition("://")[0] in ("s3", "gs", "az", "http", "https")
+    retrying = RetryOrigin(raw, listings=not retries_listings)
+    return MeasureOrigin(ThrottleOrigin(retrying, parsed.limits()))
 
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:

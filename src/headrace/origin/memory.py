@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import itertools
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError, VersionChangedError
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import Body, ListPage, check_range, is_path
 
 _SHARED: dict[str, MemoryOrigin] = {}
 """By name: `memory://name` means one and the same origin all over a process, or nothing could be put there."""
@@ -29,27 +31,37 @@ class MemoryOrigin:
         self.url = f"memory://{name}"
         self._page_size = page_size
         self._objects: dict[str, _Stored] = {}
-        self._puts = 0
+        self._puts = itertools.count(1)
+        self._prefix = ""
 
     @classmethod
     def shared(cls, name: str) -> MemoryOrigin:
-        """The one of that name in this process."""
-        return _SHARED.setdefault(name, cls(name))
+        """The one of that name in this process. `name/prefix` is the part of `name` below a prefix."""
+        name, _, prefix = name.partition("/")
+        whole = _SHARED.setdefault(name, cls(name))
+        return whole.below(prefix) if prefix else whole
+
+    def below(self, prefix: str) -> MemoryOrigin:
+        """The same objects, with this prefix as the root."""
+        part = MemoryOrigin(page_size=self._page_size)
+        part.url = f"{self.url}/{prefix}"
+        part._objects, part._puts = self._objects, self._puts
+        part._prefix = f"{self._prefix}{prefix}/"
+        return part
 
     def put(self, key: str, data: bytes) -> Version:
-        self._puts += 1
-        token = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}-{self._puts}"'
+        token = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}-{next(self._puts)}"'
         version = Version(len(data), time.time_ns(), token)
-        self._objects[key] = _Stored(data, version)
+        self._objects[self._prefix + key] = _Stored(data, version)
         return version
 
     def delete(self, key: str) -> None:
-        self._objects.pop(key, None)
+        self._objects.pop(self._prefix + key, None)
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         deadline.check(f"{self.url}/{key}")
-        stored = self._objects.get(key)
-        if stored is None or key.endswith("/"):
+        stored = self._objects.get(self._prefix + key)
+        if stored is None or not key or not is_path(key):
             raise PathNotFoundError(f"{self.url}/{key}", why="no such object")
         return ObjectInfo(key, stored.version)
 
@@ -57,13 +69,15 @@ class MemoryOrigin:
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Body:
         deadline.check(f"{self.url}/{key}")
-        stored = self._objects.get(key)
+        stored = self._objects.get(self._prefix + key)
         if stored is None or stored.version != version:
             raise VersionChangedError(f"{self.url}/{key}", why="it is not the version that was asked for")
+        check_range(f"{self.url}/{key}", start, end, version)
         return memoryview(stored.data)[start:end]
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        prefix = f"{key}/" if key else ""
+        deadline.check(f"{self.url}/{key}")
+        prefix = self._prefix + (f"{key}/" if key else "")
         objects: list[ObjectInfo] = []
         directories: dict[str, None] = {}
         for path, stored in sorted(self._objects.items()):
@@ -71,12 +85,13 @@ class MemoryOrigin:
                 continue
             name, slash, _ = path[len(prefix) :].partition("/")
             if not slash:
-                objects.append(ObjectInfo(path, stored.version))
+                objects.append(ObjectInfo(path[len(self._prefix) :], stored.version))
             elif name:
                 directories[name] = None
         size = self._page_size
         for at in range(0, max(len(objects), len(directories)), size):
             deadline.check(f"{self.url}/{key}")
+            await asyncio.sleep(0)  # others run between two pages, as with any origin
             yield ListPage(tuple(objects[at : at + size]), tuple(directories)[at : at + size])
 
     async def close(self) -> None:

@@ -28,7 +28,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.obstore_errors import FOREIGN, translate, translate_listing
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import Body, ListPage, check_range
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
@@ -119,6 +119,7 @@ class ObjectStoreOrigin:
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Body:
         what = self._where(key)
+        check_range(what, start, end, version)
         options: GetOptions = {"range": (start, end)}
         if can_match(version.token):
             options["if_match"] = version.token

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.base.deadline import Deadline
+from headrace.base.errors import OriginError
 from headrace.base.model import ObjectInfo, Version
 
 Body = bytes | bytearray | memoryview
@@ -50,7 +51,21 @@ class Origin(Protocol):
     ) -> Body:
         """Bytes start..end (end exclusive, end <= version.size_bytes, start < end), exactly end - start of them,
         or an error: VersionChangedError when the object is not that version any more (or gone), decided by the
-        origin (If-Match) where it can, else by comparing before and after. A short body is OriginUnavailableError."""
+        origin (If-Match) where it can, else by comparing before and after. A short body is OriginUnavailableError;
+        a range that is not within the version's size is OriginError, and nothing is asked."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Lets go of what it holds. May be called twice."""
+        ...
+
+
+def check_range(what: str, start: int, end: int, version: Version) -> None:
+    """OriginError when a range read asks for what the version doesn't have."""
+    if not 0 <= start < end <= version.size_bytes:
+        raise OriginError(what, why=f"bytes {start} to {end} of {version.size_bytes} were asked for")
+
+
+def is_path(key: str) -> bool:
+    """Whether a key is made of names that a file system can have. "" is the root, and is one."""
+    return "\0" not in key and (not key or not any(part in ("", ".", "..") for part in key.split("/")))

@@ -24,12 +24,19 @@ Result = TypeVar("Result")
 
 
 class RetryOrigin:
-    """An Origin around an Origin. attempts_max: calls in all, the first one included."""
+    """An Origin around an Origin. attempts_max: calls in all, the first one included. listings: whether listings are
+    tried again too; not for a kind that does so itself, or the attempts would multiply."""
 
     def __init__(
-        self, inner: Origin, *, attempts_max: int = ATTEMPTS_MAX, delay_first_s: float = DELAY_FIRST_S
+        self,
+        inner: Origin,
+        *,
+        attempts_max: int = ATTEMPTS_MAX,
+        delay_first_s: float = DELAY_FIRST_S,
+        listings: bool = True,
     ) -> None:
         self._inner = inner
+        self._listings = listings
         self._attempts_max = attempts_max
         self._delay_first_s = delay_first_s
 
@@ -57,7 +64,7 @@ class RetryOrigin:
                     yield page
                 return
             except HeadraceError as error:
-                if begun:
+                if begun or not self._listings:
                     raise
                 await self._pause_or_raise(error, attempt, deadline)
 

@@ -16,7 +16,7 @@ import xxhash
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError, UsageError, VersionChangedError
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import Body, ListPage, check_range
 
 _PATTERN_BYTES = (1 << 20) + 4099  # no multiple of a block: no two blocks of a file are alike
 _PAGE = 1000
@@ -72,6 +72,7 @@ class SyntheticOrigin:
         deadline.check(f"{self.url} {key}")
         if version != self._version or not self._exists(key):
             raise VersionChangedError(f"{self.url} {key}", why="it is not the version that was asked for")
+        check_range(f"{self.url} {key}", start, end, version)
         return self.content(key, start, end)
 
     def content(self, key: str, start: int, end: int) -> Body:

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import obstore
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, NotSupportedError, PathNotFoundError
+from headrace.base.errors import BucketNotFoundError, HeadraceError, NotSupportedError, PathNotFoundError
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.object_store import ObjectStoreOrigin, Stores, translated, version_of, within
 from headrace.origin.origin import Body, ListPage
@@ -94,7 +94,9 @@ class WebOrigin(ObjectStoreOrigin):
         try:
             names = await self._index(key, deadline)
         except PathNotFoundError:
-            return
+            if key:
+                return
+            raise BucketNotFoundError(self.url, why="the server has nothing there") from None
         except NotSupportedError:
             only = await self._only_file(deadline) if not key else None
             if only is None:

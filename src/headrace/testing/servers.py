@@ -266,7 +266,10 @@ def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
     endpoint = f"http://127.0.0.1:{ports[6]}"
     with _folder(folder) as where:
         config_path = _write_weed_config(where, access_key, secret_key)
-        with running(_weed_command(weed, where, ports, config_path), where) as process:
+        # Its orderly end takes longer than 5 s; data that nobody keeps needs none.
+        stop_within_s = 0.1 if folder is None else 5.0
+        argv = _weed_command(weed, where, ports, config_path)
+        with running(argv, where, stop_within_s=stop_within_s) as process:
             try:
                 server = S3Server(
                     "s3",
@@ -462,9 +465,10 @@ class FolderServer(Server):
     def put(self, key: str, data: bytes) -> None:
         path = os.path.join(self.folder, key)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.new", "wb") as file:
+        new = os.path.join(os.path.dirname(path), f".{threading.get_ident():x}.new")
+        with open(new, "wb") as file:
             file.write(data)
-        os.replace(f"{path}.new", path)
+        os.replace(new, path)
 
     def delete(self, key: str) -> None:
         os.unlink(os.path.join(self.folder, key))
@@ -477,7 +481,9 @@ def http_folder(folder: str | None = None) -> Iterator[FolderServer]:
         handler = functools.partial(_RangeHandler, directory=where)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             server.daemon_threads = True
-            thread = threading.Thread(target=server.serve_forever, name="http_folder", daemon=True)
+            thread = threading.Thread(
+                target=server.serve_forever, args=(0.05,), name="http_folder", daemon=True
+            )
             thread.start()
             endpoint = f"http://127.0.0.1:{server.server_address[1]}"
             try:

@@ -1,0 +1,147 @@
+"""The origins that the suite runs over. A server starts when its first test asks for it and ends with the session."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import OriginUnavailableError
+from headrace.origin.fsspec_adapter import FsspecOrigin
+from headrace.origin.locate import build_origin
+from headrace.origin.measure import MeasureOrigin
+from headrace.origin.memory import MemoryOrigin
+from headrace.origin.origin import Origin
+from headrace.origin.retry import RetryOrigin
+from headrace.origin.throttle import Limits, ThrottleOrigin
+from headrace.testing import servers
+from headrace.testing.origin_suite import Subject, Traits
+from headrace.testing.servers import Server, ServerMissing
+
+Kind = Callable[[], contextlib.AbstractContextManager[Server]]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("origin"))
+
+
+def _serve(name: str, start: Kind) -> Iterator[Server]:
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(start())
+        except ServerMissing as error:
+            pytest.skip(f"server {name}: {error}")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_server() -> Iterator[Server]:
+    yield from _serve("seaweedfs", servers.seaweedfs_s3)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[Server]:
+    yield from _serve("moto", servers.moto_s3)
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[Server]:
+    yield from _serve("fake-gcs-server", servers.fake_gcs)
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[Server]:
+    yield from _serve("azurite", servers.azurite)
+
+
+@pytest.fixture(scope="session")
+def web_server() -> Iterator[Server]:
+    yield from _serve("http folder", servers.http_folder)
+
+
+def on_server(server: Server, traits: Traits) -> Subject:
+    return Subject(
+        attach=lambda prefix: build_origin(server.url(prefix), server.options()),
+        put=server.put,
+        delete=server.delete,
+        attach_nowhere=lambda: build_origin(server.url(bucket="no-such-bucket"), server.options()),
+        traits=traits,
+    )
+
+
+def in_memory(wrap: Callable[[Origin], Origin]) -> Subject:
+    whole = MemoryOrigin("suite")
+    return Subject(
+        attach=lambda prefix: wrap(whole.below(prefix) if prefix else whole),
+        put=whole.put,
+        delete=whole.delete,
+        traits=Traits(missing_bucket=None),
+    )
+
+
+def _write(folder: str, key: str, data: bytes) -> None:
+    path = Path(folder, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def in_folder(folder: str, scheme: str) -> Subject:
+    return Subject(
+        attach=lambda prefix: build_origin(f"{scheme}://{folder}/{prefix}", {}),
+        put=lambda key, data: _write(folder, key, data),
+        delete=lambda key: Path(folder, key).unlink(),
+        attach_nowhere=lambda: build_origin(f"{scheme}://{folder}/none", {}),
+        traits=Traits(both=False),
+    )
+
+
+def in_fsspec_memory() -> Subject:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    files = MemoryFileSystem(skip_instance_cache=True)
+    files.store, files.pseudo_dirs = {}, [""]  # else they are those of the class
+    return Subject(
+        attach=lambda prefix: FsspecOrigin(f"memory://fsspec/{prefix}", files, f"/{prefix}"),
+        put=lambda key, data: files.pipe_file(f"/{key}", data),
+        delete=lambda key: files.rm_file(f"/{key}"),
+        traits=Traits(missing_bucket=None, both=False),
+    )
+
+
+_BACKSLASH = frozenset({"back\\slash"})  # SeaweedFS and Azure make a slash of it
+# A folder is answered with a redirect to its name and a slash, and obstore follows none with these in it.
+_WEB = Traits(both=False, strict_folders=True, strange_names=frozenset({"[br]", "a|b", "^"}))
+
+KINDS = (
+    *("memory", "retry", "throttle", "measure", "folder", "fsspec-memory", "fsspec-local"),
+    *("s3-seaweedfs", "s3-moto", "gcs", "azure", "web"),
+)
+
+
+@pytest.fixture(params=KINDS, scope="session")
+def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
+    def server(name: str) -> Server:
+        found = request.getfixturevalue(name)
+        assert isinstance(found, Server)
+        return found
+
+    limits = Limits(requests_per_s=1e6, bytes_per_s=1e12, concurrency_max=3)
+    makers: dict[str, Callable[[], Subject]] = {
+        "memory": lambda: in_memory(lambda inner: inner),
+        "retry": lambda: in_memory(RetryOrigin),
+        "throttle": lambda: in_memory(lambda inner: ThrottleOrigin(inner, limits)),
+        "measure": lambda: in_memory(MeasureOrigin),
+        "folder": lambda: in_folder(folder, "file"),
+        "fsspec-memory": in_fsspec_memory,
+        "fsspec-local": lambda: in_folder(f"{folder}/fsspec", "local"),
+        "s3-seaweedfs": lambda: on_server(server("seaweedfs_server"), Traits(strange_names=_BACKSLASH)),
+        "s3-moto": lambda: on_server(server("moto_server"), Traits()),
+        # fake-gcs-server answers 500 where GCS answers 404
+        "gcs": lambda: on_server(server("gcs_server"), Traits(missing_bucket=OriginUnavailableError)),
+        "azure": lambda: on_server(server("azure_server"), Traits(strange_names=_BACKSLASH)),
+        "web": lambda: on_server(server("web_server"), _WEB),
+    }
+    return makers[request.param]()
