@@ -291,7 +291,7 @@ class OriginSuite:
 
             pages = origin.list_directory("many", deadline=soon())
             async for page in pages:  # left after the first page, as check_origin does
-                assert page.objects
+                assert page.objects or page.directories
                 break
             close = getattr(pages, "aclose", None)
             if close is not None:
@@ -439,7 +439,7 @@ class OriginSuite:
         run(lambda: subject.attach(place), body)
 
     def test_a_deleted_object_is_noticed(self, subject: Subject, place: str) -> None:
-        subject.put(f"{place}/r", b"old!")
+        subject.put_all((f"{place}/{key}" for key in ("r", "stays")), b"old!")
 
         async def body(origin: Origin) -> None:
             old = await origin.head("r", deadline=soon())
@@ -448,7 +448,7 @@ class OriginSuite:
                 await read(origin, old, 0, 4)
             with pytest.raises(PathNotFoundError):
                 await origin.head("r", deadline=soon())
-            assert "r" not in (await listing_of(origin, "")).objects
+            assert set((await listing_of(origin, "")).objects) == {"stays"}
 
         run(lambda: subject.attach(place), body)
 

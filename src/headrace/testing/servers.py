@@ -460,7 +460,8 @@ class FolderServer(Server):
     folder: str = ""
 
     def url(self, prefix: str = "", *, bucket: str | None = None) -> str:
-        return f"{self.endpoint}/{urllib.parse.quote(prefix)}".rstrip("/")
+        path = f"{bucket}/{prefix}" if bucket else prefix
+        return f"{self.endpoint}/{urllib.parse.quote(path)}".rstrip("/")
 
     def put(self, key: str, data: bytes) -> None:
         path = os.path.join(self.folder, key)

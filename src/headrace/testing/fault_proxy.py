@@ -1,0 +1,170 @@
+"""A proxy before a real server that spoils its answers: what clients make of 500, 503, half a body, and silence.
+
+Signatures stay valid: the Host header goes through as the client sent it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.testing.servers import Server
+
+MODES = ("pass", "500", "503", "429", "half", "close", "hang")
+"""half: the whole head, half of the body, then the connection is closed. close: closed without a word. hang: no
+answer until the mode changes or the proxy ends; then closed."""
+
+_HOP_BY_HOP = (
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "te",
+    "trailer",
+    "upgrade",
+    "proxy-connection",
+)
+
+
+class FaultProxy:
+    """endpoint: what to use in place of the server's. mode: one of MODES, for each request that comes from now on.
+    requests: how many came so far."""
+
+    def __init__(self, server: Server, endpoint: str) -> None:
+        self.server = server
+        self.endpoint = endpoint
+        self.requests = 0
+        self._lock = threading.Lock()
+        self._mode = "pass"
+        self._left: int | None = None
+        self._changed = threading.Event()
+
+    @property
+    def mode(self) -> str:
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self._set(mode, None)
+
+    def fail_next(self, mode: str, count: int) -> None:
+        """That mode for the next `count` requests, then pass."""
+        self._set(mode, count)
+
+    def options(self) -> dict[str, str]:
+        """What build_origin needs besides the URL."""
+        options = self.server.options()
+        return {**options, "endpoint": self.endpoint} if "endpoint" in options else options
+
+    def url(self, prefix: str = "", *, bucket: str | None = None) -> str:
+        return self.server.url(prefix, bucket=bucket).replace(self.server.endpoint, self.endpoint)
+
+    def _set(self, mode: str, count: int | None) -> None:
+        assert mode in MODES, mode
+        with self._lock:
+            self._mode, self._left = mode, count
+            self._changed.set()
+            self._changed = threading.Event()
+
+    def next_mode(self) -> tuple[str, threading.Event]:
+        """Of a request that just came, and what tells a hanging one to end."""
+        with self._lock:
+            self.requests += 1
+            if self._left is not None:
+                if self._left == 0:
+                    self._mode, self._left = "pass", None
+                else:
+                    self._left -= 1
+            return self._mode, self._changed
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: FaultProxy
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the client gave up: that is what it should do
+            super().handle()
+
+    def _answer(self) -> None:
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        mode, changed = self.proxy.next_mode()
+        if mode == "hang":
+            changed.wait()
+        if mode in ("hang", "close"):
+            self.close_connection = True
+        elif mode in ("500", "503", "429"):
+            self._send(
+                int(mode), [], b"<Error><Code>ByPlan</Code><Message>by plan</Message></Error>", whole=True
+            )
+        else:
+            status, headers, body = self._forward(sent)
+            self._send(status, headers, body, whole=mode != "half")
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
+
+    def _forward(self, sent: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        upstream = urllib.parse.urlsplit(self.proxy.server.endpoint)
+        connection = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=30)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in _HOP_BY_HOP:
+                    connection.putheader(name, value)
+            connection.endheaders(sent or None)
+            answer = connection.getresponse()
+            headers = [pair for pair in answer.getheaders() if pair[0].lower() not in _HOP_BY_HOP]
+            return answer.status, headers, answer.read()
+        finally:
+            connection.close()
+
+    def _send(self, status: int, headers: list[tuple[str, str]], body: bytes, *, whole: bool) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() != "content-length" or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(body)))
+            body = body if whole else body[: len(body) // 2]
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        if not whole:
+            self.close_connection = True
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        return None  # a client that went away
+
+
+@contextlib.contextmanager
+def fault_proxy(server: Server) -> Iterator[FaultProxy]:
+    """In front of a running server, from threads of this process."""
+
+    class Handler(_Handler):
+        pass
+
+    with _Server(("127.0.0.1", 0), Handler) as listening:
+        path = urllib.parse.urlsplit(server.endpoint).path
+        proxy = FaultProxy(server, f"http://127.0.0.1:{listening.server_address[1]}{path}")
+        Handler.proxy = proxy
+        thread = threading.Thread(
+            target=listening.serve_forever, args=(0.05,), name="fault_proxy", daemon=True
+        )
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.mode = "pass"  # lets go of what hangs
+            listening.shutdown()
+            thread.join()

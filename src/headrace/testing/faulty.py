@@ -1,0 +1,122 @@
+"""An origin that fails by plan: what real ones do rarely and tests need at will."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from enum import Enum
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    DeadlineExceededError,
+    HeadraceError,
+    OriginDeniedError,
+    OriginUnavailableError,
+    VersionChangedError,
+)
+from headrace.base.model import ObjectInfo, Version
+from headrace.origin.origin import Body, ListPage, Origin
+
+CALLS = ("head", "list", "read")
+
+
+class Fault(Enum):
+    """UNAVAILABLE: 503. HALF: the answer breaks off half-way (of a listing: after its first page). HANG: nothing
+    comes until the deadline. DENIED: 403. CHANGED: the object was replaced. SHORT: half a body passed off as the
+    whole, which no origin may do: to test who must not trust it."""
+
+    UNAVAILABLE = "unavailable"
+    HALF = "half"
+    HANG = "hang"
+    DENIED = "denied"
+    CHANGED = "changed"
+    SHORT = "short"
+
+
+class FaultyOrigin:
+    """An Origin around an Origin. asked: each call so far, as (call, key), the failed ones included."""
+
+    def __init__(self, inner: Origin) -> None:
+        self._inner = inner
+        self._plan: dict[tuple[str, int], Fault | HeadraceError] = {}
+        self._always: dict[str, Fault | HeadraceError] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.hanging = 0
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def fail(self, call: str, fault: Fault | HeadraceError, *, at: int | range | None = None) -> None:
+        """call: one of CALLS. at: which of these calls fail, the next one being 0; None for all from now on."""
+        assert call in CALLS, call
+        if at is None:
+            self._always[call] = fault
+            return
+        done = self.count(call)
+        for number in [at] if isinstance(at, int) else at:
+            self._plan[call, done + number] = fault
+
+    def mend(self) -> None:
+        """No call fails from now on."""
+        self._plan.clear()
+        self._always.clear()
+
+    def count(self, call: str) -> int:
+        return sum(one == call for one, _ in self.asked)
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        fault = self._next("head", key)
+        if fault is not None:
+            await self._raise(fault, key, deadline)
+        return await self._inner.head(key, deadline=deadline)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        fault = self._next("read", key)
+        if fault is not None and fault is not Fault.SHORT:
+            await self._raise(fault, key, deadline)
+        body = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+        return body[: len(body) // 2] if fault is Fault.SHORT else body
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        fault = self._next("list", key)
+        if fault is not None and fault is not Fault.HALF:
+            await self._raise(fault, key, deadline)
+        async for page in self._inner.list_directory(key, deadline=deadline):
+            yield page
+            if fault is not None:
+                await self._raise(fault, key, deadline)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _next(self, call: str, key: str) -> Fault | HeadraceError | None:
+        number = self.count(call)
+        self.asked.append((call, key))
+        return self._plan.get((call, number), self._always.get(call))
+
+    async def _raise(self, fault: Fault | HeadraceError, key: str, deadline: Deadline) -> None:
+        what = f"{self.url}/{key}"
+        if isinstance(fault, HeadraceError):
+            raise fault
+        if fault is Fault.HANG:
+            await self._hang(deadline)
+            raise DeadlineExceededError(what, why="hangs by plan")
+        if fault is Fault.DENIED:
+            raise OriginDeniedError(what, why="denied by plan")
+        if fault is Fault.CHANGED:
+            raise VersionChangedError(what, why="changed by plan")
+        raise OriginUnavailableError(what, why=f"{fault.value} by plan")
+
+    async def _hang(self, deadline: Deadline) -> None:
+        self.hanging += 1
+        left_s = deadline.left_s()
+        try:
+            async with asyncio.timeout(None if left_s == float("inf") else left_s):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            return
+        finally:
+            self.hanging -= 1
