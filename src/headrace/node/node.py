@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
@@ -58,6 +61,8 @@ DISK_THREADS = 4
 UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 CHECK_LIMIT_S = 10.0
+GC_THRESHOLD = 50_000
+"""Most garbage of a node is freed by counting; the collector's own default looks after every 700 objects."""
 
 
 class Node:
@@ -264,7 +269,10 @@ def run_node(config: Config, *, ready_fd: int | None = None) -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    return asyncio.run(_run(config, ready_fd))
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 100)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(config, ready_fd))
 
 
 async def _run(config: Config, ready_fd: int | None) -> int:
