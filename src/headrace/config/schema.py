@@ -66,7 +66,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fill_concurrency_max: Annotated[
         int,
         Meta(description="Range reads in flight to origins at most; fewer are used while more don't help."),
-    ] = 32
+    ] = 128
+    fill_bytes_max: Annotated[
+        int, Meta(description="Bytes of range reads in flight at most: what fills take of the node's memory.")
+    ] = 256 << 20
     fill_range_bytes: Annotated[int, Meta(description="Bytes asked of an origin in one range read.")] = (
         8 * BLOCK_SIZE_BYTES
     )
@@ -92,7 +95,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _one_of("log_level", self.log_level, LOG_LEVELS)
         if not 0 < self.watermark_low <= self.watermark_high <= 1:
             raise UsageError("settings watermark_low, watermark_high", why="must be 0 < low <= high <= 1")
-        for name in ("fill_concurrency_max", "fill_range_bytes", "readahead_bytes", "origin_timeout_s"):
+        for name in (
+            "fill_concurrency_max",
+            "fill_bytes_max",
+            "fill_range_bytes",
+            "readahead_bytes",
+            "origin_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"setting {name} = {getattr(self, name)}", why="must be more than 0")
         if not 0 <= self.small_file_bytes_max <= BLOCK_SIZE_BYTES:

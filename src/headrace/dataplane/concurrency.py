@@ -12,63 +12,97 @@ from headrace.base.errors import OriginUnavailableError
 
 START = 8
 LATENCY_TOLERANCE = 3.0
-"""A read that takes longer than this many times the best mean per byte says that more in flight only queue."""
+"""A read that takes this many times as long as the best one of its size says that more in flight only queue."""
+PROBE_AFTER = 5000
+"""After this many reads it begins anew, with few in flight: only so is it known how fast an empty link answers now.
+It costs a few rounds of answers."""
 
 
 class Window:
-    """The limit itself: additive increase, multiplicative decrease."""
+    """The limit itself. It doubles with every round of answers until the first sign of queueing, as TCP does; from
+    there it goes up by one a round and down by one a round, and is halved by an overloaded origin."""
 
     def __init__(self, *, maximum: int) -> None:
         self.maximum = maximum
         self.limit = float(min(START, maximum))
-        self._best_s_per_byte = float("inf")
+        self._best_s: dict[
+            int, float
+        ] = {}  # by the size's power of two: small reads don't compare with large
+        self._doubling = True
+        self._reads = 0
 
     def succeeded(self, *, bytes_read: int, seconds: float) -> None:
-        cost = seconds / max(1, bytes_read) / self.limit
-        self._best_s_per_byte = min(self._best_s_per_byte * 1.001, cost)
-        if cost <= self._best_s_per_byte * LATENCY_TOLERANCE:
-            self.limit = min(float(self.maximum), self.limit + 1 / self.limit)
+        self._reads += 1
+        if self._reads % PROBE_AFTER == 0:
+            self._probe()
+        size_class = bytes_read.bit_length()
+        best_s = self._best_s[size_class] = min(self._best_s.get(size_class, seconds), seconds)
+        if seconds <= best_s * LATENCY_TOLERANCE:
+            step = 1.0 if self._doubling else 1 / self.limit
+            self.limit = min(float(self.maximum), self.limit + step)
+        else:
+            self._doubling = False
+            self.limit = max(float(min(START, self.limit)), self.limit - 1 / self.limit)
+
+    def _probe(self) -> None:
+        self._best_s.clear()
+        self._doubling = True
+        self.limit = min(self.limit, float(START))
 
     def overloaded(self) -> None:
+        self._doubling = False
         self.limit = max(1.0, self.limit / 2)
 
 
 class Gate:
-    """`async with gate.enter():` around each range read. Demand goes before background."""
+    """`async with gate.enter(size):` around each range read. Demand goes before background. What is in flight is
+    kept within bytes_max, too; a single read is admitted whatever its size."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, *, bytes_max: int) -> None:
         self.window = window
         self.in_flight = 0
-        self._demand: deque[asyncio.Future[None]] = deque()
-        self._background: deque[asyncio.Future[None]] = deque()
+        self.bytes_in_flight = 0
+        self._bytes_max = bytes_max
+        self._demand: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._background: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def enter(self, *, background: bool) -> AsyncIterator[None]:
-        await self._acquire(self._background if background else self._demand)
+    async def enter(self, size_bytes: int, *, background: bool) -> AsyncIterator[None]:
+        await self._acquire(size_bytes, self._background if background else self._demand)
         try:
             yield
         except OriginUnavailableError:
             self.window.overloaded()
             raise
         finally:
-            self.in_flight -= 1
-            self._admit()
+            self._leave(size_bytes)
 
-    async def _acquire(self, queue: deque[asyncio.Future[None]]) -> None:
+    async def _acquire(self, size_bytes: int, queue: deque[tuple[int, asyncio.Future[None]]]) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(waiter)
+        queue.append((size_bytes, waiter))
         self._admit()
         try:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.in_flight -= 1  # admitted and cancelled at once: hand the place on
-                self._admit()
+                self._leave(size_bytes)  # admitted and cancelled at once: hand the place on
             raise
+
+    def _leave(self, size_bytes: int) -> None:
+        self.in_flight -= 1
+        self.bytes_in_flight -= size_bytes
+        self._admit()
 
     def _admit(self) -> None:
         while self.in_flight < int(self.window.limit) and (self._demand or self._background):
-            waiter = (self._demand or self._background).popleft()
-            if not waiter.done():
-                self.in_flight += 1
-                waiter.set_result(None)
+            queue = self._demand or self._background
+            size_bytes, waiter = queue[0]
+            if waiter.done():
+                queue.popleft()
+                continue
+            if self.in_flight and self.bytes_in_flight + size_bytes > self._bytes_max:
+                return
+            queue.popleft()
+            self.in_flight += 1
+            self.bytes_in_flight += size_bytes
+            waiter.set_result(None)

@@ -127,7 +127,7 @@ class Fill:
 
     async def _fetch(self, first: int, stop: int, *, background: bool) -> None:
         start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
-        async with self._gate.enter(background=background):
+        async with self._gate.enter(end - start, background=background):
             began = time.monotonic()
             body = await self._origin.read_range(
                 self._key, start, end, version=self.entry.version, deadline=Deadline.after(self._timeout_s)

@@ -89,14 +89,14 @@ class Jobs:
             raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin, unpin, sync or fsck")
 
     async def _load(self, entry: Entry) -> int:
-        return await self._reads.load(entry.id)
+        return await self._reads.load(entry)
 
     async def _free(self, entry: Entry) -> int:
         self._reads.forget([entry.id])
         return self._store.free(entry.id)
 
     async def _pin(self, entry: Entry) -> int:
-        size_bytes = await self._reads.load(entry.id)
+        size_bytes = await self._reads.load(entry)
         self._store.pin(entry.id, True)
         return size_bytes
 

@@ -75,7 +75,7 @@ class Node:
         self.stopping = asyncio.Event()
         self.subscribers = Subscribers()
         self.mounts = MountTable()
-        self.gate = Gate(Window(maximum=config.fill_concurrency_max))
+        self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self.namespace = Namespace(
             store.index,

@@ -6,6 +6,7 @@ Libraries are imported when their scheme is asked for: obstore and fsspec are sl
 from __future__ import annotations
 
 import os
+import re
 import urllib.parse
 
 from headrace.base.errors import UsageError
@@ -14,7 +15,7 @@ from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
-from headrace.origin.throttle import ThrottleOrigin
+from headrace.origin.throttle import Limits, ThrottleOrigin
 
 BUCKET_SCHEMES = {
     "s3": "s3",
@@ -26,6 +27,8 @@ BUCKET_SCHEMES = {
     "abfs": "az",
     "abfss": "az",
 }
+_PASSWORD = re.compile(r":[^@]*@")
+_SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
 
 
@@ -52,6 +55,8 @@ def parse_origin(text: str) -> str:
         parse_shape(text)
         return f"synthetic://{rest}"
     _known_to_fsspec(scheme)
+    if _PASSWORD.search(rest.partition("/")[0]):
+        raise UsageError(f"{scheme}://…", why="a password in the URL", hint="give it as an option")
     return f"{scheme}://{rest.rstrip('/')}"
 
 
@@ -61,7 +66,8 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     raw, parsed = _raw(url, options)
     retries_listings = url.partition("://")[0] in ("s3", "gs", "az", "http", "https")
     retrying = RetryOrigin(raw, listings=not retries_listings)
-    return MeasureOrigin(ThrottleOrigin(retrying, parsed.limits()))
+    limits = parsed.limits()
+    return MeasureOrigin(retrying if limits == Limits() else ThrottleOrigin(retrying, limits))
 
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
@@ -133,6 +139,10 @@ def _parse_bucket(scheme: str, rest: str) -> str:
             f"{scheme}://…",
             why="the account is given as an option",
             hint="write az://container, account_name=…",
+        )
+    if _SIGNED.search(rest):
+        raise UsageError(
+            f"{scheme}://{bucket}/…", why="a signature in the URL", hint="give credentials as options"
         )
     prefix = prefix.strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:

@@ -19,14 +19,57 @@ def test_overload_halves_and_success_grows() -> None:
     assert window.limit > 8
 
 
+def test_it_doubles_while_answers_come_as_fast_as_the_first() -> None:
+    window = Window(maximum=128)
+    for _ in range(120):
+        window.succeeded(bytes_read=110_000, seconds=0.03)
+    assert window.limit == 128
+
+
+def test_answers_that_queue_stop_the_growth() -> None:
+    """A full link: each answer takes as long as what is in flight makes it."""
+    window = Window(maximum=128)
+    for _ in range(19_000):
+        window.succeeded(bytes_read=8 << 20, seconds=0.01 * window.limit)
+        assert window.limit < 40
+    assert window.limit > 16
+
+
+def test_small_reads_are_not_compared_with_large_ones() -> None:
+    window = Window(maximum=64)
+    for _ in range(200):
+        window.succeeded(bytes_read=8 << 20, seconds=0.3)
+        window.succeeded(bytes_read=100_000, seconds=0.02)
+    assert window.limit == 64
+
+
+def test_bytes_in_flight_are_bounded_but_one_read_always_goes() -> None:
+    async def scene() -> int:
+        gate = Gate(Window(maximum=16), bytes_max=10)
+        async with gate.enter(100, background=False):
+            waiting = asyncio.ensure_future(gate._acquire(6, gate._demand))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await waiting
+        second = asyncio.ensure_future(gate._acquire(4, gate._demand))
+        third = asyncio.ensure_future(gate._acquire(1, gate._demand))
+        await asyncio.sleep(0)
+        await second
+        in_flight = gate.in_flight
+        third.cancel()
+        return in_flight
+
+    assert asyncio.run(asyncio.wait_for(scene(), 5)) == 2
+
+
 def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None:
     async def scene() -> list[str]:
-        gate = Gate(Window(maximum=1))
+        gate = Gate(Window(maximum=1), bytes_max=1 << 30)
         order: list[str] = []
         leave = asyncio.Event()
 
         async def one(name: str, *, background: bool) -> None:
-            async with gate.enter(background=background):
+            async with gate.enter(1, background=background):
                 assert gate.in_flight == 1
                 order.append(name)
                 await leave.wait()
@@ -47,13 +90,13 @@ def test_no_more_than_the_limit_are_inside_and_demand_goes_first() -> None:
 
 def test_a_cancelled_waiter_gives_its_place_on() -> None:
     async def scene() -> int:
-        gate = Gate(Window(maximum=1))
-        async with gate.enter(background=False):
-            waiting = asyncio.ensure_future(gate._acquire(gate._demand))
+        gate = Gate(Window(maximum=1), bytes_max=1 << 30)
+        async with gate.enter(1, background=False):
+            waiting = asyncio.ensure_future(gate._acquire(1, gate._demand))
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-        async with gate.enter(background=True):
+        async with gate.enter(1, background=True):
             pass
         return gate.in_flight
 
@@ -62,9 +105,9 @@ def test_a_cancelled_waiter_gives_its_place_on() -> None:
 
 def test_an_overloaded_origin_lowers_the_limit() -> None:
     async def scene() -> float:
-        gate = Gate(Window(maximum=16))
+        gate = Gate(Window(maximum=16), bytes_max=1 << 30)
         with pytest.raises(OriginUnavailableError):
-            async with gate.enter(background=False):
+            async with gate.enter(1, background=False):
                 raise OriginUnavailableError("503")
         return gate.window.limit
 
