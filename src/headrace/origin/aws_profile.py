@@ -25,7 +25,7 @@ def _sections(path: str) -> configparser.RawConfigParser:
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read(os.path.expanduser(path), encoding="utf-8")
-    except configparser.Error:
+    except (configparser.Error, UnicodeDecodeError, OSError):
         raise UsageError(path, why="not a valid AWS profile file") from None  # its text may hold a key
     return parser
 

@@ -14,9 +14,10 @@ from headrace.origin.object_store import Stores
 from headrace.origin.options import OriginOptions
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
 
 CONNECT_TIMEOUT_S = 5.0
+_KEY = ("access_key_id", "secret_access_key", "session_token")
 _NO_RETRY: RetryConfig = {"max_retries": 0}
 _LISTING_RETRY: RetryConfig = {
     "max_retries": 3,
@@ -54,13 +55,35 @@ def s3_options(options: OriginOptions, environment: Mapping[str, str]) -> Origin
     if environment.get("AWS_ACCESS_KEY_ID") and not options.profile:
         return options
     found = read_profile(options.profile, environment)
+    if environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
+        found.pop("region", None)  # the environment's wins over a profile's, as in AWS's own tools
+    if environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"):
+        found.pop("endpoint", None)
+    if options.access_key_id:  # a key comes whole from one place
+        found = {name: value for name, value in found.items() if name not in _KEY}
     missing: Any = {name: value for name, value in found.items() if not getattr(options, name)}
     return replace(options, **missing)
+
+
+def _key_of(options: OriginOptions) -> Callable[[], S3Credential] | None:
+    """Given as a whole: obstore would add the environment's secret or session token to a key of ours, and so send
+    a secret of one place to another."""
+    if not options.access_key_id or options.anonymous:
+        return None
+    credential: S3Credential = {
+        "access_key_id": options.access_key_id,
+        "secret_access_key": options.secret_access_key,
+        "token": options.session_token or None,
+        "expires_at": None,
+    }
+    return lambda: credential
 
 
 def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
     from obstore.store import S3Store
 
+    if bool(given.access_key_id) != bool(given.secret_access_key):
+        raise UsageError(url, why="access_key_id and secret_access_key come together")
     options = s3_options(given, os.environ)
     environment = os.environ
     endpoint = (
@@ -73,18 +96,21 @@ def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
         or environment.get("AWS_DEFAULT_REGION")
         or "us-east-1",
     }
-    for name in ("access_key_id", "secret_access_key", "session_token"):
-        if getattr(options, name):
-            config[name] = getattr(options, name)
     if endpoint:
         config["endpoint"] = endpoint.rstrip("/")
     if options.anonymous:
         config["skip_signature"] = True
     if path_style is not None:
         config["virtual_hosted_style_request"] = not path_style
-    client = _client(options, endpoint)
+    client, key = _client(options, endpoint), _key_of(options)
     return _both(
-        lambda retry: S3Store(bucket, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        lambda retry: S3Store(
+            bucket,
+            config=config,  # type: ignore[arg-type]
+            client_options=client,
+            retry_config=retry,
+            credential_provider=key,
+        ),
         url,
     )
 

@@ -6,15 +6,14 @@ listing takes memory for all of its entries. Calls run in threads.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
-    DeadlineExceededError,
     HeadraceError,
     OriginDeniedError,
     OriginError,
@@ -25,37 +24,36 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.origin import Body, ListPage, check_range, is_path
+from headrace.origin.threads import Threads
 
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
+_SECRET_LENGTH_MIN = 4  # shorter ones would blot out half of every message, and are no secrets
 
-Result = TypeVar("Result")
+
+def check_driver(url: str) -> None:
+    """UsageError when fsspec, or the driver of that scheme, isn't installed. Connects to nothing."""
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise UsageError(
+            url, why=f"no driver for {scheme}://: {_why(error)}", hint="pip install 'headrace[fsspec]'"
+        ) from None
+    except ValueError as error:
+        raise UsageError(url, why=_why(error)) from None
 
 
 def open_file_system(url: str, options: dict[str, str]) -> tuple[Any, str]:
-    """(file system, root path) of an URL. UsageError when fsspec, or the driver of that scheme, isn't installed."""
-    scheme = url.partition("://")[0]
-    try:
-        import fsspec.core
-    except ImportError:
-        raise UsageError(
-            url,
-            why=f"{scheme}:// needs fsspec, which is not installed",
-            hint="pip install 'headrace[fsspec]'",
-        ) from None
-    try:
-        file_system, root = fsspec.core.url_to_fs(
-            url, skip_instance_cache=True, use_listings_cache=False, **options
-        )
-    except ImportError as error:
-        raise UsageError(url, why=f"no driver for {scheme}://: {error}") from None
-    except ValueError as error:
-        raise UsageError(url, why=str(error)) from None
-    except TypeError:
-        raise UsageError(url, why=f"{scheme}:// does not take one of the options") from None
-    except OSError as error:
-        raise OriginUnavailableError(url, why=_why(error)) from None
+    """(file system, root path) of an URL. Some drivers connect here: blocks. Raises what they raise."""
+    import fsspec.core
+
+    file_system, root = fsspec.core.url_to_fs(
+        url, skip_instance_cache=True, use_listings_cache=False, **options
+    )
     return file_system, str(root)
 
 
@@ -82,8 +80,7 @@ def _why(error: BaseException) -> str:
     return (str(error).split("\n", 1)[0] or type(error).__name__)[:300]
 
 
-def _translate(error: Exception, what: str) -> HeadraceError:
-    why = _why(error)
+def _translate(error: Exception, what: str, why: str) -> HeadraceError:
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
         return PathNotFoundError(what, why="no such object")
     if isinstance(error, PermissionError):
@@ -94,12 +91,17 @@ def _translate(error: Exception, what: str) -> HeadraceError:
 
 
 class FsspecOrigin:
-    """file_system: any AbstractFileSystem. root: the attached path in it."""
+    """open: (any AbstractFileSystem, the attached path in it), asked for with the first call, in a thread.
+    hidden: what a driver may say in an error and we may not repeat: the values of its options."""
 
-    def __init__(self, url: str, file_system: Any, root: str) -> None:
+    def __init__(self, url: str, open: Callable[[], tuple[Any, str]], *, hidden: Iterable[str] = ()) -> None:
         self.url = url
-        self._files = file_system
-        self._root = root.rstrip("/")
+        self._open = open
+        self._hidden = [text for text in hidden if len(text) >= _SECRET_LENGTH_MIN]
+        self._opening = threading.Lock()
+        self._files: Any = None
+        self._root = ""
+        self._threads = Threads()
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         what = f"{self.url}/{key}"
@@ -156,7 +158,7 @@ class FsspecOrigin:
             yield ListPage(tuple(found[at : at + _PAGE]), tuple(folders[at : at + _PAGE]))
 
     async def close(self) -> None:
-        return None
+        self._threads.close()
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else (self._root or "/")
@@ -165,14 +167,32 @@ class FsspecOrigin:
         if found.version != version:
             raise VersionChangedError(what, why="it is not the version that was asked for")
 
-    async def _call(self, call: Callable[[], Any], what: str, deadline: Deadline) -> Any:
-        deadline.check(what)
-        left_s = deadline.left_s()
-        limit = asyncio.timeout(None if left_s == float("inf") else left_s)
+    def _with_files(self, call: Callable[[], Any]) -> Any:
+        """In a thread."""
+        with self._opening:
+            if self._files is None:
+                self._files, root = self._open_checked()
+                self._root = root.rstrip("/")
+        return call()
+
+    def _open_checked(self) -> tuple[Any, str]:
         try:
-            async with limit:
-                return await asyncio.to_thread(call)
+            return self._open()
+        except ValueError as error:
+            raise UsageError(self.url, why=self._say(error)) from None
+        except TypeError:
+            raise UsageError(self.url, why="its driver does not take one of the options") from None
+
+    def _say(self, error: BaseException) -> str:
+        why = _why(error)
+        for text in self._hidden:
+            why = why.replace(text, "…")
+        return why
+
+    async def _call(self, call: Callable[[], Any], what: str, deadline: Deadline) -> Any:
+        try:
+            return await self._threads.call(lambda: self._with_files(call), what, deadline)
+        except HeadraceError:
+            raise
         except Exception as error:  # noqa: BLE001 - each driver raises errors of its own
-            if limit.expired():
-                raise DeadlineExceededError(what, why="no answer within the time allowed") from None
-            raise _translate(error, what) from None
+            raise _translate(error, what, self._say(error)) from None

@@ -6,7 +6,6 @@ mtime, size and inode; a read compares them before and after.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
@@ -16,7 +15,6 @@ from typing import TypeVar
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
-    DeadlineExceededError,
     HeadraceError,
     OriginDeniedError,
     OriginError,
@@ -26,6 +24,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.origin import Body, ListPage, check_range, is_path
+from headrace.origin.threads import Threads
 
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -59,6 +58,7 @@ class LocalOrigin:
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
         self.url = f"file://{self._folder}"
+        self._threads = Threads()
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         return await self._in_thread(lambda: self._head(key), self._where(key), deadline)
@@ -82,19 +82,13 @@ class LocalOrigin:
                 pages.close()  # type: ignore[attr-defined]
 
     async def close(self) -> None:
-        return None
+        self._threads.close()
 
     async def _in_thread(self, call: Callable[[], Result], what: str, deadline: Deadline) -> Result:
-        """A thread that hangs in the kernel is left to itself when the deadline passes."""
-        deadline.check(what)
-        left_s = deadline.left_s()
         try:
-            async with asyncio.timeout(None if left_s == float("inf") else left_s):
-                return await asyncio.to_thread(call)
+            return await self._threads.call(call, what, deadline)
         except HeadraceError:
             raise
-        except TimeoutError:
-            raise DeadlineExceededError(what, why="no answer within the time allowed") from None
         except OSError as error:
             raise _translate(error, what) from error
 

@@ -117,11 +117,11 @@ def _build_web(url: str, options: OriginOptions) -> Origin:
 
 
 def _build_fsspec(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
-    from headrace.origin.fsspec_adapter import FsspecOrigin, open_file_system
+    from headrace.origin.fsspec_adapter import FsspecOrigin, check_driver, open_file_system
 
     parsed, rest = split_common(url, options)
-    file_system, root = open_file_system(url, rest)
-    return FsspecOrigin(url, file_system, root), parsed
+    check_driver(url)
+    return FsspecOrigin(url, lambda: open_file_system(url, rest), hidden=rest.values()), parsed
 
 
 def _parse_file(text: str, rest: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from headrace.base.errors import UsageError
 from headrace.origin.throttle import Limits
 
 TIMEOUT_S = 60.0
+_ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
@@ -63,6 +65,8 @@ def _value(url: str, name: str, text: str) -> str | bool | float | int:
         if text.lower() not in _TRUE + _FALSE:
             raise UsageError(url, why=f"option {name} is true or false")
         return text.lower() in _TRUE
+    if name == "endpoint" and text and not _ENDPOINT.fullmatch(text):
+        raise UsageError(url, why="option endpoint is a URL, as https://host:port, without a password")
     if name not in _COMMON:
         return text
     try:

@@ -62,23 +62,22 @@ class ThrottleOrigin:
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         async with self._slot(deadline):
-            await self._pay(self._requests, 1, deadline)
+            await self._pay(0, deadline)
             return await self._inner.head(key, deadline=deadline)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Body:
         async with self._slot(deadline):
-            await self._pay(self._requests, 1, deadline)
-            await self._pay(self._bytes, end - start, deadline)
+            await self._pay(end - start, deadline)
             return await self._inner.read_range(key, start, end, version=version, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         """Holds no slot: a listing's consumer may take long between two pages."""
-        await self._pay(self._requests, 1, deadline)
+        await self._pay(0, deadline)
         async for page in self._inner.list_directory(key, deadline=deadline):
             yield page
-            await self._pay(self._requests, 1, deadline)
+            await self._pay(0, deadline)
 
     async def close(self) -> None:
         await self._inner.close()
@@ -101,12 +100,19 @@ class ThrottleOrigin:
         finally:
             self._slots.release()
 
-    async def _pay(self, bucket: TokenBucket | None, amount: float, deadline: Deadline) -> None:
-        if bucket is None:
-            return
-        wait_s = bucket.reserve(amount)
-        if wait_s >= deadline.left_s():
-            bucket.give_back(amount)
-            raise DeadlineExceededError(self.url, why="throttled (request_limit_per_s or bytes_limit_per_s)")
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
+    async def _pay(self, size_bytes: int, deadline: Deadline) -> None:
+        """For one request of so many bytes. A call that is not made, refused or cancelled, pays nothing."""
+        charges = [(self._requests, 1), (self._bytes, size_bytes)]
+        taken = [(bucket, amount) for bucket, amount in charges if bucket is not None]
+        wait_s = max((bucket.reserve(amount) for bucket, amount in taken), default=0.0)
+        try:
+            if wait_s > 0 and wait_s >= deadline.left_s():
+                raise DeadlineExceededError(
+                    self.url, why="throttled (request_limit_per_s or bytes_limit_per_s)"
+                )
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+        except BaseException:
+            for bucket, amount in taken:
+                bucket.give_back(amount)
+            raise

@@ -104,7 +104,7 @@ def in_fsspec_memory() -> Subject:
     files = MemoryFileSystem(skip_instance_cache=True)
     files.store, files.pseudo_dirs = {}, [""]  # else they are those of the class
     return Subject(
-        attach=lambda prefix: FsspecOrigin(f"memory://fsspec/{prefix}", files, f"/{prefix}"),
+        attach=lambda prefix: FsspecOrigin(f"memory://fsspec/{prefix}", lambda: (files, f"/{prefix}")),
         put=lambda key, data: files.pipe_file(f"/{key}", data),
         delete=lambda key: files.rm_file(f"/{key}"),
         traits=Traits(missing_bucket=None, both=False),
