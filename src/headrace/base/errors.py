@@ -45,6 +45,13 @@ class PathNotFoundError(HeadraceError, FileNotFoundError):
     __str__ = HeadraceError.__str__
 
 
+class StaleIdError(PathNotFoundError):
+    """An id that names nothing any more: its file was replaced or removed at the origin. The name may mean
+    another file by now: look it up again."""
+
+    code = "path.stale"
+
+
 class NotADirectoryPathError(HeadraceError, NotADirectoryError):
     code = "path.not_a_directory"
 
@@ -134,6 +141,13 @@ class StoreError(HeadraceError, OSError):
     code = "store.failed"
 
     __str__ = HeadraceError.__str__
+
+
+class EvictedError(StoreError):
+    """The cache file went, to make room or because somebody freed it, while it was being filled."""
+
+    code = "store.evicted"
+    retryable = True
 
 
 class StoreBusyError(StoreError):

@@ -10,6 +10,7 @@ ERRNO: dict[str, int] = {
     "internal": errno.EIO,
     "usage": errno.EINVAL,
     "path.not_found": errno.ENOENT,
+    "path.stale": errno.ESTALE,  # of OPEN and LOOKUP: the kernel looks the path up anew
     "path.not_a_directory": errno.ENOTDIR,
     "path.is_a_directory": errno.EISDIR,
     "path.exists": errno.EEXIST,
@@ -23,6 +24,7 @@ ERRNO: dict[str, int] = {
     "deadline": errno.ETIMEDOUT,
     "store.no_space": errno.ENOSPC,
     "store.failed": errno.EIO,
+    "store.evicted": errno.EAGAIN,
     "store.busy": errno.EBUSY,
     "store.corrupt_index": errno.EUCLEAN,
     "store.corrupt_block": errno.EBADMSG,

@@ -300,15 +300,19 @@ class Index:
         with self.batch():
             self._delete(self._files, KEY.pack(id))
 
-    def checkpoint(self, synced_sequence: int | None = None) -> None:
+    def checkpoint(self, synced_sequence: int | None = None, *, synced_ns: int = 0) -> None:
         """Everything committed so far survives a power loss on return. Blocks: two or three disk flushes, of
-        which most is done outside the lock. synced_sequence: files up to it have their bytes on the disk."""
+        which most is done outside the lock. synced_sequence: files up to it have their bytes on the disk, if
+        they were renamed before synced_ns (wall clock)."""
         try:
+            self._env.reader_check()  # slots of clients that were killed: they keep pages, and there are 1024
             self._env.sync(True)
             with self._lock:
                 assert self._txn is None, "a checkpoint within a batch"
                 if synced_sequence is not None:
-                    self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
+                    with self.batch():
+                        self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
+                        self._set_meta(b"synced_ns", synced_ns.to_bytes(8, "little"))
                 self._env.sync(True)
                 failpoint.hit("checkpoint.synced")
                 checkpoint.write_checkpoint(self.folder, self._boot_id)
@@ -459,6 +463,7 @@ class Index:
         self.generation = int.from_bytes(self._get(self._meta, b"generation") or b"", "little")
         self.clean = self._get(self._meta, b"clean") == b"1"
         self.synced_sequence = int.from_bytes(self._get(self._meta, b"synced") or b"", "little")
+        self.synced_ns = int.from_bytes(self._get(self._meta, b"synced_ns") or b"", "little")
         if self._writable:
             self._next_id = FileId(int.from_bytes(self._get(self._meta, b"next") or b"", "little"))
             self._saved_next_id = self._next_id
@@ -469,10 +474,13 @@ class Index:
 
     def _begin(self) -> None:
         try:
-            self._txn = self._env.begin(write=True)
+            txn = self._env.begin(write=True)
         except lmdb.Error as error:
             raise self._translated(error) from error
+        # the owner first: else the one before it would take this transaction for its own, and two threads in
+        # one transaction corrupt it
         self._owner = get_ident()
+        self._txn = txn
 
     def _end(self, *, commit: bool) -> None:
         txn = self._txn

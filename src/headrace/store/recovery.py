@@ -25,6 +25,10 @@ from headrace.store.volume import Volume
 BATCH = 1000
 
 
+Fault = tuple[FileId, str]
+"""A file and what was wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class FsckReport:
     """ids are counted once for each kind of fault; all were repaired."""
@@ -34,10 +38,11 @@ class FsckReport:
     records_without_file: int
     files_without_record: int
     files_with_bad_blocks: int
+    faults: list[Fault]
 
     @property
     def sound(self) -> bool:
-        return not (self.records_without_file or self.files_without_record or self.files_with_bad_blocks)
+        return not self.faults
 
 
 def recover(index: Index, volumes: list[Volume]) -> int:
@@ -53,7 +58,7 @@ def recover(index: Index, volumes: list[Volume]) -> int:
     if index.restored:
         doubtful: list[CachedFile] = []
         for cached in index.cached_files():
-            if not cached.complete or cached.sequence > index.synced_sequence:
+            if not _was_synced(index, volumes[cached.volume], cached):
                 doubtful.append(cached)
             if len(doubtful) >= BATCH:
                 marked += _mark(index, doubtful)
@@ -63,6 +68,18 @@ def recover(index: Index, volumes: list[Volume]) -> int:
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
     return marked
+
+
+def _was_synced(index: Index, volume: Volume, cached: CachedFile) -> bool:
+    """A file that was dropped after the last sync and fetched again has its old record back, and new bytes that
+    perhaps never reached the disk: its ctime is later."""
+    if not cached.complete or cached.sequence > index.synced_sequence:
+        return False
+    try:
+        found = os.stat(volume.data_path(cached.id))
+    except OSError:
+        return False
+    return found.st_size == cached.size_bytes and found.st_ctime_ns <= index.synced_ns
 
 
 def _mark(index: Index, doubtful: list[CachedFile]) -> int:
@@ -123,24 +140,29 @@ def fsck(
     index: Index,
     volumes: list[Volume],
     *,
-    repair: Callable[[CachedFile, list[int] | None], None],
-    progress: Callable[[int, int], None],
+    settle: Callable[[CachedFile, list[int] | None], list[int] | None],
+    drop_stray: Callable[[Volume, FileId], bool],
+    progress: Callable[[int, int, int, int], None],
+    bytes_total: int,
 ) -> FsckReport:
-    """Reads every cached byte. repair: is told the bad blocks of a file, None when all of it is lost."""
-    checked = bytes_checked = lost = bad = 0
+    """Reads every cached byte. settle: acts on the bad blocks of a file, None when all of it is lost, and says
+    what they truly are."""
+    files = size_bytes = lost = bad = strays = 0
+    faults: list[Fault] = []
     total = index.statistics()["files"]
     for cached in index.cached_files():
-        blocks = bad_blocks(volumes[cached.volume], cached)
+        blocks = settle(cached, bad_blocks(volumes[cached.volume], cached))
         if blocks is None:
             lost += 1
+            faults.append((cached.id, "its cache file is gone or unusable; dropped"))
         elif blocks:
             bad += 1
-        if blocks is None or blocks or cached.unverified:
-            repair(cached, blocks)
-        checked += 1
-        bytes_checked += cached.size_bytes
-        progress(checked, total)
-    strays = list(orphans(index, volumes))
-    for volume, id in strays:
-        volume.unlink(id)
-    return FsckReport(checked, bytes_checked, lost, len(strays), bad)
+            faults.append((cached.id, f"{len(blocks)} blocks are not what was written; dropped"))
+        files += 1
+        size_bytes += volumes[cached.volume].allocated(cached.id)
+        progress(files, total, size_bytes, bytes_total)
+    for volume, id in orphans(index, volumes):
+        if drop_stray(volume, id):
+            strays += 1
+            faults.append((id, "a cache file that no record names; removed"))
+    return FsckReport(files, size_bytes, lost, strays, bad, faults)

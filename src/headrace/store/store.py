@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from headrace.base import failpoint
-from headrace.base.errors import HeadraceError, NoSpaceError, StoreError
+from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.store.checksum import block_checksum
 from headrace.store.eviction import Policy, build_policy
@@ -27,6 +28,10 @@ from headrace.store.volume import Volume
 from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error
 
 PAGE_BYTES = 4096
+EVICT_STEP_BYTES = 8 << 20
+"""What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
+CTIME_LAG_S = 0.05
+"""How far the clock that the kernel gives files may be behind the real one: a tick, and more on a busy machine."""
 
 
 class Store:
@@ -40,7 +45,11 @@ class Store:
         self.evicted_files = 0
         self._high, self._low = high, low
         self._policies: list[Policy] = [build_policy(policy) for _ in volumes]
-        self._partial: dict[FileId, tuple[int, int]] = {}  # incomplete: id → volume, allocated bytes
+        # incomplete: id → volume, allocated bytes; those that grew last come last
+        self._partial: dict[FileId, tuple[int, int]] = {}
+        self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, likewise
+        self._draining: set[int] = set()  # volumes that were above the high watermark
+        self._sync_failed = False
         self._pinned: set[FileId] = set()
         self._superseded: deque[FileId] = deque()
         self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
@@ -121,21 +130,21 @@ class Store:
             if cached is None or cached.complete or cached.unverified:
                 return None
             known = self._writers.get(id)
-            if known is not None and known.fd >= 0:
+            if known is not None and not known.closed:
                 return known
             writer = CacheWriter.reopen(self.volumes[cached.volume], id, version_of(cached))
             return None if writer is None else self._watch(writer)
 
     def complete(self, writer: CacheWriter) -> CachedFile:
-        """The commit: from its return on the file is served whole. Closes the writer."""
+        """The commit: from its return on the file is served whole. Closes the writer. EvictedError."""
         if not writer.complete:
             raise StoreError(f"cache file {writer.id:x} is not whole", why="blocks are missing")
         with self._lock:
             volume, id = writer.volume, writer.id
             cached = self.index.cached(id)
-            if cached is None or writer.fd < 0:
-                writer.close()
-                raise StoreError(f"cache file {id:x} was evicted", why="while it was filled")
+            if cached is None or writer.closed or self._writers.get(id) is not writer:
+                writer.close()  # and perhaps made anew since: those blocks are not ours
+                raise EvictedError(f"cache file {id:x} was evicted", why="while it was filled")
             try:
                 os.rename(volume.part_path(id), volume.data_path(id))
             except OSError as error:
@@ -160,30 +169,51 @@ class Store:
         return self.complete_small_many([(entry, body)])[0]
 
     def complete_small_many(self, files: list[tuple[Entry, Body]]) -> list[CachedFile]:
-        """Many such files by one commit; all or none of them are recorded."""
-        with self._lock:
-            done: list[CachedFile] = []
-            self._discard([entry.id for entry, _ in files])
-            for entry, body in files:
-                if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
-                    raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
-                volume = self._choose(len(body))
+        """Many such files by one commit; all or none of them are recorded. The files are written outside the
+        lock; one id must not be under way twice."""
+        for entry, body in files:
+            if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
+                raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
+        places: list[Volume] = []
+        try:
+            with self._lock:
+                self._discard([entry.id for entry, _ in files])
+                for entry, _ in files:
+                    places.append(self._reserve(entry))
+            for (entry, body), volume in zip(files, places, strict=True):
                 self._write_small(volume, entry.id, body)
                 failpoint.hit("small.written")
-                checksum = block_checksum(body) if len(body) else 0
-                cached = self._record(entry, volume, complete=True, checksum=checksum)
-                done.append(cached)
-                volume.used_bytes += allocated_bytes(cached.size_bytes)
-            try:
+            sums = [block_checksum(body) if len(body) else 0 for _, body in files]
+            with self._lock:
+                done = [
+                    self._record(entry, volume, complete=True, checksum=checksum)
+                    for (entry, _), volume, checksum in zip(files, places, sums, strict=True)
+                ]
                 with self.index.batch():
                     for cached in done:
                         self.index.put_cached(cached)
-            finally:
+                self._unreserve(done)
                 for cached in done:
-                    self.volumes[cached.volume].used_bytes -= allocated_bytes(cached.size_bytes)
-            for cached in done:
-                self._take_in(cached)
-            return done
+                    self._take_in(cached)
+                return done
+        except BaseException:
+            with self._lock:
+                began = [entry for (entry, _), _ in zip(files, places, strict=False)]
+                for entry, volume in zip(began, places, strict=True):
+                    volume.unlink(entry.id)
+                self._unreserve(began)
+            raise
+
+    def _reserve(self, entry: Entry) -> Volume:
+        volume, size_bytes = self._choose(entry.version.size_bytes), allocated_bytes(entry.version.size_bytes)
+        volume.used_bytes += size_bytes
+        self._reserved[entry.id] = (volume.number, size_bytes)
+        return volume
+
+    def _unreserve(self, files: Sequence[Entry | CachedFile]) -> None:
+        for one in files:
+            number, size_bytes = self._reserved.pop(one.id)
+            self.volumes[number].used_bytes -= size_bytes
 
     # ------------------------------------------------------------ use
 
@@ -194,14 +224,19 @@ class Store:
                 for policy in self._policies:
                     policy.touch(id)
 
-    def pin(self, id: FileId, pinned: bool) -> None:  # noqa: FBT001 - the word the callers use
-        """A pinned file is never evicted. Nothing happens to a file that is not cached."""
+    def pin(self, id: FileId, pinned: bool) -> bool:  # noqa: FBT001 - the word the callers use
+        """A pinned file is never evicted. False, and nothing happens, when the file is not cached."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None:
-                return
+                return False
             self.index.put_cached(replace(cached, pinned=pinned))
             (self._pinned.add if pinned else self._pinned.discard)(id)
+            return True
+
+    def holds(self, cached: CachedFile) -> bool:
+        """Whether a complete file is where its record says: people delete files."""
+        return os.path.exists(self.volumes[cached.volume].data_path(cached.id))
 
     def free(self, id: FileId) -> int:
         """Drops the cached copy, pinned or not; the bytes freed. Readers that have it open go on."""
@@ -211,28 +246,43 @@ class Store:
 
     def verify(self, id: FileId) -> bool:
         """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads
-        all of it: blocks about 0.2 ms a MiB."""
-        with self._lock:
-            cached = self.index.cached(id)
-            if cached is None:
-                return False
-            blocks = bad_blocks(self.volumes[cached.volume], cached)
-            self._repair(cached, blocks)
-            return blocks == []
+        all of it, outside the lock: blocks about 0.2 ms a MiB."""
+        cached = self.index.cached(id)
+        if cached is None:
+            return False
+        return self._settle(cached, bad_blocks(self.volumes[cached.volume], cached)) == []
 
-    def fsck(self, progress: Callable[[int, int], None]) -> FsckReport:
-        """Checks and repairs everything; reads every cached byte. progress: files checked, files in all."""
-        with self._lock:
-            return fsck(self.index, self.volumes, repair=self._repair, progress=progress)
+    def fsck(self, progress: Callable[[int, int, int, int], None]) -> FsckReport:
+        """Checks and repairs everything; reads every cached byte, a file at a time outside the lock. progress:
+        files checked, files in all, bytes checked, bytes in all; what it raises ends the check."""
+        return fsck(
+            self.index,
+            self.volumes,
+            settle=self._settle,
+            drop_stray=self._drop_stray,
+            progress=progress,
+            bytes_total=self.used_bytes,
+        )
 
     def sync(self) -> None:
         """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes'
         filesystems."""
-        sequence = self._sequence
-        for volume in self.volumes:
-            volume.sync()
+        self._sync(pause_s=CTIME_LAG_S)
+
+    def _sync(self, *, pause_s: float) -> None:
+        sequence, at_ns = self._sequence, time.time_ns()
+        time.sleep(pause_s)  # so that a file that says it is older than at_ns is on the disk
+        try:
+            for volume in self.volumes:
+                volume.sync()
+        except StoreError:
+            self._sync_failed = True  # the kernel tells once of a page that it could not write
+            raise
         failpoint.hit("sync.volumes")
-        self.index.checkpoint(synced_sequence=sequence)
+        if self._sync_failed:
+            self.index.checkpoint()
+        else:
+            self.index.checkpoint(synced_sequence=sequence, synced_ns=at_ns)
 
     def close(self) -> None:
         """Synced and marked clean. Nothing may be called after it."""
@@ -242,7 +292,7 @@ class Store:
         try:
             for id in list(self._writers):
                 self._forget_writer(id)
-            self.sync()
+            self._sync(pause_s=0)
             self.index.close(clean=True)
         finally:
             for volume in self.volumes:
@@ -251,29 +301,30 @@ class Store:
     # ------------------------------------------------------------ eviction
 
     def evict_if_needed(self) -> list[FileId]:
-        """Brings each volume that is above its high watermark down to the low one; the ids that went."""
+        """Brings each volume that is above its high watermark a step towards the low one; the ids that went.
+        Call it again while it returns some: in between, others get the lock."""
         with self._lock:
-            told, self._untold = self._untold, []
             gone: list[FileId] = []
             for volume in self.volumes:
                 if volume.used_bytes > self._high * volume.capacity_bytes:
-                    gone += self._evict(volume, volume.used_bytes - int(self._low * volume.capacity_bytes))
-        if told or gone:
-            self.on_evicted(told + gone)
+                    self._draining.add(volume.number)
+                surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
+                if surplus <= 0:
+                    self._draining.discard(volume.number)
+                elif volume.number in self._draining:
+                    gone += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
+            self._untold += gone
+        self._tell()
         return gone
 
-    def _make_room(self, volume: Volume, size_bytes: int) -> None:
-        """NoSpaceError when what may go is not enough."""
-        if volume.used_bytes + size_bytes <= volume.capacity_bytes:
+    def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
+        """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
+        short = volume.used_bytes + size_bytes - volume.capacity_bytes
+        if short <= 0:
             return
-        target = max(0, int(self._low * volume.capacity_bytes) - size_bytes)
-        gone = self._evict(volume, volume.used_bytes - target)
-        if threading.get_ident() == self._home:
-            told, self._untold = self._untold + gone, []
-            if told:
-                self.on_evicted(told)
-        else:
-            self._untold += gone
+        spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+        self._untold += self._evict(volume, short, spare=spare, keep=keep)
+        self._tell()
         if volume.used_bytes + size_bytes > volume.capacity_bytes:
             raise NoSpaceError(
                 f"cache volume {volume.folder} is full",
@@ -281,18 +332,29 @@ class Store:
                 hint="unpin files, or give it more capacity",
             )
 
-    def _evict(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        """Superseded files first, then those nobody fills any more, then the policy's, then those being
-        filled."""
+    def _tell(self) -> None:
+        if threading.get_ident() == self._home:
+            told, self._untold = self._untold, []
+            if told:
+                self.on_evicted(told)
+
+    def _evict(
+        self, volume: Volume, bytes_needed: int, *, spare: int, keep: FileId | None = None
+    ) -> list[FileId]:
+        """Superseded files first, then those nobody fills any more, then the policy's; spare bytes more than
+        needed. Files that are being filled go only for what is needed."""
         gone: list[FileId] = []
+        left = bytes_needed + spare
         # each step is a list made only when the one before it was not enough
         for step in (self._superseded_on, self._partial_idle, self._policy_victims, self._partial_open):
-            if bytes_needed <= 0:
+            if step == self._partial_open:
+                left -= spare
+            if left <= 0:
                 break
-            ids = step(volume, bytes_needed)
+            ids = [id for id in dict.fromkeys(step(volume, left)) if id != keep]
             for id in ids:
                 self._forget_writer(id)
-            bytes_needed -= self._discard(ids)
+            left -= self._discard(ids)
             gone += ids
         self.evicted_files += len(gone)
         return gone
@@ -305,8 +367,8 @@ class Store:
             cached = self.index.cached(id)
             if cached is None:
                 continue
-            here = cached.volume == volume.number and id not in self._pinned
-            (found if here else others).append(id)
+            # pinned or not: nobody can name it any more to unpin it
+            (found if cached.volume == volume.number else others).append(id)
         self._superseded.extend(others)
         return found
 
@@ -314,8 +376,6 @@ class Store:
         return self._partials(volume, bytes_needed, opened=False)
 
     def _partial_open(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        if threading.get_ident() != self._home:
-            return []  # its fill would learn too late; and it may be the caller's own
         return self._partials(volume, bytes_needed, opened=True)
 
     def _partials(self, volume: Volume, bytes_needed: int, *, opened: bool) -> list[FileId]:
@@ -330,7 +390,7 @@ class Store:
 
     def _is_open(self, id: FileId) -> bool:
         writer = self._writers.get(id)
-        return writer is not None and writer.fd >= 0
+        return writer is not None and not writer.closed
 
     def _policy_victims(self, volume: Volume, bytes_needed: int) -> list[FileId]:
         return self._policies[volume.number].victims(bytes_needed, self._pinned.__contains__)
@@ -403,13 +463,13 @@ class Store:
         """Of a file being filled. NoSpaceError when nothing can go for it."""
         with self._lock:
             if count > 0:
-                self._make_room(volume, count)
+                self._make_room(volume, count, keep=id)
             if id in self._partial:
-                number, size_bytes = self._partial[id]
+                number, size_bytes = self._partial.pop(id)
                 self._partial[id] = (number, size_bytes + count)
                 volume.used_bytes += count
             elif count > 0:
-                raise StoreError(f"cache file {id:x} can't be written", why="it was evicted or freed")
+                raise EvictedError(f"cache file {id:x} can't be written", why="it was evicted or freed")
 
     def _forget_writer(self, id: FileId) -> None:
         writer = self._writers.pop(id, None)
@@ -461,6 +521,29 @@ class Store:
             self.volumes[cached.volume].unlink(cached.id)
         return freed
 
+    def _settle(self, cached: CachedFile, blocks: list[int] | None) -> list[int] | None:
+        """Acts on what a check of this record found; the bad blocks, None when all of it is lost. A file that
+        changed meanwhile is sound: it was made anew."""
+        with self._lock:
+            if self.index.cached(cached.id) != cached:
+                return []
+            if blocks is None:  # perhaps it was renamed under the check
+                blocks = bad_blocks(self.volumes[cached.volume], cached)
+            if blocks is None or blocks or cached.unverified:
+                self._repair(cached, blocks)
+            if blocks is None or blocks:
+                self._untold.append(cached.id)  # who has it open should open it anew
+        self._tell()
+        return blocks
+
+    def _drop_stray(self, volume: Volume, id: FileId) -> bool:
+        with self._lock:
+            cached = self.index.cached(id)
+            if id in self._reserved or (cached is not None and cached.volume == volume.number):
+                return False
+            volume.unlink(id)
+            return True
+
     def _repair(self, cached: CachedFile, blocks: list[int] | None) -> None:
         """What was checked is trusted again; without its bad blocks, which makes it incomplete."""
         id, volume = cached.id, self.volumes[cached.volume]
@@ -473,13 +556,14 @@ class Store:
                 replace(cached, complete=False, unverified=True)
             )  # stays so if we die half-way
             failpoint.hit("repair.record")
-            writer = self._writers.get(id) or CacheWriter.reopen(volume, id, version_of(cached))
+            known = self._writers.get(id) if self._is_open(id) else None
+            writer = known or CacheWriter.reopen(volume, id, version_of(cached))
             if writer is None:
                 self._discard([id])
                 return
             for block in blocks:
                 writer.drop_block(block)
-            if id not in self._writers:
+            if known is None:
                 writer.close()
         complete = cached.complete and not blocks
         self._let_go(id)

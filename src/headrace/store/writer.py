@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from headrace.base import failpoint
-from headrace.base.errors import NoSpaceError, StoreError
+from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version, block_count, block_range
 from headrace.store.checksum import block_checksum
 from headrace.store.files import BlockMap
@@ -110,11 +110,20 @@ class CacheWriter:
     def complete(self) -> bool:
         return self.blocks_present >= self._blocks
 
+    @property
+    def closed(self) -> bool:
+        """Nothing more can be written; a write under way may still be ending."""
+        return self._closing
+
     def present(self, start: int, end: int) -> bool:
+        """EvictedError when the writer was closed before all blocks were there."""
         if self.complete or end <= start:
             return True
         blocks = block_range(start, end)
-        return self._map is not None and self._map.has_all(blocks.start, blocks.stop)
+        with self._lock:  # another thread may close the map
+            if self._closing:
+                raise self._evicted()
+            return self._map is not None and self._map.has_all(blocks.start, blocks.stop)
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """The absent parts of start..end as ranges of whole blocks, the last one cut at the file's end."""
@@ -133,7 +142,7 @@ class CacheWriter:
 
     def write(self, offset: int, body: Body) -> None:
         """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return.
-        StoreError (EIO), NoSpaceError; then the blocks are not present."""
+        StoreError (EIO), NoSpaceError, EvictedError (closed); then the blocks are not present."""
         length, size = len(body), self.version.size_bytes
         if (
             offset % BLOCK_SIZE_BYTES
@@ -143,7 +152,7 @@ class CacheWriter:
             raise ValueError(f"{offset}+{length} is not whole blocks of a file of {size}")
         with self._lock:
             if self._closing:
-                raise StoreError(f"cache file {self.id:x} can't be written", why="it was evicted or freed")
+                raise self._evicted()
             self._writing += 1
         try:
             self._write(offset, body)
@@ -170,7 +179,7 @@ class CacheWriter:
         again = 0
         with self._lock:
             for number, checksum in enumerate(checksums, offset // BLOCK_SIZE_BYTES):
-                if self.present(number * BLOCK_SIZE_BYTES, number * BLOCK_SIZE_BYTES + 1):
+                if self._has(number):
                     again += min(BLOCK_SIZE_BYTES, size - number * BLOCK_SIZE_BYTES)
                     continue
                 if self._map is None:
@@ -188,10 +197,16 @@ class CacheWriter:
     def drop_block(self, block: int) -> None:
         """The block is absent on return. Its bytes stay until they are written anew."""
         with self._lock:
-            if self.present(block * BLOCK_SIZE_BYTES, block * BLOCK_SIZE_BYTES + 1):
+            if self._has(block):
                 if self._map is not None:
                     self._map.clear(block)
                 self.blocks_present -= 1
+
+    def _has(self, block: int) -> bool:
+        return self.complete or (self._map is not None and self._map.has(block))
+
+    def _evicted(self) -> EvictedError:
+        return EvictedError(f"cache file {self.id:x} can't be written", why="it was evicted or freed")
 
     def close(self) -> None:
         """A write under way in another thread ends first, and closes in our place."""

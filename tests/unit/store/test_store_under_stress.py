@@ -1,0 +1,269 @@
+"""What threads, full disks, power losses and people do to a store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import EvictedError, NoSpaceError, StoreError
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
+from headrace.store.index import Index
+from headrace.store.store import Store
+
+from .conftest import OpenStore, crash, named
+from .test_store import cached, fill
+
+MIB = BLOCK_SIZE_BYTES
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def test_one_bad_small_file_takes_no_space_with_it(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    entries = [named(store, b"%d" % n, 100_000) for n in range(3)]
+    real, calls = os.rename, []
+
+    def rename(source: str, target: str) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(NoSpaceError):
+        store.complete_small_many([(entry, bytes(100_000)) for entry in entries])
+    assert store.used_bytes == 0
+    assert list(store.volumes[0].ids()) == []
+    assert store.index.cached(entries[0].id) is None
+    store.complete_small_many([(entry, bytes(100_000)) for entry in entries])
+    assert store.free(entries[0].id) + store.free(entries[1].id) + store.free(entries[2].id) > 0
+    assert store.used_bytes == 0
+
+
+def test_a_writer_of_an_evicted_file_never_completes_the_one_made_anew(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = named(store, b"f", 2 * MIB)
+    old = store.create(entry)
+    old.write(0, bytes(2 * MIB))
+    assert old.complete
+    store.free(entry.id)
+    fresh = store.create(entry)
+    fresh.write(0, b"x" * MIB)
+    with pytest.raises(EvictedError):
+        store.complete(old)
+    assert not cached(store, entry.id).complete
+    assert fresh.missing(0, 2 * MIB) == [(MIB, 2 * MIB)]
+
+
+def test_a_closed_writer_says_that_its_file_is_gone(open_store: OpenStore) -> None:
+    store = open_store()
+    entry = named(store, b"f", 3 * MIB)
+    writer = store.create(entry)
+    store.free(entry.id)
+    with pytest.raises(EvictedError):
+        writer.write(0, bytes(MIB))
+    with pytest.raises(EvictedError):
+        writer.present(0, 1)
+
+
+def test_a_file_fetched_again_after_the_last_sync_is_not_trusted_after_a_power_loss(
+    open_store: OpenStore,
+) -> None:
+    """The index goes back to the old record, which was synced; the bytes are those of the new file."""
+    store = open_store()
+    entries = [named(store, b"large", 2 * MIB), named(store, b"small", 1000), named(store, b"kept", 1000)]
+    large = fill(store, b"large", 2 * MIB)
+    for entry in entries[1:]:
+        store.complete_small(entry, b"s" * 1000)
+    store.sync()
+    for entry in entries[:2]:
+        store.free(entry.id)
+    assert fill(store, b"large", 2 * MIB) == large
+    store.complete_small(entries[1], b"s" * 1000)
+    crash(store)
+    for entry in entries[:2]:  # the names reached the disk, the bytes did not
+        with open(store.volumes[0].data_path(entry.id), "r+b") as file:
+            file.write(bytes(1000))
+    store = open_store(boot_id="boot-2")
+    assert not cached(store, entries[0].id).trusted
+    assert not cached(store, entries[1].id).trusted
+    assert cached(store, entries[2].id).trusted
+    assert not store.verify(entries[1].id)
+
+
+def test_after_a_failed_sync_nothing_new_is_trusted(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store()
+    before = fill(store, b"before", 10)
+    store.sync()
+    after = fill(store, b"after", 10)
+
+    def fail() -> None:
+        raise StoreError("cache volume", why="Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store.volumes[0], "sync", fail)
+        with pytest.raises(StoreError):
+            store.sync()
+    store.sync()  # the kernel says that all is well: it told of the lost page already
+    crash(store)
+    store = open_store(boot_id="boot-2")
+    assert cached(store, before).trusted
+    assert not cached(store, after).trusted
+
+
+def test_eviction_goes_in_steps(open_store: OpenStore) -> None:
+    store = open_store(64 * MIB)
+    for n in range(62):
+        fill(store, b"%d" % n, MIB)
+    steps = 0
+    store.volumes[0].capacity_bytes = 40 * MIB
+    while store.evict_if_needed():
+        steps += 1
+    assert steps == 4  # 62 → 36 MiB, 8 at a time
+    assert store.used_bytes <= 36 * MIB
+    fill(store, b"one more", MIB)
+    assert not store.evict_if_needed()  # between the watermarks
+
+
+def test_making_room_takes_no_more_than_it_must(open_store: OpenStore) -> None:
+    store = open_store(64 * MIB)
+    for n in range(64):
+        fill(store, b"%d" % n, MIB - 4096)
+    assert store.statistics()["files_evicted"] <= 2
+
+
+def test_a_pinned_version_that_nobody_can_name_goes(open_store: OpenStore) -> None:
+    store = open_store(20 * MIB)
+    old = fill(store, b"f", 10 * MIB)
+    store.pin(old, True)
+    named(store, b"f", 10 * MIB, token="new")
+    fill(store, b"g", 12 * MIB)
+    assert store.index.cached(old) is None
+
+
+def test_another_thread_takes_the_space_of_files_being_filled_but_not_of_its_own(
+    open_store: OpenStore,
+) -> None:
+    store = open_store(20 * MIB)
+    told: list[FileId] = []
+    store.on_evicted = told.extend
+    first, second = (store.create(named(store, name, 12 * MIB)) for name in (b"a", b"b"))
+    for n in range(10):
+        in_thread(partial(first.write, n * MIB, bytes(MIB)))
+    for n in range(12):
+        in_thread(partial(second.write, n * MIB, bytes(MIB)))
+    assert first.closed
+    assert second.complete
+    assert store.used_bytes <= 20 * MIB
+    assert told == []  # only the thread that opened the store tells
+    store.evict_if_needed()
+    assert told == [first.id]
+    assert store.complete(second).trusted
+
+
+def test_threads_never_meet_in_one_transaction(open_store: OpenStore) -> None:
+    """A thread that wrote before must not take the transaction that another one begins for its own."""
+    index = open_store().index
+    met: list[bool] = []
+
+    class Watched(Index):
+        """Lets the last writer look at the very moment when the next transaction is there."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_txn" and value is not None and threading.current_thread() is threading.main_thread():
+                met.append(worker.submit(lambda: self._owner == threading.get_ident()).result())
+
+    with ThreadPoolExecutor(1) as worker:
+        worker.submit(index.put_file, ROOT_ID, b"a", Version(1, 1, "t")).result()
+        index.__class__ = Watched
+        index.put_file(ROOT_ID, b"b", Version(1, 1, "t"))
+    assert met == [False]
+
+
+def test_fsck_works_while_the_store_is_used(open_store: OpenStore) -> None:
+    store = open_store()
+    for n in range(8):
+        fill(store, b"f%d" % n, 2 * MIB)
+    begun = store.create(named(store, b"p", 4 * MIB))
+    begun.write(0, b"p" * MIB)
+    seen: list[tuple[int, int, int, int]] = []
+
+    def progress(*state: int) -> None:
+        def use() -> None:  # another thread gets the lock, and everything changes under the check
+            if len(seen) == 2:
+                store.free(first_ids[-1])
+                fill(store, b"new", 2 * MIB)
+                begun.write(MIB, b"p" * MIB)
+                store.complete_small(named(store, b"small", 10), b"0123456789")
+
+        in_thread(use)
+        seen.append((state[0], state[1], state[2], state[3]))
+
+    first_ids = [one.id for one in store.index.cached_files()][:8]
+    report = store.fsck(progress)
+    assert report.sound, report.faults
+    assert [state[0] for state in seen] == list(range(1, len(seen) + 1))
+    assert seen[0][1] == 9
+    assert seen[-1][2] > 15 * MIB
+    assert begun.missing(0, 4 * MIB) == [(2 * MIB, 4 * MIB)]
+
+
+def test_a_bad_block_of_an_open_file_is_told(open_store: OpenStore) -> None:
+    store = open_store()
+    told: list[FileId] = []
+    store.on_evicted = told.extend
+    id = fill(store, b"f", 2 * MIB)
+    with open(store.volumes[0].data_path(id), "r+b") as file:
+        file.write(b"rotten")
+    report = store.fsck(lambda *_: None)
+    assert [fault[0] for fault in report.faults] == [id]
+    assert told == [id]
+
+
+def test_a_deleted_cache_file_is_noticed(open_store: OpenStore) -> None:
+    store = open_store()
+    id = fill(store, b"f", 2 * MIB)
+    assert store.holds(cached(store, id))
+    Path(store.volumes[0].data_path(id)).unlink()
+    assert not store.holds(cached(store, id))
+
+
+def test_slots_of_killed_readers_are_given_back(open_store: OpenStore) -> None:
+    store: Store = open_store()
+    code = (
+        "import sys, os; from headrace.store.index import Index;"
+        "index = Index.open(sys.argv[1], writable=False); index.cached(1);"
+        "txn = index._env.begin(); os.kill(os.getpid(), 9)"
+    )
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code, store.index.folder], timeout=20)
+    assert store.index._env.info()["num_readers"] >= 2
+    store.sync()
+    assert all(line.split()[0] == str(os.getpid()) for line in store.index._env.readers().splitlines()[1:])
