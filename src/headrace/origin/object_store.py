@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE = 1000
+WASTE_MAX = 200
+EMPTY_MAX = 16
+Result = TypeVar("Result")
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 
@@ -92,6 +96,33 @@ def translated(
         raise translator(error, what) from None
 
 
+async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """At one time; the first error, alone, when one fails, and none of the others is left running."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as errors:
+        ours = [error for error in errors.exceptions if isinstance(error, HeadraceError)]
+        raise [*ours, *errors.exceptions][0] from None
+    return [task.result() for task in tasks]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far a listing's walk came. told: hashes of its files' paths: 8 bytes each, not 100."""
+
+    told: array[int] = field(default_factory=lambda: array("q"))
+    directories: set[str] = field(default_factory=set)
+    empty_files: set[str] = field(default_factory=set)
+    deep: int = 0
+    empty: int = 0
+
+    def is_waste(self, more: int) -> bool:
+        """Whether more was spent on it than told: guesses, which cost a small folder no more than some requests."""
+        told = len(self.told) + more
+        return self.deep > told + WASTE_MAX or self.empty > EMPTY_MAX + told // 100
+
+
 class ObjectStoreOrigin:
     """prefix: what stands before every key in the bucket, without slashes around it; "" for none."""
 
@@ -136,25 +167,24 @@ class ObjectStoreOrigin:
         return body
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """First as a stream of plain pages, which needs no memory. Where it meets a deeper key or an empty object
-        (perhaps a folder marker: obstore drops the slash) the rest comes in one delimited listing, which obstore
-        holds in memory: some 400 bytes an entry."""
+        """First as a walk over all keys below, page by page, which needs no memory; keys deeper than the folder are
+        dropped, and name its folders. Where they outnumber what is told, the rest comes in one delimited listing,
+        which obstore holds in memory: some 850 bytes a child."""
         what = self._where(key)
-        told = array("q")
-        flat = True
-        pages = self._stream(key, what, deadline)
+        walk, whole = _Walk(), False
         try:
-            async with contextlib.aclosing(pages):
+            async with contextlib.aclosing(self._stream(key, what, deadline)) as pages:
                 async for metas in pages:
-                    if not all(self._is_plain_child(key, meta) for meta in metas):
-                        flat = False
+                    page = await self._page(key, metas, walk, deadline)
+                    if page is None:
                         break
-                    told.extend(hash(meta["path"]) for meta in metas)
-                    yield ListPage(tuple(self._info(meta) for meta in metas), ())
-        except NotSupportedError:  # a name, perhaps far below, that obstore refuses: the delimited one may do
-            flat = False
-        if not flat:
-            async for page in self._delimited(key, what, set(told), deadline):
+                    yield page
+                else:
+                    whole = True
+        except NotSupportedError:
+            pass  # a name, perhaps far below, that obstore refuses: the delimited one may do
+        if not whole:
+            async for page in self._delimited(key, what, walk, deadline):
                 yield page
         self._bucket_seen = True
 
@@ -177,24 +207,70 @@ class ObjectStoreOrigin:
             yield [meta for meta in metas if meta["path"] != own]  # the folder's own marker
 
     async def _delimited(
-        self, key: str, what: str, told: set[int], deadline: Deadline
+        self, key: str, what: str, walk: _Walk, deadline: Deadline
     ) -> AsyncIterator[ListPage]:
+        """Without what the walk told."""
         async with within(deadline, what):
             with translated(what, translate_listing):
                 found = await obstore.list_with_delimiter_async(
                     self._stores.listings, prefix=self._full(key) or None
                 )
         names = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
-        directories = [name for name in names if name]
-        objects = found["objects"]
+        directories = [name for name in names if name and name not in walk.directories]
+        objects, told = found["objects"], set(walk.told)
         for at in range(0, max(len(objects), len(directories)), PAGE):
             infos = [self._info(meta) for meta in objects[at : at + PAGE] if hash(meta["path"]) not in told]
             yield ListPage(tuple(infos), tuple(directories[at : at + PAGE]))
 
-    def _is_plain_child(self, key: str, meta: ObjectMeta) -> bool:
+    async def _page(
+        self, key: str, metas: list[ObjectMeta], walk: _Walk, deadline: Deadline
+    ) -> ListPage | None:
+        """None, and nothing told, when the walk is no longer worth it."""
         below = self._full(key)
-        name = meta["path"][len(below) + 1 :] if below else meta["path"]
-        return meta["size"] > 0 and "/" not in name
+        objects: list[ObjectMeta] = []
+        empty: list[ObjectMeta] = []
+        directories: dict[str, None] = {}
+        for meta in metas:
+            name, slash, _ = (meta["path"][len(below) + 1 :] if below else meta["path"]).partition("/")
+            if slash:
+                walk.deep += 1
+                directories[name] = None
+            else:
+                (objects if meta["size"] else empty).append(meta)
+        walk.empty += len(empty)
+        if walk.is_waste(len(objects)):
+            return None
+        for meta, is_file in zip(empty, await self._are_files(empty, walk, deadline), strict=True):
+            if is_file:
+                objects.append(meta)
+            else:
+                directories[meta["path"].rpartition("/")[2]] = None
+        walk.told.extend(hash(meta["path"]) for meta in objects)
+        fresh = tuple(name for name in directories if name not in walk.directories)
+        walk.directories.update(fresh)
+        return ListPage(tuple(self._info(meta) for meta in objects), fresh)
+
+    async def _are_files(self, metas: list[ObjectMeta], walk: _Walk, deadline: Deadline) -> list[bool]:
+        """Of empty ones, each an empty file or a folder's marker: obstore drops the marker's slash, so only a HEAD
+        tells. Where there are both, the second is the marker."""
+
+        async def exists(meta: ObjectMeta) -> bool:
+            what = f"{self.url} {meta['path']}"
+            async with within(deadline, what):
+                with translated(what):
+                    try:
+                        found = await obstore.head_async(self._stores.listings, meta["path"])
+                    except FileNotFoundError:
+                        return False
+            return found["size"] == 0
+
+        found = await all_of([exists(meta) for meta in metas])
+        files = []
+        for meta, is_file in zip(metas, found, strict=True):
+            files.append(is_file and meta["path"] not in walk.empty_files)
+            if is_file:
+                walk.empty_files.add(meta["path"])
+        return files
 
     def _info(self, meta: ObjectMeta) -> ObjectInfo:
         path = meta["path"]

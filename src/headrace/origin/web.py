@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 import obstore
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import BucketNotFoundError, HeadraceError, NotSupportedError, PathNotFoundError
+from headrace.base.errors import BucketNotFoundError, NotSupportedError, PathNotFoundError
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.object_store import ObjectStoreOrigin, Stores, translated, version_of, within
+from headrace.origin.object_store import ObjectStoreOrigin, Stores, all_of, translated, version_of, within
 from headrace.origin.origin import Body, ListPage
 
 log = logging.getLogger(__name__)
@@ -150,16 +150,5 @@ class WebOrigin(ObjectStoreOrigin):
                     log.warning("index names what is not served url=%s", ascii(self._where(key)))
                     return None
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(key)) for key in keys]
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from None
-        return [found for task in tasks if (found := task.result()) is not None]
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    for error in errors.exceptions:
-        if isinstance(error, HeadraceError):
-            return error
-    return errors.exceptions[0]
+        found = await all_of([one(key) for key in keys])
+        return [info for info in found if info is not None]
