@@ -169,7 +169,8 @@ class ObjectStoreOrigin:
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         """First as a walk over all keys below, page by page, which needs no memory; keys deeper than the folder are
         dropped, and name its folders. Where they outnumber what is told, the rest comes in one delimited listing,
-        which obstore holds in memory: some 850 bytes a child."""
+        which obstore holds in memory: some 850 bytes a child. Measured with a million files: 15 MiB walked (also
+        with a folder and an empty file among them), 850 MiB delimited."""
         what = self._where(key)
         walk, whole = _Walk(), False
         try:

@@ -381,6 +381,7 @@ def azurite() -> Iterator[Server]:
     """Azurite's blobs, in memory. It checks credentials. `npm install azurite` in <venv>/npm, or on PATH."""
     from obstore.store import AzureStore
 
+    find_program("node", hint="Debian: apt-get install nodejs npm")
     program = os.path.join(sys.prefix, "npm/node_modules/.bin/azurite-blob")
     if not os.access(program, os.X_OK):
         program = find_program("azurite-blob", hint="npm install azurite")

@@ -1,0 +1,5 @@
+"""The suite's asserts are rewritten as those of tests are; said before conftest.py imports it."""
+
+import pytest
+
+pytest.register_assert_rewrite("headrace.testing.origin_suite")

@@ -1,0 +1,120 @@
+"""Folder markers, as consoles of object stores make them: an empty object whose key ends in a slash. Put by boto3,
+since obstore can't express them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import PathNotFoundError
+from headrace.origin.locate import build_origin
+from headrace.origin.object_store import EMPTY_MAX, PAGE, WASTE_MAX
+from headrace.origin.origin import Origin
+from headrace.testing import servers
+from headrace.testing.origin_suite import listing_of, run, soon
+from headrace.testing.servers import S3Server, ServerMissing
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[S3Server]:
+    try:
+        servers.find_program("moto_server", hint="pip install 'moto[server]'")
+    except ServerMissing as error:
+        pytest.skip(f"server moto: {error}")
+    with servers.moto_s3() as server:
+        yield server
+
+
+@pytest.fixture(params=["moto", "seaweedfs"])
+def server(request: pytest.FixtureRequest) -> S3Server:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, S3Server)
+    return found
+
+
+def client(server: S3Server) -> Any:
+    boto3 = pytest.importorskip("boto3", reason="server s3: boto3 is not installed")
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+    )
+
+
+def attach(server: S3Server, prefix: str) -> Origin:
+    return build_origin(server.url(prefix), server.options())
+
+
+def test_markers_are_folders_and_no_files(server: S3Server) -> None:
+    s3 = client(server)
+    for key in ("", "empty-folder/", "full-folder/"):
+        s3.put_object(Bucket=server.bucket, Key=f"markers/{key}", Body=b"")
+    for key in ("full-folder/f", "f"):
+        server.put(f"markers/{key}", b"x")
+    server.put("markers/empty", b"")
+
+    async def body(origin: Origin) -> None:
+        found = await listing_of(origin, "")
+        assert set(found.objects) == {"f", "empty"}
+        assert found.directories == {"empty-folder", "full-folder"}
+        assert set((await listing_of(origin, "full-folder")).objects) == {"full-folder/f"}
+        empty = await listing_of(origin, "empty-folder")
+        assert not empty.objects and not empty.directories
+        with pytest.raises(PathNotFoundError):
+            await origin.head("empty-folder", deadline=soon())
+
+    run(lambda: attach(server, "markers"), body)
+
+
+def test_a_marker_beside_a_file_of_its_name(moto: S3Server) -> None:
+    """SeaweedFS refuses this one."""
+    s3 = client(moto)
+    for key in ("a", "b"):
+        s3.put_object(Bucket=moto.bucket, Key=f"beside/{key}/", Body=b"")
+    moto.put("beside/a", b"full")
+    moto.put("beside/b", b"")
+
+    async def body(origin: Origin) -> None:
+        found = await listing_of(origin, "")
+        assert set(found.objects) == {"a", "b"}
+        assert found.directories == {"a", "b"}
+
+    run(lambda: attach(moto, "beside"), body)
+
+
+@pytest.mark.parametrize("empty", [EMPTY_MAX - 1, EMPTY_MAX * 3])
+def test_empty_files_and_markers_few_and_many(server: S3Server, empty: int) -> None:
+    s3, place = client(server), f"empties{empty}"
+    for n in range(empty):
+        server.put(f"{place}/e{n:03d}", b"")
+        s3.put_object(Bucket=server.bucket, Key=f"{place}/m{n:03d}/", Body=b"")
+    server.put(f"{place}/f", b"x")
+
+    async def body(origin: Origin) -> None:
+        found = await listing_of(origin, "")
+        assert set(found.objects) == {"f"} | {f"e{n:03d}" for n in range(empty)}
+        assert found.directories == {f"m{n:03d}" for n in range(empty)}
+
+    run(lambda: attach(server, place), body)
+
+
+def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs: S3Server) -> None:
+    """Files, then folders with more in them than the walk will drop, then files again."""
+    deep = PAGE + WASTE_MAX + 100
+    for n in range(PAGE + 50):
+        seaweedfs.put(f"walk/a{n:05d}", b"x")
+    seaweedfs.put("walk/b/first", b"x")
+    for n in range(deep):
+        seaweedfs.put(f"walk/c/{n:05d}", b"x")
+    seaweedfs.put("walk/d", b"x")
+
+    async def body(origin: Origin) -> None:
+        found = await listing_of(origin, "")
+        assert set(found.objects) == {f"a{n:05d}" for n in range(PAGE + 50)} | {"d"}
+        assert found.directories == {"b", "c"}
+
+    run(lambda: attach(seaweedfs, "walk"), body)
