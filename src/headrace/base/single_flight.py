@@ -23,6 +23,20 @@ class SingleFlight(Generic[Key, Result]):
             self._running[key] = task
         return await asyncio.shield(task)
 
+    async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
+        """As run, but by a run that began after this call: what went on before is waited for, and not enough."""
+        before = self._running.get(key)
+        if before is not None:
+            await asyncio.wait([before])
+        return await self.run(key, work)
+
+    async def stop(self) -> None:
+        """Cancels every run."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _finish(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return await work()

@@ -54,6 +54,9 @@ class Fill:
         self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
         self._timeout_s = timeout_s
         self._on_complete = on_complete
+        self.committed = False  # set by on_complete, as is the next
+        self.failure: HeadraceError | None = None
+        self.asked = 0  # how often somebody wanted blocks of it
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole: asyncio.Task[None] | None = None
 
@@ -62,14 +65,18 @@ class Fill:
         return not self._in_flight and self._whole is None
 
     async def ensure(self, start: int, end: int) -> None:
-        """start..end is in the cache file on return. Raises what the origin raised."""
+        """start..end is in the cache file on return. Raises what the origin raised; EvictedError when the file
+        went under us; what was wrong when the file is whole and could not be committed."""
         end = min(end, self.entry.version.size_bytes)
         tasks = self.start(block_range(start, end), background=False)
         if tasks:
             await asyncio.gather(*(asyncio.shield(task) for task in tasks))
+        if self.failure is not None:
+            raise self.failure
 
     def start(self, blocks: range, *, background: bool) -> list[asyncio.Task[None]]:
         """Puts the absent ones of these blocks in flight; the tasks that bring them."""
+        self.asked += 1
         tasks: dict[asyncio.Task[None], None] = {}
         run: list[int] = []
         for block in blocks:
@@ -133,7 +140,8 @@ class Fill:
                 self._key, start, end, version=self.entry.version, deadline=Deadline.after(self._timeout_s)
             )
             self._gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
-        await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
+            # within the gate: else a disk that is slower than the origin lets bodies pile up in memory
+            await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keeps as many ranges in flight as the gate admits, and a few to go on with."""

@@ -17,12 +17,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import PathNotFoundError, VersionChangedError
+from headrace.base.errors import (
+    EvictedError,
+    HeadraceError,
+    PathNotFoundError,
+    StoreError,
+    VersionChangedError,
+)
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
 from headrace.dataplane.concurrency import Gate
@@ -35,6 +42,9 @@ from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
 
+EVICTED_MAX = 100
+"""How often in a row a file may be evicted while it is filled, before its reader is told: there is too little room
+for all who read at one time."""
 FILLS_IDLE_MAX = 1024
 """Open writers kept for files nobody fetches just now; each is a descriptor and a map."""
 
@@ -42,6 +52,10 @@ FILLS_IDLE_MAX = 1024
 SMALL_BATCH = 16
 SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
+
+
+_Small = tuple[Entry, Body, asyncio.Future[None]]
+"""A small file that arrived, and who waits for its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,37 +88,26 @@ class ReadPath:
         self._on_complete = on_complete
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
-        self._small: list[tuple[Entry, Body, asyncio.Future[None]]] = []
+        self._small: list[_Small] = []
+        self._idle_before: dict[FileId, int] = {}
 
     async def open(self, id: FileId) -> bool:
         """The cache file exists on return; True when it is complete."""
-        cached = self._store.index.cached(id)
-        if cached is not None and cached.trusted:
-            return True
-        return await self._opens.run(id, lambda: self._open(id, background=False))
+        return (await self._filling(id, background=False)) is None
 
     async def fill(self, id: FileId, start: int, end: int, *, sequential: bool = True) -> bool:
         """start..end is in the cache file on return; True when the file is complete."""
-        if await self.open(id):
-            return True
-        fill = self._fills[id]
-        if sequential:
-            self._fetch_ahead(fill, start, end)
-        try:
+
+        async def ensure(fill: Fill) -> None:
+            if sequential:
+                self._fetch_ahead(fill, start, end)
             await fill.ensure(start, end)
-        except VersionChangedError:
-            await self._namespace.refresh(fill.entry.parent)
-            raise
-        return id not in self._fills
+
+        return await self._through(id, ensure, background=False)
 
     async def load(self, entry: Entry) -> int:
         """The whole file is in the cache on return; its size in bytes. Others' reads go first."""
-        id = entry.id
-        cached = self._store.index.cached(id)
-        if cached is not None and cached.trusted:
-            return entry.version.size_bytes
-        if not await self._opens.run(id, lambda: self._open(id, background=True)):
-            await self._fills[id].ensure_all()
+        await self._through(entry.id, Fill.ensure_all, background=True)
         return entry.version.size_bytes
 
     def forget(self, ids: list[FileId]) -> None:
@@ -114,11 +117,15 @@ class ReadPath:
             if fill is not None:
                 fill.writer.close()
 
-    def busy(self) -> set[FileId]:
-        """Files with reads in flight: not to be evicted just now."""
-        return {id for id, fill in self._fills.items() if not fill.idle}
+    def drop_idle(self) -> None:
+        """To be called now and then. Closes the writers of files that nobody fetched since the last call but one:
+        they are then the first to make room, as they must be, and not the last."""
+        now = [(id, fill) for id, fill in self._fills.items() if fill.idle]
+        self.forget([id for id, fill in now if self._idle_before.get(id) == fill.asked])
+        self._idle_before = {id: fill.asked for id, fill in now}
 
     async def close(self) -> None:
+        await self._opens.stop()
         for fill in list(self._fills.values()):
             await fill.stop()
             fill.writer.close()
@@ -126,13 +133,47 @@ class ReadPath:
 
     # ------------------------------------------------------------ inside
 
+    async def _through(
+        self, id: FileId, work: Callable[[Fill], Awaitable[None]], *, background: bool
+    ) -> bool:
+        """Does the work with the file's fill, and again when the file is evicted meanwhile; True when the file is
+        complete."""
+        for attempt in range(EVICTED_MAX):
+            fill = await self._filling(id, background=background)
+            if fill is None:
+                return True
+            try:
+                await work(fill)
+            except EvictedError:
+                if attempt + 1 == EVICTED_MAX:
+                    raise
+                continue
+            except VersionChangedError:
+                await self._see_change(fill.entry)
+                raise
+            return fill.committed
+        raise AssertionError
+
+    async def _filling(self, id: FileId, *, background: bool) -> Fill | None:
+        """The fill of a file; None when it is complete."""
+        while True:
+            cached = self._store.index.cached(id)
+            if cached is not None and cached.trusted and self._store.holds(cached):
+                return None
+            if await self._opens.run(id, lambda: self._open(id, background=background)):
+                return None
+            fill = self._fills.get(id)
+            if fill is not None:  # else it became complete, or went, before we had our turn
+                return fill
+
     async def _open(self, id: FileId, *, background: bool) -> bool:
         cached = self._store.index.cached(id)
         if cached is not None and cached.unverified:
             cached = await self._verified(id)
         if cached is not None and cached.complete:
             return True
-        if id in self._fills:
+        known = self._fills.get(id)
+        if known is not None and not known.writer.closed:
             return False
         mount, key, entry = self._namespace.locate(id)
         if entry.kind is not Kind.FILE:
@@ -141,6 +182,10 @@ class ReadPath:
             await self._fetch_small(mount.origin, key, entry, background=background)
             return True
         writer = self._store.writer(id) if cached is not None else None
+        if writer is not None and writer.complete:  # killed, or the disk failed, before it was committed
+            self._store.complete(writer)
+            self._on_complete([id])
+            return True
         self._fills[id] = Fill(
             entry,
             mount.origin,
@@ -162,7 +207,8 @@ class ReadPath:
 
     async def _verified(self, id: FileId) -> CachedFile | None:
         """Checks what was there before a power loss; blocks that don't match are dropped and fetched again."""
-        if not self._store.verify(id):
+        sound = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.verify, id)
+        if not sound:
             log.warning("cached file failed its checksum after a power loss id=%x", id)
         return self._store.index.cached(id)
 
@@ -192,30 +238,57 @@ class ReadPath:
                 deadline=Deadline.after(self._settings.timeout_s),
             )
         except VersionChangedError:
-            await self._namespace.refresh(entry.parent)
+            await self._see_change(entry)
             raise
+
+    async def _see_change(self, entry: Entry) -> None:
+        """The next lookup finds what the origin has now, and this id is given up."""
+        try:
+            await self._namespace.refresh(entry.parent)
+        except HeadraceError as error:
+            log.info("a changed file's folder can't be listed error=%s", error)
+        if self._store.index.entry(entry.id) is None:
+            self.forget([entry.id])
 
     def _commit_small(self) -> None:
         """What arrived since the last time is committed by one transaction."""
         arrived, self._small = self._small, []
         if not arrived:
             return
+        if not self._commit_together(arrived):
+            for one in arrived:  # so that each hears of its own trouble only
+                self._commit_together([one])
+
+    def _commit_together(self, arrived: list[_Small]) -> bool:
+        failure: BaseException | None = None
         try:
             self._store.complete_small_many([(entry, body) for entry, body, _ in arrived])
-        except Exception as error:  # noqa: BLE001 - handed to each that waits
-            for _, _, landed in arrived:
-                if not landed.done():
-                    landed.set_exception(error)
-            return
+        except Exception as error:  # noqa: BLE001 - handed to the one that waits
+            if len(arrived) > 1:
+                return False
+            failure = error
         for _, _, landed in arrived:
             if not landed.done():
-                landed.set_result(None)
+                landed.set_exception(failure) if failure is not None else landed.set_result(None)
+        return True
 
     def _commit(self, fill: Fill) -> None:
-        if self._fills.pop(fill.entry.id, None) is None:
+        """In a callback of the loop, where nobody would hear an exception."""
+        id = fill.entry.id
+        if self._fills.get(id) is not fill:
+            return  # evicted, and perhaps made anew
+        del self._fills[id]
+        try:
+            self._store.complete(fill.writer)
+        except EvictedError:
             return
-        self._store.complete(fill.writer)
-        self._on_complete([fill.entry.id])
+        except StoreError as error:
+            log.warning("a whole file can't be committed id=%x error=%s", id, error)
+            fill.writer.close()
+            fill.failure = error
+            return
+        fill.committed = True
+        self._on_complete([id])
 
     def _fetch_ahead(self, fill: Fill, start: int, end: int) -> None:
         ahead_start, ahead_end = fill.readahead.asked(start, end)
@@ -225,9 +298,5 @@ class ReadPath:
             fill.start(range(start // BLOCK_SIZE_BYTES, -(-ahead_end // BLOCK_SIZE_BYTES)), background=True)
 
     def _drop_idle(self) -> None:
-        if len(self._fills) <= FILLS_IDLE_MAX:
-            return
-        for id, fill in list(self._fills.items())[: FILLS_IDLE_MAX // 4]:
-            if fill.idle:
-                del self._fills[id]
-                fill.writer.close()
+        if len(self._fills) > FILLS_IDLE_MAX:
+            self.forget([id for id, fill in islice(self._fills.items(), FILLS_IDLE_MAX // 4) if fill.idle])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 
-from headrace.base.errors import HeadraceError, UsageError
-from headrace.base.model import Entry, FileId, Kind
+from headrace.base.errors import CancelledByUserError, HeadraceError, NoSpaceError, UsageError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.tree import Namespace
 from headrace.store.store import Store
@@ -23,6 +25,8 @@ WORKERS = 64
 FAILED_SHOWN_MAX = 1000
 QUEUE_MAX = 4096
 
+PIN_ATTEMPTS = 3
+
 OneFile = Callable[[Entry], Awaitable[int]]
 
 
@@ -32,10 +36,10 @@ class _Progress:
         self.failed: list[tuple[str, str]] = []
         self.listing = True
 
-    def failed_one(self, path: str, error: HeadraceError) -> None:
+    def failed_one(self, path: str, reason: str) -> None:
         self.failed_files += 1
         if len(self.failed) < FAILED_SHOWN_MAX:
-            self.failed.append((path, str(error)))
+            self.failed.append((path, reason))
 
     def state(self, *, done: bool) -> JobState:
         return JobState(
@@ -50,11 +54,40 @@ class _Progress:
         )
 
 
+class _Room:
+    """Lets large files in while together they take at most half of the cache: more, and each would be evicted for
+    the others before it is whole."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._all = self._left = size_bytes // 2
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, size_bytes: int) -> AsyncIterator[None]:
+        if size_bytes <= BLOCK_SIZE_BYTES:
+            yield
+            return
+        size_bytes = min(size_bytes, self._all)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._left >= size_bytes)
+            self._left -= size_bytes
+        try:
+            yield
+        finally:
+            self._left += size_bytes
+            async with self._changed:
+                self._changed.notify_all()
+
+
 class Jobs:
-    def __init__(self, namespace: Namespace, store: Store, reads: ReadPath) -> None:
+    """disk: where the check of cached files runs; it takes one of its threads for as long as it lasts."""
+
+    def __init__(self, namespace: Namespace, store: Store, reads: ReadPath, disk: Executor) -> None:
         self._namespace = namespace
         self._store = store
         self._reads = reads
+        self._disk = disk
+        self._room = _Room(sum(volume.capacity_bytes for volume in store.volumes))
 
     async def run(self, kind: str, path: str, options: dict[str, str]) -> AsyncIterator[JobState]:
         """UsageError for an unknown kind; PathNotFoundError for an unknown path."""
@@ -89,16 +122,19 @@ class Jobs:
             raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin, unpin, sync or fsck")
 
     async def _load(self, entry: Entry) -> int:
-        return await self._reads.load(entry)
+        async with self._room.take(entry.version.size_bytes):
+            return await self._reads.load(entry)
 
     async def _free(self, entry: Entry) -> int:
         self._reads.forget([entry.id])
         return self._store.free(entry.id)
 
     async def _pin(self, entry: Entry) -> int:
-        size_bytes = await self._reads.load(entry)
-        self._store.pin(entry.id, True)
-        return size_bytes
+        for _ in range(PIN_ATTEMPTS):
+            size_bytes = await self._load(entry)
+            if self._store.pin(entry.id, True):
+                return size_bytes
+        raise NoSpaceError("pin", why="the file is evicted as soon as it was fetched")
 
     async def _unpin(self, entry: Entry) -> int:
         self._store.pin(entry.id, False)
@@ -106,11 +142,12 @@ class Jobs:
 
     async def _each_file(self, path: bytes, one: OneFile, progress: _Progress, *, fresh: bool) -> None:
         """Listing and working are pipelined: workers start with the first names."""
+        top = await self._namespace.resolve(path)
         queue: asyncio.Queue[Entry | None] = asyncio.Queue(QUEUE_MAX)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._worker(queue, one, progress))
-            await self._walk(await self._namespace.resolve(path), queue, progress, fresh=fresh)
+            await self._walk(top, queue, progress, fresh=fresh)
             progress.listing = False
             for _ in range(WORKERS):
                 await queue.put(None)
@@ -122,8 +159,12 @@ class Jobs:
                 progress.bytes_done += bytes_done  # not in one line: the sum would be read before the wait
                 progress.files_done += 1
             except HeadraceError as error:
-                path = self._store.index.path_of(entry.id) or entry.name
-                progress.failed_one(os.fsdecode(path), error)
+                progress.failed_one(self._path_of(entry), str(error))
+
+    def _path_of(self, entry: Entry) -> str:
+        """Also of one that is no more, when its folder is."""
+        folder = self._store.index.path_of(entry.parent)
+        return os.fsdecode(entry.name if folder is None else folder.rstrip(b"/") + b"/" + entry.name)
 
     async def _walk(
         self, top: Entry, queue: asyncio.Queue[Entry | None], progress: _Progress, *, fresh: bool
@@ -134,8 +175,12 @@ class Jobs:
             if entry.kind is Kind.FILE:
                 await self._enqueue(entry, queue, progress)
                 continue
-            if fresh:
-                await self._namespace.list(entry.id)
+            try:
+                if fresh:
+                    await self._namespace.list(entry.id)
+            except HeadraceError as error:
+                progress.failed_one(self._path_of(entry), str(error))
+                continue
             for child in self._store.index.children(entry.id):
                 if child.kind is Kind.DIRECTORY:
                     pending.append(child)
@@ -154,11 +199,30 @@ class Jobs:
             directory = pending.pop()
             if self._store.index.fresh_until_ns(directory) == 0:
                 continue  # nobody looked: it will be listed when somebody does
-            await self._namespace.refresh(directory)
-            progress.files_done += 1
+            try:
+                await self._namespace.refresh(directory)
+                progress.files_done += 1
+            except HeadraceError as error:
+                path_of = self._store.index.path_of(directory)
+                if path_of is None:
+                    continue  # removed meanwhile
+                progress.failed_one(os.fsdecode(path_of), str(error))
             pending.extend(e.id for e in self._store.index.children(directory) if e.kind is Kind.DIRECTORY)
 
     async def _fsck(self, progress: _Progress) -> None:
-        began = time.monotonic()
-        report = self._store.fsck(lambda *_: None)
-        progress.failed = [(str(time.monotonic() - began), str(report))]
+        stop = threading.Event()
+        progress.listing = False
+
+        def seen(files: int, files_total: int, size_bytes: int, bytes_total: int) -> None:
+            if stop.is_set():
+                raise CancelledByUserError("fsck")
+            progress.files_done, progress.files_total = files, max(files, files_total)
+            progress.bytes_done, progress.bytes_total = size_bytes, max(size_bytes, bytes_total)
+
+        try:
+            report = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.fsck, seen)
+        finally:
+            stop.set()
+        for id, reason in report.faults:
+            path = self._store.index.path_of(id)
+            progress.failed_one(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)

@@ -20,6 +20,7 @@ from headrace.base.errors import (
     NotADirectoryPathError,
     OriginUnavailableError,
     PathNotFoundError,
+    StaleIdError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
@@ -30,6 +31,8 @@ from headrace.store.index import Index, ListingWriter
 log = logging.getLogger(__name__)
 
 FOREVER_NS = (1 << 63) - 1
+STALE_NS = 1
+"""A listing that was taken and must be taken again; 0 is one that never was."""
 LISTING_PATIENCE_S = 0.5
 STALE_EXTENSION_S = 5.0
 """When the origin is away, an old listing goes on being used; it is asked again after this long."""
@@ -64,7 +67,13 @@ class Namespace:
     async def list(self, directory: FileId) -> None:
         """The index has the directory's whole listing, fresh, on return."""
         if not self._fresh(directory):
-            await self._listings.run(directory, lambda: self._list_now(directory))
+            try:
+                await self._listings.run(directory, lambda: self._list_now(directory))
+            except (OriginUnavailableError, DeadlineExceededError):
+                if self._index.fresh_until_ns(directory) == 0:
+                    raise
+                log.warning("origin is away, using the old listing directory=%x", directory)
+                self._index.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
 
     async def resolve(self, path: bytes) -> Entry:
         """PathNotFoundError, NotADirectoryPathError."""
@@ -85,42 +94,56 @@ class Namespace:
         entry, path = self._index.entry(id), self._index.path_of(id)
         found = self._mounts.find(os.fsdecode(path)) if path is not None else None
         if entry is None or found is None:
-            raise PathNotFoundError(
+            raise StaleIdError(
                 f"file {id:x}", why="it was replaced or removed at its origin", hint="open it again"
             )
         return found[0], found[1], entry
 
     async def refresh(self, directory: FileId) -> None:
-        """Lists again, however fresh the index is."""
-        self._index.set_fresh_until(directory, 0)
-        await self.list(directory)
+        """Lists again, however fresh the index is, by a listing that begins now: one under way may have read
+        past what changed. The old listing stays good when this one fails."""
+        await self._listings.run_anew(directory, lambda: self._list_now(directory))
 
     def attach(self, mount: Mount) -> None:
-        """Enters a mount into table and tree."""
+        """Enters a mount into table and tree. Directories above it are listed anew by whoever asks next: only
+        then are all mounts known, at a start."""
         self._mounts.add(mount)
         directory = ROOT_ID
-        for name in [part for part in mount.path.split("/") if part]:
-            if not self._mounts.find(os.fsdecode(self._index.path_of(directory) or b"/")):
-                self._index.set_fresh_until(directory, FOREVER_NS)
-            directory = self._index.ensure_directory(directory, os.fsencode(name))
+        for name in _names_of(mount.path):
+            self._index.set_fresh_until(directory, STALE_NS)
+            directory = self._index.ensure_directory(directory, name)
         self._index.expire_all(directory)
 
     def detach(self, path: str) -> Mount:
-        """Takes a mount out of both; its names are gone at once."""
+        """Takes a mount out of both; its names are gone at once, those of mounts below it stay."""
         mount = self._mounts.remove(path)
-        parent = ROOT_ID
-        for name in [os.fsencode(part) for part in path.split("/") if part]:
-            entry = self._index.lookup(parent, name)
+        way: list[tuple[FileId, bytes]] = []
+        directory = ROOT_ID
+        for name in _names_of(path):
+            entry = self._index.lookup(directory, name)
             if entry is None:
-                break
-            last, parent = (parent, name), entry.id
-        if path == "/":
-            changed = self._index.listing(ROOT_ID).finish(FOREVER_NS)
-        else:
-            self._index.remove(*last)
-            changed = [last]
-        self._on_changed(changed)
+                return mount
+            way.append((directory, name))
+            directory = entry.id
+        if way and not self._answers(path):
+            while len(way) > 1 and not self._answers(path.rsplit("/", 1)[0]):
+                way.pop()  # a directory that was there for this mount's sake
+                path = path.rsplit("/", 1)[0]
+            self._index.remove(*way[-1])
+            self._on_changed([way[-1]])
+            return mount
+        self._index.expire_all(directory)
+        if self._mounts.find(path) is None:
+            writer = self._index.listing(directory)
+            for child in self._mounts.below(path):
+                writer.keep(os.fsencode(child))
+            self._on_changed(writer.finish(FOREVER_NS))
+        self._on_changed(way[-1:])
         return mount
+
+    def _answers(self, path: str) -> bool:
+        """Whether a path is there because of some mount: at it, above it or below it."""
+        return self._mounts.find(path) is not None or bool(self._mounts.below(path))
 
     def _fresh(self, directory: FileId) -> bool:
         return self._index.fresh_until_ns(directory) > time.time_ns()
@@ -128,7 +151,7 @@ class Namespace:
     def _origin_of(self, directory: FileId) -> tuple[str, Mount | None, str]:
         path = self._index.path_of(directory)
         if path is None:
-            raise PathNotFoundError(f"directory {directory:x}", why="it was removed at its origin")
+            raise StaleIdError(f"directory {directory:x}", why="it was removed at its origin")
         text = os.fsdecode(path)
         found = self._mounts.find(text)
         return (text, found[0], found[1]) if found else (text, None, "")
@@ -136,25 +159,19 @@ class Namespace:
     async def _list_now(self, directory: FileId) -> None:
         path, mount, key = self._origin_of(directory)
         writer = self._index.listing(directory)
-        for name in self._mounts.below(path):
-            writer.keep(os.fsencode(name))
-        if mount is None:
-            writer.finish(FOREVER_NS)
-            return
+        changed: list[tuple[FileId, bytes]] = []
         try:
-            async for page in mount.origin.list_directory(
-                key, deadline=Deadline.after(self._listing_limit_s())
-            ):
-                _add_page(writer, page)
-        except (OriginUnavailableError, DeadlineExceededError):
-            if self._index.fresh_until_ns(directory) == 0:
-                raise
-            log.warning("origin is away, using the old listing path=%s", path)
-            self._index.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
-            return
-        changed = writer.finish(_in_s(mount.sync_interval_s))
-        if changed:
-            self._on_changed(changed)
+            for name in self._mounts.below(path):
+                writer.keep(os.fsencode(name))
+            if mount is not None:
+                deadline = Deadline.after(self._listing_limit_s())
+                async for page in mount.origin.list_directory(key, deadline=deadline):
+                    _add_page(writer, page)
+            changed = writer.finish(FOREVER_NS if mount is None else _in_s(mount.sync_interval_s))
+        finally:
+            changed += writer.close()
+            if changed:
+                self._on_changed(changed)
 
     def _listing_limit_s(self) -> float:
         """A listing of millions takes many answers; each has the origin's own limit, this one bounds the whole."""
@@ -177,6 +194,10 @@ class Namespace:
         _, changed = self._index.put_file(parent, name, info.version)
         if changed:
             self._on_changed([(parent, name)])
+
+
+def _names_of(path: str) -> list[bytes]:
+    return [os.fsencode(name) for name in path.split("/") if name]
 
 
 def _add_page(writer: ListingWriter, page: ListPage) -> None:

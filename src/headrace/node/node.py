@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 DISK_THREADS = 4
 UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
+IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
 GC_THRESHOLD = 50_000
 """Most garbage of a node is freed by counting; the collector's own default looks after every 700 objects."""
@@ -100,7 +101,7 @@ class Node:
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
         )
         store.on_evicted = self._evicted
-        self.jobs = Jobs(self.namespace, store, self.reads)
+        self.jobs = Jobs(self.namespace, store, self.reads, self.disk)
         welcome = Welcome(
             protocol=1,
             index=index_folder(config),
@@ -247,11 +248,15 @@ class Node:
 
     async def _keep_up(self) -> None:
         """Eviction ahead of need, and syncing what was filled, so that a power loss costs little."""
-        synced_s = time.monotonic()
+        synced_s = dropped_s = time.monotonic()
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             try:
-                self.store.evict_if_needed()
+                while self.store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
+                    await asyncio.sleep(0)
+                if time.monotonic() - dropped_s > IDLE_FILL_S:
+                    dropped_s = time.monotonic()
+                    self.reads.drop_idle()
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
                     await asyncio.get_running_loop().run_in_executor(self.disk, self.store.sync)

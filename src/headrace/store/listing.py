@@ -60,6 +60,11 @@ class ListingWriter:
                     self._index.remove(self._directory, entry.name)
                     self._changed.append((self._directory, entry.name))
             self._index.set_fresh_until(self._directory, fresh_until_ns)
+        return self.close()
+
+    def close(self) -> list[tuple[FileId, bytes]]:
+        """Ends the listing, finished or not; the names that changed and were not told yet. To be called however
+        it went: names that change meanwhile are noted here for as long as it is open."""
         self._index.end_listing(self._directory, self)
         changed, self._changed = self._changed, []
         return changed

@@ -235,14 +235,24 @@ class Store:
             return True
 
     def holds(self, cached: CachedFile) -> bool:
-        """Whether a complete file is where its record says: people delete files."""
-        return os.path.exists(self.volumes[cached.volume].data_path(cached.id))
+        """Whether a complete file is where its record says; if not, the record goes: people delete files."""
+        if os.path.exists(self.volumes[cached.volume].data_path(cached.id)):
+            return True
+        with self._lock:
+            if self.index.cached(cached.id) == cached:
+                self._discard([cached.id])
+        return False
 
     def free(self, id: FileId) -> int:
-        """Drops the cached copy, pinned or not; the bytes freed. Readers that have it open go on."""
+        """Drops the cached copy, pinned or not; the bytes freed. Readers that have it open go on; they are told,
+        or they would hold its space."""
         with self._lock:
             self._forget_writer(id)
-            return self._discard([id])
+            freed = self._discard([id])
+            if freed:
+                self._untold.append(id)
+        self._tell()
+        return freed
 
     def verify(self, id: FileId) -> bool:
         """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads
@@ -351,7 +361,7 @@ class Store:
                 left -= spare
             if left <= 0:
                 break
-            ids = [id for id in dict.fromkeys(step(volume, left)) if id != keep]
+            ids = step(volume, left, keep)
             for id in ids:
                 self._forget_writer(id)
             left -= self._discard(ids)
@@ -359,8 +369,8 @@ class Store:
         self.evicted_files += len(gone)
         return gone
 
-    def _superseded_on(self, volume: Volume, _: int) -> list[FileId]:
-        found: list[FileId] = []
+    def _superseded_on(self, volume: Volume, _: int, keep: FileId | None) -> list[FileId]:
+        found: dict[FileId, None] = {}
         others: list[FileId] = []
         while self._superseded:
             id = self._superseded.popleft()
@@ -368,22 +378,29 @@ class Store:
             if cached is None:
                 continue
             # pinned or not: nobody can name it any more to unpin it
-            (found if cached.volume == volume.number else others).append(id)
+            if cached.volume == volume.number and id != keep:
+                found[id] = None
+            else:
+                others.append(id)
         self._superseded.extend(others)
-        return found
+        return list(found)
 
-    def _partial_idle(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        return self._partials(volume, bytes_needed, opened=False)
+    def _partial_idle(self, volume: Volume, bytes_needed: int, keep: FileId | None) -> list[FileId]:
+        return self._partials(volume, bytes_needed, keep, opened=False)
 
-    def _partial_open(self, volume: Volume, bytes_needed: int) -> list[FileId]:
-        return self._partials(volume, bytes_needed, opened=True)
+    def _partial_open(self, volume: Volume, bytes_needed: int, keep: FileId | None) -> list[FileId]:
+        return self._partials(volume, bytes_needed, keep, opened=True)
 
-    def _partials(self, volume: Volume, bytes_needed: int, *, opened: bool) -> list[FileId]:
+    def _partials(
+        self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool
+    ) -> list[FileId]:
         found: list[FileId] = []
         for id, (number, size_bytes) in self._partial.items():
             if bytes_needed <= 0:
                 break
-            if number == volume.number and self._is_open(id) == opened and id not in self._pinned:
+            if id == keep or id in self._pinned:
+                continue
+            if number == volume.number and self._is_open(id) == opened:
                 found.append(id)
                 bytes_needed -= size_bytes
         return found
@@ -392,7 +409,7 @@ class Store:
         writer = self._writers.get(id)
         return writer is not None and not writer.closed
 
-    def _policy_victims(self, volume: Volume, bytes_needed: int) -> list[FileId]:
+    def _policy_victims(self, volume: Volume, bytes_needed: int, _: FileId | None) -> list[FileId]:
         return self._policies[volume.number].victims(bytes_needed, self._pinned.__contains__)
 
     # ------------------------------------------------------------ inside
@@ -454,22 +471,25 @@ class Store:
         return self._sequence
 
     def _watch(self, writer: CacheWriter) -> CacheWriter:
-        volume, id = writer.volume, writer.id  # not the writer itself: that would keep it alive
-        writer.on_grow = lambda count: self._grow(volume, id, count)
+        known = weakref.ref(writer)  # not the writer itself: that would keep it alive
+        writer.on_grow = lambda count: self._grow(known(), count)
         self._writers[writer.id] = writer
         return writer
 
-    def _grow(self, volume: Volume, id: FileId, count: int) -> None:
+    def _grow(self, writer: CacheWriter | None, count: int) -> None:
         """Of a file being filled. NoSpaceError when nothing can go for it."""
         with self._lock:
+            if writer is None or self._writers.get(writer.id) is not writer or writer.id not in self._partial:
+                if writer is None or count < 0:
+                    return
+                raise EvictedError(
+                    f"cache file {writer.id:x} can't be written", why="it was evicted or freed"
+                )
             if count > 0:
-                self._make_room(volume, count, keep=id)
-            if id in self._partial:
-                number, size_bytes = self._partial.pop(id)
-                self._partial[id] = (number, size_bytes + count)
-                volume.used_bytes += count
-            elif count > 0:
-                raise EvictedError(f"cache file {id:x} can't be written", why="it was evicted or freed")
+                self._make_room(writer.volume, count, keep=writer.id)
+            number, size_bytes = self._partial.pop(writer.id)
+            self._partial[writer.id] = (number, size_bytes + count)
+            writer.volume.used_bytes += count
 
     def _forget_writer(self, id: FileId) -> None:
         writer = self._writers.pop(id, None)

@@ -217,8 +217,9 @@ class CacheWriter:
         self._close()
 
     def _close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        with self._lock:  # once: the number may be another file's by then
+            fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
             if self._map is not None:
                 self._map.close()

@@ -1,0 +1,234 @@
+"""The read path where threads, evictions and a failing disk meet: what each waiter hears."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId
+from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.tree import Namespace
+from headrace.origin.memory import MemoryOrigin
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+
+MIB = BLOCK_SIZE_BYTES
+BODY = os.urandom(6 * MIB + 5)
+
+
+class World:
+    def __init__(self, folder: Path, *, capacity_bytes: int = 64 * MIB, boot_id: str = "1") -> None:
+        self.origin = MemoryOrigin("reads")
+        self.store = Store.open(
+            str(folder / "v/index"), [Volume(0, str(folder / "v"), capacity_bytes)], boot_id=boot_id
+        )
+        mounts = MountTable()
+        self.namespace = Namespace(self.store.index, mounts, timeout_s=5, on_changed=lambda _: None)
+        self.namespace.attach(Mount("/", "memory://", self.origin, 3600.0))
+        self.disk = ThreadPoolExecutor(2)
+        self.whole: list[int] = []
+        settings = ReadSettings(
+            range_bytes=2 * MIB,
+            small_file_bytes_max=MIB,
+            readahead_bytes=MIB,
+            whole_file_after_bytes=64 * MIB,
+            timeout_s=5,
+        )
+        self.reads = ReadPath(
+            self.namespace,
+            self.store,
+            Gate(Window(maximum=8), bytes_max=64 * MIB),
+            self.disk,
+            settings,
+            on_complete=self.whole.extend,
+        )
+        self.store.on_evicted = self.reads.forget
+        self.heard: list[object] = []
+
+    async def entry(self, name: str) -> Entry:
+        return await self.namespace.resolve(b"/" + name.encode())
+
+    def content(self, id: FileId) -> bytes:
+        return Path(self.store.volumes[0].data_path(id)).read_bytes()
+
+    async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
+        try:
+            await asyncio.wait_for(test(self), 20)
+        finally:
+            await self.reads.close()
+            self.disk.shutdown()
+            self.store.close()
+        assert not self.heard
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_commit_that_fails_is_heard_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        id = (await w.entry("f")).id
+        real = os.rename
+        with monkeypatch.context() as broken:
+
+            def rename(source: str, target: str) -> None:
+                if source.endswith(".part"):
+                    raise OSError(5, "Input/output error")
+                real(source, target)
+
+            broken.setattr(os, "rename", rename)
+            with pytest.raises(StoreError, match="Input/output"):
+                await w.reads.fill(id, 0, len(BODY))
+        assert w.whole == []
+        assert await w.reads.open(id)
+        assert w.whole == [id]
+        assert w.content(id) == BODY
+
+    asyncio.run(world.run(test))
+
+
+def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: Path) -> None:
+    async def begin(w: World) -> None:
+        w.origin.put("f", BODY)
+        entry = await w.entry("f")
+        writer = w.store.create(entry)
+        writer.write(0, BODY)
+        writer.close()
+        assert await w.reads.open(entry.id)
+        assert w.whole == [entry.id]
+
+    asyncio.run(World(tmp_path).run(begin))
+
+
+def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path) -> None:
+    async def test(w: World) -> None:
+        for name, size in (("a", 10), ("b", MIB), ("c", 20)):
+            w.origin.put(name, os.urandom(size))
+        entries = [await w.entry(name) for name in "abc"]
+        w.store.volumes[0].capacity_bytes = MIB // 2
+        found = await asyncio.gather(*(w.reads.open(entry.id) for entry in entries), return_exceptions=True)
+        assert found[0] is True
+        assert isinstance(found[1], NoSpaceError)
+        assert found[2] is True
+
+    asyncio.run(World(tmp_path).run(test))
+
+
+def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        w.origin.put("s", b"small")
+        for name in "fs":
+            entry = await w.entry(name)
+            await w.reads.load(entry)
+            os.unlink(w.store.volumes[0].data_path(entry.id))
+            await w.reads.fill(entry.id, 0, 5)
+            await w.reads.load(entry)
+            assert len(w.content(entry.id)) == entry.version.size_bytes
+
+    asyncio.run(world.run(test))
+
+
+def test_eviction_under_a_reader_is_not_its_trouble(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        id = (await w.entry("f")).id
+
+        async def evict() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0.001)
+                w.reads.forget([id])
+                w.store.free(id)
+
+        evicting = asyncio.ensure_future(evict())
+        await asyncio.gather(*(w.reads.fill(id, n * MIB, (n + 1) * MIB) for n in range(6)))
+        await evicting
+        await w.reads.fill(id, 0, len(BODY))
+        assert w.content(id) == BODY
+
+    asyncio.run(world.run(test))
+
+
+def test_after_a_change_the_next_open_sees_the_new_version(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        old = await w.entry("f")
+        await w.reads.fill(old.id, 0, MIB, sequential=False)
+        w.origin.put("f", BODY[::-1])
+        with pytest.raises(VersionChangedError):
+            await w.reads.fill(old.id, 4 * MIB, 5 * MIB, sequential=False)
+        with pytest.raises(StaleIdError):
+            await w.reads.fill(old.id, 5 * MIB, 6 * MIB, sequential=False)
+        new = await w.entry("f")
+        assert new.id != old.id
+        await w.reads.load(new)
+        assert w.content(new.id) == BODY[::-1]
+
+    asyncio.run(world.run(test))
+
+
+def test_a_small_file_that_changed_at_its_open(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("s", b"old")
+        old = await w.entry("s")
+        w.origin.put("s", b"new!")
+        with pytest.raises(VersionChangedError):
+            await w.reads.open(old.id)
+        new = w.store.index.lookup(ROOT_ID, b"s")
+        assert new is not None
+        assert await w.reads.open(new.id)
+        assert w.content(new.id) == b"new!"
+
+    asyncio.run(world.run(test))
+
+
+def test_a_cancelled_caller_leaves_the_others_their_read(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        w.origin.put("s", b"small")
+        large, small = (await w.entry("f")).id, (await w.entry("s")).id
+        first = [
+            asyncio.ensure_future(w.reads.open(small)),
+            asyncio.ensure_future(w.reads.fill(large, 0, MIB)),
+        ]
+        second = [
+            asyncio.ensure_future(w.reads.open(small)),
+            asyncio.ensure_future(w.reads.fill(large, 0, MIB)),
+        ]
+        await asyncio.sleep(0)
+        for task in first:
+            task.cancel()
+        assert await second[0]
+        await second[1]
+        writer = w.store.writer(large)
+        assert writer is not None
+        assert writer.present(0, MIB)
+
+    asyncio.run(world.run(test))
+
+
+def test_writers_nobody_uses_are_closed(world: World) -> None:
+    async def test(w: World) -> None:
+        w.origin.put("f", BODY)
+        w.origin.put("g", BODY)
+        f, g = (await w.entry("f")).id, (await w.entry("g")).id
+        for id in (f, g):
+            await w.reads.fill(id, 0, MIB, sequential=False)
+        w.reads.drop_idle()
+        await w.reads.fill(g, 2 * MIB, 3 * MIB, sequential=False)
+        w.reads.drop_idle()
+        assert set(w.reads._fills) == {g}
+        await w.reads.fill(f, 0, 2 * MIB, sequential=False)
+
+    asyncio.run(world.run(test))

@@ -1,0 +1,233 @@
+"""The tree over origins in memory: mounts that come and go, listings that fail or come too late."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import OriginUnavailableError, PathNotFoundError, StaleIdError
+from headrace.base.model import ROOT_ID, FileId, Version
+from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.tree import Namespace
+from headrace.origin.memory import MemoryOrigin
+from headrace.origin.origin import ListPage
+from headrace.store.index import Index
+
+
+class Gated(MemoryOrigin):
+    """Listings wait before each page while the gate is closed; or fail after the first page."""
+
+    def __init__(self, name: str = "", page_size: int = 2) -> None:
+        super().__init__(name, page_size=page_size)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.listings = 0
+        self.broken = False
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        self.listings += 1
+        async for page in super().list_directory(key, deadline=deadline):
+            yield page
+            if self.broken:
+                raise OriginUnavailableError(key, why="the test says so")
+            await self.gate.wait()
+
+
+class Tree:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.changed: list[tuple[FileId, bytes]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.index = Index.open(str(self.folder), writable=True)
+        self.mounts = MountTable()
+        self.namespace = Namespace(self.index, self.mounts, timeout_s=5, on_changed=self.changed.extend)
+
+    def attach(self, path: str, origin: MemoryOrigin, interval_s: float = 3600.0) -> None:
+        self.namespace.attach(Mount(path, origin.url, origin, interval_s))
+
+    async def names(self, path: str) -> list[str]:
+        found = await self.namespace.resolve(os.fsencode(path))
+        await self.namespace.list(found.id)
+        return [os.fsdecode(entry.name) for entry in self.index.children(found.id)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    made = Tree(tmp_path / "index")
+    yield made
+    made.index.close(clean=False)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(main())
+
+
+def origin_with(*keys: str) -> MemoryOrigin:
+    origin = MemoryOrigin()
+    for key in keys:
+        origin.put(key, key.encode())
+    return origin
+
+
+def test_the_root_shows_the_mounts_of_this_start_only(tree: Tree) -> None:
+    async def test() -> None:
+        tree.attach("/a", origin_with("x"))
+        tree.attach("/b/c", origin_with("y"))
+        assert await tree.names("/") == ["a", "b"]
+        kept = (await tree.namespace.resolve(b"/b/c/y")).id
+        tree.index.close(clean=True)
+        tree.restart()
+        tree.attach("/z", origin_with("w"))
+        tree.attach("/b/c", origin_with("y"))
+        assert await tree.names("/") == ["b", "z"]
+        with pytest.raises(PathNotFoundError):
+            await tree.namespace.resolve(b"/a/x")
+        assert await tree.names("/b/c") == ["y"]
+        assert tree.index.path_of(kept) == b"/b/c/y" or tree.index.entry(kept) is None
+
+    run(test)
+
+
+def test_a_mount_at_the_root_gives_way_to_one_below(tree: Tree) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("old", "d/old"))
+        assert await tree.names("/") == ["d", "old"]
+        old = (await tree.namespace.resolve(b"/old")).id
+        tree.index.close(clean=True)
+        tree.restart()
+        tree.attach("/data", origin_with("new"))
+        assert await tree.names("/") == ["data"]
+        with pytest.raises(StaleIdError):
+            tree.namespace.locate(old)
+
+    run(test)
+
+
+def test_removing_the_root_mount_keeps_those_below(tree: Tree) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("f", "n/f"))
+        tree.attach("/n", origin_with("nested"))
+        assert await tree.names("/") == ["f", "n"]
+        nested = (await tree.namespace.resolve(b"/n/nested")).id
+        tree.changed.clear()
+        tree.namespace.detach("/")
+        assert await tree.names("/") == ["n"]
+        assert await tree.names("/n") == ["nested"]
+        assert (await tree.namespace.resolve(b"/n/nested")).id == nested
+        assert (ROOT_ID, b"f") in tree.changed
+
+    run(test)
+
+
+def test_removing_a_mount_shows_what_it_hid(tree: Tree) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("f", "n/hidden"))
+        tree.attach("/n", origin_with("shown"))
+        assert await tree.names("/n") == ["shown"]
+        tree.changed.clear()
+        tree.namespace.detach("/n")
+        assert (ROOT_ID, b"n") in tree.changed
+        assert await tree.names("/n") == ["hidden"]
+        assert await tree.names("/") == ["f", "n"]
+
+    run(test)
+
+
+def test_removing_a_mount_keeps_one_below_it(tree: Tree) -> None:
+    async def test() -> None:
+        tree.attach("/a", origin_with("f"))
+        tree.attach("/a/b/c", origin_with("deep"))
+        assert await tree.names("/a") == ["b", "f"]
+        tree.namespace.detach("/a")
+        assert await tree.names("/") == ["a"]
+        assert await tree.names("/a") == ["b"]
+        assert await tree.names("/a/b/c") == ["deep"]
+        tree.namespace.detach("/a/b/c")
+        assert await tree.names("/") == []
+
+    run(test)
+
+
+def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: Tree) -> None:
+    async def test() -> None:
+        origin = Gated()
+        for name in ("a", "b", "c", "d"):
+            origin.put(name, b"old")
+        tree.attach("/", origin)
+        origin.gate.clear()
+        early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
+        await asyncio.sleep(0.01)  # the first page was read
+        fresh = origin.put("a", b"new")
+        syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        origin.gate.set()
+        await asyncio.gather(early, *syncs)
+        found = tree.index.lookup(ROOT_ID, b"a")
+        assert found is not None
+        assert found.version == fresh
+        assert origin.listings == 2  # the three share one
+
+    run(test)
+
+
+def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
+    async def test() -> None:
+        origin = Gated()
+        for name in ("a", "b", "c", "d"):
+            origin.put(name, b"old")
+        tree.attach("/", origin)
+        await tree.namespace.list(ROOT_ID)
+        origin.put("a", b"new")
+        origin.broken = True
+        tree.changed.clear()
+        with pytest.raises(OriginUnavailableError):
+            await tree.namespace.refresh(ROOT_ID)
+        assert tree.changed == [(ROOT_ID, b"a")], "half a listing changes names, too, and tells of them"
+        assert await tree.names("/") == ["a", "b", "c", "d"]
+        assert not tree.index._listings
+
+    run(test)
+
+
+def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
+    async def test() -> None:
+        origin = Gated()
+        for name in ("a", "b", "c", "d"):
+            origin.put(name, b"x")
+        tree.attach("/", origin, interval_s=0.0)
+        assert await tree.names("/") == ["a", "b", "c", "d"]
+        origin.broken = True
+        assert await tree.names("/") == ["a", "b", "c", "d"]
+        assert not tree.index._listings
+        tree.index.expire_all(ROOT_ID)
+        with pytest.raises(OriginUnavailableError):
+            await tree.namespace.list(ROOT_ID)
+
+    run(test)
+
+
+def test_an_id_that_is_gone_is_stale(tree: Tree) -> None:
+    async def test() -> None:
+        origin = origin_with("d/f")
+        tree.attach("/", origin, interval_s=0.0)
+        file = (await tree.namespace.resolve(b"/d/f")).id
+        directory = (await tree.namespace.resolve(b"/d")).id
+        origin.delete("d/f")
+        await tree.namespace.list(ROOT_ID)
+        with pytest.raises(StaleIdError):
+            tree.namespace.locate(file)
+        with pytest.raises(StaleIdError):
+            await tree.namespace.lookup(directory, b"f")
+        assert tree.index.put_file(ROOT_ID, b"d", Version(1, 1))[1] is False
+
+    run(test)
