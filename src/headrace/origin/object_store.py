@@ -290,7 +290,7 @@ class ObjectStoreOrigin:
         if self._bucket_seen:
             return
         with translated(what, translate_listing):
-            stream = obstore.list(self._stores.listings, prefix=".headrace-none", chunk_size=1)
+            stream = obstore.list(self._stores.objects, prefix=".headrace-none", chunk_size=1)
             try:
                 await stream.__anext__()
             except StopAsyncIteration:

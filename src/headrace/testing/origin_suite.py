@@ -181,26 +181,18 @@ class OriginSuite:
 
         run(lambda: subject.attach(place), body)
 
-    @pytest.mark.parametrize(
-        "key", ["none", "a/none", "none/none", "a", "a/", "", "a/b.bin/", "a/b.bin/c", "a/b"]
-    )
-    def test_what_is_no_object_is_not_found(self, subject: Subject, place: str, key: str) -> None:
+    def test_what_is_no_object_is_not_found(self, subject: Subject, place: str) -> None:
+        """Also keys with parts that are names of nothing in a file system: whatever an origin makes of them, no file
+        comes out."""
         subject.put(f"{place}/a/b.bin", b"hello world")
+        absent = ["none", "a/none", "none/none", "a", "a/", "", "a/b.bin/", "a/b.bin/c", "a/b"]
+        odd = ["a//b.bin", "/a/b.bin", "a/./b.bin", "a/../a/b.bin", ".", "..", "nul\0"]
 
         async def body(origin: Origin) -> None:
-            with pytest.raises(PathNotFoundError):
-                await origin.head(key, deadline=soon())
-
-        run(lambda: subject.attach(place), body)
-
-    @pytest.mark.parametrize("key", ["a//b.bin", "/a/b.bin", "a/./b.bin", "a/../a/b.bin", ".", "..", "nul\0"])
-    def test_a_key_with_odd_parts_is_not_found(self, subject: Subject, place: str, key: str) -> None:
-        """They are names of nothing in a file system; whatever an origin makes of them, no file comes out."""
-        subject.put(f"{place}/a/b.bin", b"hello world")
-
-        async def body(origin: Origin) -> None:
-            with pytest.raises(PathNotFoundError):
-                await origin.head(key, deadline=soon())
+            for key in (*absent, *odd):
+                with pytest.raises(PathNotFoundError):
+                    found = await origin.head(key, deadline=soon())
+                    pytest.fail(f"{key!r} was found: {found}")
 
         run(lambda: subject.attach(place), body)
 

@@ -79,20 +79,20 @@ def spoil(proxy: FaultProxy, mode: str, call: Call, within_s: float) -> tuple[He
 def test_a_failing_server_is_unavailable_within_the_deadline(
     proxy: FaultProxy, mode: str, call: Call
 ) -> None:
-    error, took_s = spoil(proxy, mode, call, 0.7)
+    error, took_s = spoil(proxy, mode, call, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert error.retryable
     assert took_s < 2.0
 
 
 def test_half_a_body_is_an_error_and_never_data(proxy: FaultProxy) -> None:
-    error, took_s = spoil(proxy, "half", _read, 0.7)
+    error, took_s = spoil(proxy, "half", _read, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert took_s < 2.0
 
 
 def test_half_a_listing_is_an_error_and_never_a_listing(proxy: FaultProxy) -> None:
-    error, took_s = spoil(proxy, "half", _list, 0.7)
+    error, took_s = spoil(proxy, "half", _list, 0.4)
     assert isinstance(error, OriginUnavailableError | DeadlineExceededError), error
     assert took_s < 2.0
 

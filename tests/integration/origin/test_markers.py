@@ -4,6 +4,7 @@ since obstore can't express them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,12 +106,9 @@ def test_empty_files_and_markers_few_and_many(server: S3Server, empty: int) -> N
 def test_the_walk_gives_up_in_the_middle_and_tells_nothing_twice(seaweedfs: S3Server) -> None:
     """Files, then folders with more in them than the walk will drop, then files again."""
     deep = PAGE + WASTE_MAX + 100
-    for n in range(PAGE + 50):
-        seaweedfs.put(f"walk/a{n:05d}", b"x")
-    seaweedfs.put("walk/b/first", b"x")
-    for n in range(deep):
-        seaweedfs.put(f"walk/c/{n:05d}", b"x")
-    seaweedfs.put("walk/d", b"x")
+    names = [f"a{n:05d}" for n in range(PAGE + 50)] + [f"c/{n:05d}" for n in range(deep)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: seaweedfs.put(f"walk/{name}", b"x"), [*names, "b/first", "d"]))
 
     async def body(origin: Origin) -> None:
         found = await listing_of(origin, "")

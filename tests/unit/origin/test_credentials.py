@@ -146,7 +146,7 @@ def echo() -> Iterator[tuple[str, type[_Echo]]]:
         thread.join()
 
 
-def provoke(url: str, options: dict[str, str], within_s: float = 0.5) -> tuple[list[str], list[type]]:
+def provoke(url: str, options: dict[str, str], within_s: float = 0.15) -> tuple[list[str], list[type]]:
     """All that a user could get to see of an origin that refuses every call, and the errors' classes."""
     texts: list[str] = []
     kinds: list[type] = []
@@ -180,7 +180,7 @@ def provoke(url: str, options: dict[str, str], within_s: float = 0.5) -> tuple[l
     return texts, kinds
 
 
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 412, 416, 429, 500, 503])
+@pytest.mark.parametrize("status", [301, 400, 403, 404, 416, 503])
 @pytest.mark.parametrize("kind", ["s3", "s3-environment", "gs", "az", "http"])
 def test_secrets_are_never_shown(
     echo: tuple[str, type[_Echo]],
@@ -260,6 +260,6 @@ def test_options_do_not_show_themselves() -> None:
     ],
 )
 def test_a_driver_of_fsspec_does_not_show_them_either(url: str, options: dict[str, str]) -> None:
-    texts, kinds = provoke(url, options, 2.0)
+    texts, kinds = provoke(url, options, 0.5)
     assert MARKER not in "\n".join(texts)
     assert all(issubclass(kind, HeadraceError) for kind in kinds)
