@@ -117,8 +117,8 @@ DIRENTPLUS = Struct("<" + _ENTRY + "QQII")
 INVAL_ENTRY_OUT = Struct("<IiQQII")  # header, parent namelen flags
 INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 
-READ_BYTES_MAX = 1 << 20
 PAGE_BYTES = 4096
+READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with its header it fits a pipe of 1 MiB, which needs no privilege
 REQUEST_BYTES_MAX = 16384
 """Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at
 least."""

@@ -47,16 +47,25 @@ class Mode(StrEnum):
 
 
 class Operations:
-    """register: a path of a cache file to a backing id (OSError when the kernel won't)."""
+    """register: a path of a cache file to a backing id (OSError when the kernel won't). send: answers a READ with
+    bytes of a file (FileReplies.send)."""
 
     def __init__(
-        self, client: NodeClient, inodes: Inodes, files: Files, *, mode: Mode, register: Callable[[str], int]
+        self,
+        client: NodeClient,
+        inodes: Inodes,
+        files: Files,
+        *,
+        mode: Mode,
+        register: Callable[[str], int],
+        send: Callable[[int, int, int, int], int | None],
     ) -> None:
         self._client = client
         self._inodes = inodes
         self._files = files
         self.mode = mode
         self._register = register
+        self._send = send
         self._directories = Directories()
         self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=client.generation)
 
@@ -164,15 +173,8 @@ class Operations:
         return 0
 
     def read(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        """In the pool: the disk may be slow, and nothing else waits for it there."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
-        handle = self._files.take(FileId(node & FILE_ID_MAX))
-        if handle is None:
-            return lambda cancel: self._read_blocking(unique, node, (offset, size), cancel)
-        try:
-            if handle.present(offset, min(offset + size, handle.size_bytes)):
-                return self._data(unique, handle, offset, size)
-        finally:
-            self._files.give(handle)
         return lambda cancel: self._read_blocking(unique, node, (offset, size), cancel)
 
     def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
@@ -187,12 +189,7 @@ class Operations:
             self._files.give(handle)
 
     def _data(self, unique: int, handle: Handle, offset: int, size: int) -> Answer:
-        wanted = max(0, min(size, handle.size_bytes - offset))
-        data = os.pread(handle.fd, wanted, offset)
-        if len(data) != wanted:
-            log.error("cache file is too short wanted=%d got=%d", wanted, len(data))
-            return errno.EIO
-        return [abi.OUT_HEADER.pack(16 + wanted, 0, unique), data]
+        return self._send(unique, handle.fd, offset, max(0, min(size, handle.size_bytes - offset)))
 
     # ------------------------------------------------------------ directories
 

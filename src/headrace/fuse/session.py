@@ -21,6 +21,7 @@ from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.errno_map import errno_of
+from headrace.fuse.file_replies import FileReplies
 from headrace.fuse.handles import Files
 from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
@@ -32,7 +33,7 @@ from headrace.wire.messages import Completed, Evicted, Invalidated
 log = logging.getLogger(__name__)
 
 POOL_THREADS = 64
-HOT_THREADS = 2  # as fast as 1; a read from a slow disk does not hold up names
+HOT_THREADS = 1  # a second one only contends for the interpreter: see docs/decisions/0003
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
 _WANTED = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
@@ -52,7 +53,9 @@ class Session:
         self._files = Files(client)
         if self._taking_over:
             mode = Mode(ledger.mode)
-        self.operations = Operations(client, self._inodes, self._files, mode=mode, register=self._register)
+        self.operations = Operations(
+            client, self._inodes, self._files, mode=mode, register=self._register, send=FileReplies(fd).send
+        )
         self.operations.start_handles_at(ledger.incarnation << 40 | 1)
         self._notifier = Notifier(fd)
         self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
