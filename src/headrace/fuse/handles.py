@@ -34,9 +34,6 @@ class Handle:
     def fd(self) -> int:
         return self.complete_fd if self.file is None else self.file.fd
 
-    def present(self, start: int, end: int) -> bool:
-        return self.file is None or self.file.present(start, end)
-
     def close(self) -> None:
         if self.file is None:
             os.close(self.complete_fd)

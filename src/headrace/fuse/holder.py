@@ -61,7 +61,6 @@ class Holder:
         command = [sys.executable, "-m", "headrace.fuse.session_main", "--mountpoint", a.mountpoint]
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
         command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
-        command += ["--hot-threads", str(a.hot_threads)] + (["--small-files"] if a.small_files else [])
         fds = (self._fuse_fd, self._ledger_fd, theirs.fileno())
         self._session = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
         theirs.close()
@@ -173,8 +172,6 @@ def run_holder(
     read_only: bool = True,
     ready_fd: int | None = None,
     client: str = _CLIENT,
-    small_files: bool = False,
-    hot_threads: int = 0,
 ) -> int:
     """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
     line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
@@ -183,9 +180,7 @@ def run_holder(
         socket=socket_path,
         io=io,
         client=client,
-        small_files=small_files,
         ready_fd=ready_fd,
-        hot_threads=hot_threads,
     )
     try:
         if not read_only:
@@ -215,10 +210,8 @@ def main() -> int:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--io", default="auto", choices=("auto", "passthrough", "splice", "noopen"))
     parser.add_argument("--allow-other", action="store_true")
-    parser.add_argument("--small-files", action="store_true")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--client", default=_CLIENT)
-    parser.add_argument("--hot-threads", type=int, default=0)
     for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
@@ -231,8 +224,6 @@ def main() -> int:
         allow_other=a.allow_other,
         ready_fd=a.ready_fd,
         client=a.client,
-        small_files=a.small_files,
-        hot_threads=a.hot_threads,
     )
 
 

@@ -18,7 +18,9 @@ def prepare(mountpoint: str) -> str:
     mounted = device.mounted_at(path)
     if mounted is not None and mounted.fstype.startswith("fuse"):
         if not _is_dead(path):
-            hint = f"unmount it first: umount {path}"
+            hint = (
+                f"unmount it first: {'headrace down' if mounted.fstype == device.FSTYPE else 'umount'} {path}"
+            )
             raise MountError(f"{path} is a mountpoint already", why=f"a {mounted.fstype} is there", hint=hint)
         device.unmount(path, detach=True)
     _check_folder(path)

@@ -182,14 +182,12 @@ class Operations:
         handle = self._files.take_blocking(FileId(node & FILE_ID_MAX), cancel)
         try:
             end = min(offset + size, handle.size_bytes)
+            fd = handle.fd
             if handle.file is not None and end > offset:
-                handle.file.wait(offset, end, cancel)
-            return self._data(unique, handle, offset, size)
+                fd = handle.file.wait(offset, end, cancel)  # not any other: it may have a hole there
+            return self._send(unique, fd, offset, max(0, end - offset))
         finally:
             self._files.give(handle)
-
-    def _data(self, unique: int, handle: Handle, offset: int, size: int) -> Answer:
-        return self._send(unique, handle.fd, offset, max(0, min(size, handle.size_bytes - offset)))
 
     # ------------------------------------------------------------ directories
 

@@ -1,8 +1,9 @@
 """The loop: requests from /dev/fuse in, answers out.
 
-Rules. A few hot threads read the device and answer hits at once. What may block runs in a pool, each with a
-Cancel; INTERRUPT sets it. The kernel waits for an answer even when the reader was killed, so each request is
-answered exactly once. Nothing here opens, stats or maps anything below the own mountpoint.
+Rules. One hot thread reads the device and answers hits at once: a second one would only contend for the
+interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel; INTERRUPT sets it. The
+kernel waits for an answer even when the reader was killed, so each request is answered exactly once. Nothing
+here opens, stats or maps anything below the own mountpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from headrace.wire.messages import Completed, Evicted, Invalidated
 log = logging.getLogger(__name__)
 
 POOL_THREADS = 64
-HOT_THREADS = 1  # a second one only contends for the interpreter: see docs/decisions/0003
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
 _WANTED = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
@@ -73,15 +73,10 @@ class Session:
             self._answer_init()
         self._client.subscribe(self._on_event)
 
-    def serve(self, threads: int = HOT_THREADS) -> None:
+    def serve(self) -> None:
         """Returns when the mount is gone."""
         gc.collect()
         gc.freeze()
-        others = [
-            threading.Thread(target=self._loop, daemon=True, name=f"hot-{n}") for n in range(1, threads)
-        ]
-        for one in others:
-            one.start()
         self._loop()
 
     def _answer_init(self) -> None:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.base.errors import HeadraceError
-from headrace.fuse import probe
+from headrace.fuse import probe, survey
+from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.operations import Mode
 
@@ -30,12 +31,13 @@ DEFAULT_CLIENT = "headrace.sdk.client:connect"
 PATIENCE_S = 60.0
 
 
-def choose_mode(io: str, *, small_files: bool) -> tuple[Mode, str]:
+def choose_mode(io: str, client: NodeClient) -> tuple[Mode, str]:
     """The mode and why. io: auto, passthrough, splice, noopen."""
-    if io == "auto" and small_files:
-        return Mode.NOOPEN, "asked for small files"
     if io in ("splice", "noopen"):
         return Mode(io), "asked for"
+    small = survey.small_files(client) if io == "auto" else ""
+    if small:
+        return Mode.NOOPEN, small
     result = probe.probe()
     if result.works:
         return Mode.PASSTHROUGH, result.reason
@@ -106,29 +108,27 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mountpoint", required=True)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--io", default="auto")
-    parser.add_argument("--small-files", action="store_true")
     parser.add_argument("--client", default=DEFAULT_CLIENT)
     parser.add_argument("--fuse-fd", type=int, required=True)
     parser.add_argument("--ledger-fd", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--hot-threads", type=int, default=0)
     return parser.parse_args()
 
 
 def _serve(arguments: argparse.Namespace, watch: HolderWatch) -> None:
     ledger = Ledger(arguments.ledger_fd)
+    from headrace.fuse.session import Session
+
+    client = load_client(arguments.client, arguments.socket)
     if ledger.init_flags:
         mode, why = Mode(ledger.mode), "taken over"
     else:
-        mode, why = choose_mode(arguments.io, small_files=arguments.small_files)
-    from headrace.fuse.session import HOT_THREADS, Session
-
-    client = load_client(arguments.client, arguments.socket)
+        mode, why = choose_mode(arguments.io, client)
     session = Session(arguments.fuse_fd, ledger, client, mode=mode)
     session.start()
     watch.follow()
     watch.say({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})
-    session.serve(arguments.hot_threads or HOT_THREADS)
+    session.serve()
 
 
 def main() -> int:
