@@ -30,11 +30,15 @@ def show(cache: options.Cache = None, config: options.ConfigFile = None, json: o
     loaded = load({"cache": cache}, file=config)
     values = hide_secrets(msgspec.to_builtins(loaded.config))
     rows = [{"setting": name, "value": value, "from": loaded.sources[name]} for name, value in values.items()]
+    if not json:
+        rows = [row | {"value": _in_words(str(row["setting"]), row["value"])} for row in rows]
     print_rows(rows, as_json=json)
 
 
 def explain(
-    setting: Annotated[str | None, typer.Argument(help="One setting; all when left out.")] = None,
+    setting: Annotated[
+        str | None, typer.Argument(metavar="SETTING", help="One setting; all when left out.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Say what settings mean."""
@@ -52,6 +56,16 @@ def explain(
         say(f"{one.name}" + (f"  [{one.variable}]" if one.variable else ""))
         say(f"    {one.meaning}")
         say(f"    default: {one.default.replace('`', '')}")
+
+
+def _in_words(name: str, value: Any) -> str:
+    from headrace.config.sizes import show_size
+
+    if name == "cache":
+        return ", ".join(f"{one['folder']}:{show_size(one['capacity_bytes'])}:{one['tier']}" for one in value)
+    if name == "mounts":
+        return ", ".join(f"{path} {mount['url']}" for path, mount in value.items()) or "-"
+    return show_size(value) if name.endswith(("_bytes", "_bytes_max")) else str(value)
 
 
 def hide_secrets(value: Any, name: str = "") -> Any:

@@ -9,14 +9,22 @@ from typing import Any
 
 from headrace.base.errors import error_classes
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
+from headrace.cli.manual import EXAMPLES, FIELDS
 from headrace.config import describe as configuration
 
 _CLI_HEAD = """# The command line
 
 Written by `./dev docs` from `src/headrace/cli/`: don't edit.
 
-Every command takes `--json`. Where several nodes run on a host, `--socket` or `--cache` chooses; a PATH below a
-mountpoint chooses by itself. A failure is one line on stderr and an exit status ([errors.md](errors.md)).
+A failure is one line on stderr and an exit status ([errors.md](errors.md)); `HEADRACE_TRACE=1` adds a trace.
+
+**Which node.** Where several run on a host, a command means the node of `--cache` or `--socket`; else the one whose
+mount PATH is below; else the one that has PATH in its origin (`s3://bucket/prefix/folder`, or a folder's path); else
+the only one. Where that says nothing, it is an error, and its line names the nodes.
+
+**JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `mount list` and
+`config` a list of them, `ls` one a line. `stat` of a directory has no `cached`, `version` and `origin`; `mtime` is null
+where an origin knows none. `up` and `fuse` print theirs when the mount is ready, and go on.
 """
 
 _ERRORS_HEAD = """# Errors and exit statuses
@@ -91,6 +99,11 @@ def _describe(name: str, command: Any, parts: list[str]) -> None:
     rows = [f"* `{p.name.upper()}`: {p.help}" for p in arguments if p.help]
     rows += [f"* {_flags(p)}: {p.help}" for p in options]
     parts.append("\n".join(rows) + "\n" if rows else "")
+    short = name.removeprefix("headrace ")
+    if short in FIELDS:
+        parts.append(f"JSON: {', '.join(f'`{field}`' for field in FIELDS[short])}.\n")
+    if short in EXAMPLES:
+        parts.append("```\n" + "\n".join(EXAMPLES[short]) + "\n```\n")
 
 
 def _argument(parameter: Any) -> str:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import Any
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import CancelledByUserError, UsageError
 from headrace.cli.render import print_json, say
 
 
@@ -27,7 +27,12 @@ def run_detached(*, as_json: bool) -> None:
             start_new_session=True,
         )
         assert process.stdout is not None
-        line = process.stdout.readline()
+        try:
+            line = process.stdout.readline()
+        except KeyboardInterrupt:
+            process.terminate()  # it cleans up after itself
+            process.wait()
+            raise CancelledByUserError("stopped before it was ready") from None
         if line:
             _show(json.loads(line), process.pid, as_json=as_json)
             return

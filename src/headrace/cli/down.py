@@ -22,11 +22,11 @@ def register(app: typer.Typer) -> None:
 
 
 def down(
-    mountpoint: Annotated[str | None, typer.Argument(help="What to unmount.")] = None,
+    mountpoint: Annotated[str | None, typer.Argument(metavar="MOUNTPOINT", help="What to unmount.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Everything of this user on this host.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Unmount, and stop the node that `up` started with the mount."""
+    """Unmount, and stop the node of the mount."""
     from headrace.config.load import load
 
     folder = load().config.run_folder

@@ -12,7 +12,10 @@ def register(app: typer.Typer) -> None:
 
 
 def fsck(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
-    """Check every cached block against its checksum, and drop what is wrong."""
+    """Check all cached bytes.
+
+    Every block is read and held against its checksum; what is wrong is dropped, and fetched again when it is read.
+    """
     from headrace.cli.job import run_job
 
     run_job("fsck", "/", socket=socket, cache=cache, as_json=json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Annotated
 
 import typer
 
@@ -17,14 +16,17 @@ def register(app: typer.Typer) -> None:
 
 
 def fuse(
-    mountpoint: Annotated[str, typer.Argument(help="An empty folder.")],
+    mountpoint: options.Mountpoint,
     io: options.Io = "auto",
     allow_other: options.AllowOther = False,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Mount the namespace of a running node at MOUNTPOINT, until ^C, SIGTERM or `headrace down`."""
+    """Mount a running node once more.
+
+    Its namespace is at MOUNTPOINT until ^C, SIGTERM or `headrace down`.
+    """
     began_s = time.monotonic()
     from headrace.cli.supervise import Supervisor
     from headrace.cli.target import find_target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -59,14 +60,15 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
     if as_json:
         import msgspec
 
-        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **msgspec.to_builtins(state)})
+        fields = msgspec.to_builtins(state)
+        del fields["type"]
+        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **fields})
         return
-    rate = state.bytes_done / took_s if took_s > 0 else 0.0
-    say(
-        f"{kind} {path}: {state.files_done} files, {show_size(state.bytes_done)} in {took_s:.1f} s"
-        + (f" ({show_size(rate)}/s)" if state.bytes_done else "")
-        + (f", {state.failed_files} failed" if state.failed_files else "")
-    )
+    what = "folders" if kind == "sync" else "files"
+    size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
+    rate = f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)" if kind in ("load", "fsck") else ""
+    failed = f", {state.failed_files} failed" if state.failed_files else ""
+    say(f"{kind} {path}: {state.files_done} {what}{size} in {took_s:.1f} s{rate}{failed}")
     for name, reason in state.failed[:FAILED_SHOWN_MAX]:
         warn(f"{name}: {reason}")
     if len(state.failed) > FAILED_SHOWN_MAX:
@@ -81,21 +83,47 @@ def _progress(kind: str, *, wanted: bool) -> Iterator[Shown]:
     from rich import progress
     from rich.console import Console
 
-    columns = (
+    columns = (  # 80 columns hold them: no share in percent, which the bar shows
         progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
-        progress.TextColumn("{task.fields[files]}"),
-        progress.TimeRemainingColumn(),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.fields[text]}"),
+        progress.TimeRemainingColumn(compact=True),
     )
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(kind, total=None, files="")
+    rate = Rate()
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
+        task = bar.add_task(kind, total=None, text="listing")
 
         def show(state: JobState) -> None:
-            total = None if state.listing else state.bytes_total
-            files = f"{state.files_done}/{state.files_total}{'…' if state.listing else ''} files"
-            bar.update(task, completed=state.bytes_done, total=total, files=files)
+            bytes_s = rate.seen(state.bytes_done, time.monotonic())
+            total = None if state.listing or kind == "sync" else state.bytes_total
+            bar.update(
+                task, completed=state.bytes_done, total=total, text=progress_text(kind, state, bytes_s)
+            )
 
         yield show
+
+
+class Rate:
+    """Bytes a second over the last seconds."""
+
+    def __init__(self, window_s: float = 5.0) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def seen(self, bytes_done: int, now_s: float) -> float:
+        self._seen.append((now_s, bytes_done))
+        while len(self._seen) > 2 and now_s - self._seen[0][0] > self._window_s:
+            self._seen.popleft()
+        first_s, first_bytes = self._seen[0]
+        return (bytes_done - first_bytes) / (now_s - first_s) if now_s > first_s else 0.0
+
+
+def progress_text(kind: str, state: JobState, bytes_s: float) -> str:
+    """Files, bytes and rate; "+" where more may be found."""
+    if kind == "sync":
+        return f"{state.files_done} folders"
+    more = "+" if state.listing else ""
+    return (
+        f"{state.files_done}/{state.files_total}{more} files, "
+        f"{show_size(state.bytes_done)}/{show_size(state.bytes_total)}{more}, {show_size(bytes_s)}/s"
+    )

@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def load(
-    path: options.Path = "/",
+    path: options.PathOrAll = "/",
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(
-    path: options.Path = "/",
+    path: options.PathOrAll = "/",
     long: Annotated[bool, typer.Option("-l", "--long", help="Size and time too.")] = False,
     recursive: Annotated[bool, typer.Option("-R", "--recursive", help="All below it too.")] = False,
     socket: options.Socket = None,
@@ -60,12 +60,20 @@ def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iter
 def _row(name: bytes, entry: Entry) -> dict[str, Any]:
     from headrace.base.model import Kind
 
+    folder = entry.kind is Kind.DIRECTORY
     return {
-        "name": name.decode(errors="backslashreplace") + ("/" if entry.kind is Kind.DIRECTORY else ""),
-        "size_bytes": entry.version.size_bytes,
-        "mtime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.version.mtime_ns / 1e9)),
+        "name": name.decode(errors="backslashreplace") + ("/" if folder else ""),
+        "kind": entry.kind.name.lower(),
+        "size_bytes": 0 if folder else entry.version.size_bytes,
+        "mtime": show_mtime(entry.version.mtime_ns),
     }
 
 
+def show_mtime(mtime_ns: int) -> str | None:
+    """None where the origin knows none: folders of object stores."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mtime_ns / 1e9)) if mtime_ns else None
+
+
 def _line(row: dict[str, Any]) -> str:
-    return f"{row['size_bytes']:>14}  {row['mtime']}  {row['name']}"
+    size = "-" if row["kind"] == "directory" else row["size_bytes"]
+    return f"{size:>14}  {row['mtime'] or '-':<20}  {row['name']}"

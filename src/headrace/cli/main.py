@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
     import typer
 
 COMMANDS = (
-    "up", "down", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "status", "fsck",
-    "mount", "node", "fuse", "config",
+    "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "fsck",
+    "mount", "fuse", "node", "config",
 )  # fmt: skip
 
 _HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."
@@ -28,8 +28,11 @@ def main() -> int:
         sys.stdout.write(f"headrace {__version__}\n")
         return 0
     try:
-        app = build_app(words[0] if words else "")
-        app(args=words, prog_name="headrace")
+        # not standalone: its errors come to us, and become one line like ours
+        status = build_app(words[0] if words else "")(
+            args=words or ["--help"], prog_name="headrace", standalone_mode=False
+        )
+        return status if isinstance(status, int) else 0
     except HeadraceError as error:
         return _report(error)
     except BrokenPipeError:
@@ -40,6 +43,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{error}\n")
+            return 2
+        if hasattr(error, "format_message"):  # the parser's: Click's or Typer's own copy of it
+            return _report(_usage_error(error))
+        if type(error).__name__ == "Abort":  # their word for ^C
+            return 130
         if _trace_wanted():
             raise
         sys.stderr.write(
@@ -52,6 +62,8 @@ def main() -> int:
 def build_app(first_word: str = "") -> typer.Typer:
     """With the one command that is wanted; with all when it is not clear which."""
     import typer
+
+    from headrace.cli.manual import add_examples
 
     app = typer.Typer(
         help=_HELP,
@@ -70,6 +82,7 @@ def build_app(first_word: str = "") -> typer.Typer:
 
     for name in (first_word,) if first_word in COMMANDS else COMMANDS:
         importlib.import_module(f"headrace.cli.{name}").register(app)
+    add_examples(app)
     return app
 
 
@@ -90,7 +103,20 @@ def _trace_wanted() -> bool:
     return trace_wanted()
 
 
+def _usage_error(error: Any) -> UsageError:
+    """A wrong word of the user as our error."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "headrace"
+    why = " ".join(str(error.format_message()).split()).rstrip(".")
+    return UsageError(
+        command.removeprefix("headrace "), why=why[:1].lower() + why[1:], hint=f"see `{command} --help`"
+    )
+
+
 def _status_of(end: SystemExit) -> int:
+    if isinstance(end.__context__, BrokenPipeError):  # Click's way with it
+        _drop_stdout()
+        return 0
     return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
 
 

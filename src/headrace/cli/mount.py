@@ -9,8 +9,6 @@ import typer
 from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say
 
-MountPath = Annotated[str, typer.Argument(help="Where in the namespace, for example /imagenet.")]
-
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Origins attached to a running node.", no_args_is_help=True)
@@ -21,8 +19,8 @@ def register(app: typer.Typer) -> None:
 
 
 def add(
-    path: MountPath,
-    origin: Annotated[str, typer.Argument(help="URL of the data.")],
+    path: options.MountPath,
+    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="URL of the data, or a folder.")],
     endpoint: options.Endpoint = None,
     region: options.Region = None,
     profile: options.Profile = None,
@@ -59,7 +57,7 @@ def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: op
 
 
 def remove(
-    path: MountPath,
+    path: options.MountPath,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,

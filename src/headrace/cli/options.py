@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="A configuration file more.")
+    str | None, typer.Option("--config", metavar="FILE", help="One more configuration file.")
 ]
 Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="The node that listens there.")]
 CacheOf = Annotated[
@@ -20,7 +20,13 @@ Cache = Annotated[
         "--cache", metavar="DIR:SIZE[:TIER]", help="A folder for cache files and its size; may be repeated."
     ),
 ]
-Path = Annotated[str, typer.Argument(help="A path of the namespace, or one below a mountpoint.")]
+_PATH_HELP = "A path below a mountpoint, one of the namespace, or one of the origin."
+Path = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
+PathOrAll = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default="all")]
+MountPath = Annotated[
+    str, typer.Argument(metavar="PATH", help="Where in the namespace, for example /imagenet.")
+]
+Mountpoint = Annotated[str, typer.Argument(metavar="MOUNTPOINT", help="An empty folder.")]
 Io = Annotated[
     str,
     typer.Option("--io", metavar="MODE", help="How the kernel reads: auto, passthrough, splice or noopen."),
@@ -29,8 +35,10 @@ AllowOther = Annotated[bool, typer.Option("--allow-other", help="Other users may
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", metavar="URL", help="Address of the object store.")
 ]
-Region = Annotated[str | None, typer.Option("--region", help="Region of the bucket.")]
-Profile = Annotated[str | None, typer.Option("--profile", help="Profile of the credentials file.")]
+Region = Annotated[str | None, typer.Option("--region", metavar="NAME", help="Region of the bucket.")]
+Profile = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="Profile of the credentials file.")
+]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")]
 OriginOption = Annotated[
     list[str] | None,

@@ -48,15 +48,19 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
     Console().print(table)
 
 
+def print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """Each a name and its text."""
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, text in lines:
+        say(f"{name:<{width}}  {text}".rstrip())
+
+
 def print_tree(tree: Mapping[str, Any], *, as_json: bool) -> None:
     """A tree as `a.b  value` lines."""
     if as_json:
         print_json(tree)
         return
-    rows = list(_flat(tree, ""))
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        say(f"{name:<{width}}  {value}")
+    print_lines(list(_flat(tree, "")))
 
 
 def _flat(tree: Any, prefix: str) -> list[tuple[str, str]]:
@@ -75,7 +79,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and "bytes" in name.rsplit(".", 1)[-1]:
         from headrace.config.sizes import show_size
 
-        return f"{show_size(value)} ({value})"
+        return show_size(value) if value < 1024 else f"{show_size(value)} ({value})"
     if value is None or value in ([], {}):
         return "-"
     return str(value)

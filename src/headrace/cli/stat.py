@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 
 import typer
 
 from headrace.cli import options
+from headrace.cli.ls import show_mtime
 from headrace.cli.render import print_tree
 
 
@@ -21,9 +21,9 @@ def stat(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print kind, size, time, version and cache state of a path."""
+    """Print what is known of a path."""
     from headrace.base.model import Kind
-    from headrace.cli.target import find_target
+    from headrace.cli.target import find_target, origin_of
     from headrace.sdk.client import connect
 
     target = find_target(socket, cache, path)
@@ -35,10 +35,10 @@ def stat(
             "kind": entry.kind.name.lower(),
             "id": int(entry.id),
             "size_bytes": entry.version.size_bytes,
-            "mtime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.version.mtime_ns / 1e9)),
+            "mtime": show_mtime(entry.version.mtime_ns),
         }
         if entry.kind is Kind.FILE:
-            row.update(client.file_state(entry.id))
+            row.update(client.file_state(entry.id) | {"origin": origin_of(target)})
     finally:
         client.close()
     print_tree(row, as_json=json)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import typer
 
 from headrace.cli import options
-from headrace.cli.render import print_tree
+from headrace.cli.render import print_json, print_lines
+from headrace.config.sizes import show_size
 
 
 def register(app: typer.Typer) -> None:
     app.command("status")(status)
 
 
-def status(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
-    """Print the state of the node, its cache, its origins and its mounts."""
+def status(
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="A path below a mountpoint: the node of that mount.")
+    ] = None,
+    socket: options.Socket = None,
+    cache: options.CacheOf = None,
+    json: options.Json = False,
+) -> None:
+    """Print what a node holds and does. --json says more."""
     from headrace.cli.state import read_states
     from headrace.cli.target import find_target
     from headrace.config.load import load
     from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
-    at = find_target(socket, cache).socket
+    at = find_target(socket, cache, path).socket
     connection = Connection(at, role="cli")
     try:
         answer = connection.ask(StatusAsk())
@@ -38,4 +48,50 @@ def status(socket: options.Socket = None, cache: options.CacheOf = None, json: o
         for one in read_states(load().config.run_folder)
         if one.socket == at and one.mountpoint
     ]
-    print_tree({**answer.status, "sessions": sessions}, as_json=json)
+    report = {**answer.status, "sessions": sessions}
+    if json:
+        print_json(report)
+        return
+    print_lines(_lines(report))
+
+
+def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    node, cache, fill = report["node"], report["cache"], report["fill"]
+    share = 100 * cache["used_bytes"] / max(1, cache["capacity_bytes"])
+    lines = [
+        ("node", f"pid {node['pid']}, up {_duration(node['uptime_s'])}, {node['socket']}"),
+        (
+            "cache",
+            f"{show_size(cache['used_bytes'])} of {show_size(cache['capacity_bytes'])} ({share:.0f} %), "
+            f"{report['index']['files']} files",
+        ),
+        (
+            "",
+            f"{cache['files_partial']} partial, {cache['files_pinned']} pinned, "
+            f"{cache['files_evicted']} evicted since the start",
+        ),
+    ]
+    for mount in report["mounts"]:
+        asked = report["origin"]["mounts"][mount["path"]]
+        lines.append((f"origin {mount['path']}", mount["url"]))
+        lines.append(
+            (
+                "",
+                f"{show_size(asked['bytes_read'])} in {asked['requests']} requests, {asked['errors']} errors",
+            )
+        )
+    lines.append(
+        ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
+    )
+    for one in report["sessions"]:
+        lines.append((f"mount {one['mountpoint']}", f"io {one['io']} ({one['why']}), pid {one['pid']}"))
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h" if whole < 172_800 else f"{whole // 86_400} days"

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import socket as sockets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.base.errors import HeadraceError, NodeUnavailableError, UsageError
 from headrace.cli.state import State, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
+
+if TYPE_CHECKING:
+    from headrace.wire.messages import MountRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,23 @@ class Target:
 
 
 def find_target(socket: str | None, cache: str | None, path: str | None = None) -> Target:
-    """By --socket, --cache, a path below a mountpoint, or the one node that runs. NodeUnavailableError when there is
-    none, UsageError when there are several."""
+    """The node is that of --socket or --cache, else of the mountpoint that PATH is below, else the one whose origin
+    PATH is in, else the only one. NodeUnavailableError when there is none, UsageError when there are several."""
     run_folder = load().config.run_folder
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     below = _below_mountpoint(path, states)
-    if socket is not None:
-        return Target(socket, below.path if below else _namespace_path(path))
-    if cache is not None:
-        at = socket_path_of(run_folder, cache.split(":", 1)[0])
-        return Target(at, below.path if below else _namespace_path(path))
-    return below or Target(_only_node(run_folder, states), _namespace_path(path))
+    chosen = socket
+    if chosen is None and cache is not None:
+        chosen = socket_path_of(run_folder, cache.split(":", 1)[0])
+    if below is not None:
+        return below if chosen is None else Target(chosen, below.path)
+    running = [chosen] if chosen is not None else _running(run_folder, states)
+    within = _within_origin(path, running)
+    if within is not None:
+        return within
+    if path is not None and "://" in path:
+        raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
+    return Target(_only(running, run_folder, states), _namespace_path(path))
 
 
 def answers(socket_path: str) -> bool:
@@ -47,7 +57,7 @@ def answers(socket_path: str) -> bool:
 
 def _below_mountpoint(path: str | None, states: list[State]) -> Target | None:
     """Without a look at the file system, which may be the one that hangs."""
-    if path is None:
+    if path is None or "://" in path:
         return None
     whole = os.path.abspath(path)
     best: Target | None = None
@@ -59,16 +69,79 @@ def _below_mountpoint(path: str | None, states: list[State]) -> Target | None:
     return best
 
 
+def _within_origin(path: str | None, running: list[str]) -> Target | None:
+    """A URL, or an absolute path of a folder that is an origin. Of several nodes that have it, none."""
+    if path is None or not ("://" in path or path.startswith("/")):
+        return None
+    url = (path if "://" in path else f"file://{os.path.normpath(path)}").rstrip("/")
+    found = []
+    for socket in running:
+        for row in _mount_rows(socket):
+            if url == row.url or url.startswith(row.url.rstrip("/") + "/"):
+                inner = url[len(row.url.rstrip("/")) :].strip("/")
+                found.append(
+                    (len(row.url), Target(socket, f"{row.path.rstrip('/')}/{inner}".rstrip("/") or "/"))
+                )
+    longest = max((length for length, _ in found), default=0)
+    best = [target for length, target in found if length == longest]
+    if len({target.socket for target in best}) > 1:
+        raise UsageError(
+            path,
+            why="several nodes on this host have this origin",
+            hint="choose by --cache DIR or --socket PATH",
+        )
+    return best[0] if best else None
+
+
+def _mount_rows(socket: str) -> list[MountRow]:
+    from headrace.sdk.connection import Connection
+    from headrace.wire.messages import MountList, Mounts
+
+    try:
+        connection = Connection(socket, role="cli")
+    except HeadraceError:
+        return []
+    try:
+        answer = connection.ask(MountList())
+    finally:
+        connection.close()
+    return answer.rows if isinstance(answer, Mounts) else []
+
+
+def origin_of(target: Target) -> str:
+    """The URL that a path of a namespace has at its origin; "" for none."""
+    rows = [
+        row
+        for row in _mount_rows(target.socket)
+        if target.path == row.path or target.path.startswith(row.path.rstrip("/") + "/")
+    ]
+    if not rows:
+        return ""
+    best = max(rows, key=lambda row: len(row.path))
+    return f"{best.url.rstrip('/')}/{target.path[len(best.path.rstrip('/')) :].strip('/')}".rstrip("/")
+
+
 def _namespace_path(path: str | None) -> str:
     return "/" if path is None else "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def _only_node(run_folder: str, states: list[State]) -> str:
+def _running(run_folder: str, states: list[State]) -> list[str]:
+    """The sockets of the nodes of this run folder that answer."""
     known = {state.socket for state in states}
     if os.path.isdir(run_folder):
         known |= {os.path.join(run_folder, name) for name in os.listdir(run_folder) if name.endswith(".sock")}
-    running = sorted(one for one in known if answers(one))
+    return sorted(one for one in known if answers(one))
+
+
+def _only(running: list[str], run_folder: str, states: list[State]) -> str:
     if not running:
+        away = [state for state in states if state.kind == "up" and state.alive()]
+        if away:
+            raise NodeUnavailableError(
+                f"the node of {away[0].mountpoint or away[0].socket} does not answer",
+                why="it is being started again",
+                hint=f"try again; {away[0].log} says why it ended",
+            )
         raise NodeUnavailableError(
             "no node runs on this host",
             why=f"none listens in {run_folder}",
@@ -76,8 +149,20 @@ def _only_node(run_folder: str, states: list[State]) -> str:
         )
     if len(running) > 1:
         raise UsageError(
-            "several nodes run on this host",
-            why=", ".join(running),
-            hint="choose by --socket PATH or --cache DIR",
+            f"{len(running)} nodes run on this host",
+            why="; ".join(_described(one, states) for one in running),
+            hint="choose by a PATH below a mountpoint, or --cache DIR",
         )
     return running[0]
+
+
+def _described(socket: str, states: list[State]) -> str:
+    ours = [state for state in states if state.socket == socket]
+    folders = [folder for state in ours for folder in state.cache[:1]]
+    mountpoints = [state.mountpoint for state in ours if state.mountpoint]
+    return " ".join(
+        [
+            f"--cache {folders[0]}" if folders else f"--socket {socket}",
+            *([f"at {', '.join(mountpoints)}"] if mountpoints else []),
+        ]
+    )

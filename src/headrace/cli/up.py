@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,9 +28,15 @@ def register(app: typer.Typer) -> None:
 
 def up(
     origin: Annotated[
-        str | None, typer.Argument(help="URL of the data: s3://bucket/prefix, gs://, az://, …")
+        str | None,
+        typer.Argument(
+            metavar="ORIGIN",
+            help="The data: s3://bucket/prefix, gs://, az://, https://, file:///folder, or a folder.",
+        ),
     ] = None,
-    mountpoint: Annotated[str | None, typer.Argument(help="An empty folder to see it at.")] = None,
+    mountpoint: Annotated[
+        str | None, typer.Argument(metavar="MOUNTPOINT", help="An empty folder to see it at.")
+    ] = None,
     cache: options.Cache = None,
     endpoint: options.Endpoint = None,
     region: options.Region = None,
@@ -44,7 +51,11 @@ def up(
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Run a node with ORIGIN attached and mount it at MOUNTPOINT, until ^C, SIGTERM or `headrace down`."""
+    """Mount ORIGIN at MOUNTPOINT, cached.
+
+    Runs a node and a mount of it until ^C, SIGTERM or `headrace down`. Without ORIGIN what is attached is what the
+    configuration names; without MOUNTPOINT nothing is mounted.
+    """
     began_s = time.monotonic()
     if detach:
         from headrace.cli.detach import run_detached
@@ -120,7 +131,10 @@ def check_io(io: str) -> None:
 
 
 def url_of(origin: str) -> str:
-    """A folder may be given by its path."""
+    """A folder may be given by its path. UsageError for a URL with one slash: it would name a folder."""
+    scheme, colon, rest = origin.partition(":")
+    if colon and rest.startswith("/") and not rest.startswith("//") and scheme.isalnum():
+        raise UsageError(origin, why="a URL has two slashes", hint=f"write {scheme}://{rest.lstrip('/')}")
     if origin.startswith(("/", "./", "../", "~/")) or origin in (".", ".."):
         return "file://" + os.path.abspath(os.path.expanduser(origin))
     return origin
@@ -157,3 +171,5 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
     say(f"ready in {took_s:.2f} s: {what}")
     if state.io:
         say(f"io: {state.io}" + (f" ({state.why})" if state.why else ""))
+    if sys.stdout.isatty():
+        say(f"end it with ^C, or `headrace down{' ' if state.mountpoint else ''}{state.mountpoint}`")

@@ -1,0 +1,87 @@
+"""Words of the manual that are not beside a command: examples, and the fields of what --json prints.
+
+`--help` and docs/cli.md are made from these; tests hold what is printed against FIELDS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "up": (
+        "headrace up s3://training-data/imagenet /mnt/imagenet",
+        "headrace up s3://data /mnt/data --endpoint http://minio:9000 \\",
+        "    --cache /nvme0/headrace:800GiB --cache /nvme1/headrace:800GiB",
+        "headrace up /nfs/dataset /mnt/dataset --detach",
+    ),
+    "down": ("headrace down", "headrace down /mnt/imagenet", "headrace down --all"),
+    "ls": ("headrace ls -l /train", "headrace ls -R /mnt/imagenet/train"),
+    "stat": ("headrace stat /mnt/imagenet/train/0.tar",),
+    "cat": ("headrace cat /train/labels.json | head",),
+    "load": (
+        "headrace load",
+        "headrace load /mnt/imagenet/train",
+        "headrace load s3://training-data/imagenet/train",
+    ),
+    "free": ("headrace free /mnt/imagenet/old",),
+    "pin": ("headrace pin /mnt/imagenet/validation",),
+    "unpin": ("headrace unpin /mnt/imagenet/validation",),
+    "sync": ("headrace sync /mnt/imagenet/train",),
+    "status": ("headrace status", "headrace status /mnt/imagenet --json"),
+    "fsck": ("headrace fsck",),
+    "fuse": ("headrace fuse /mnt/second", "headrace fuse /mnt/second --cache /nvme0/headrace"),
+    "mount add": (
+        "headrace mount add /imagenet s3://training-data/imagenet",
+        "headrace mount add /local /nfs/dataset",
+    ),
+    "mount list": ("headrace mount list",),
+    "mount remove": ("headrace mount remove /imagenet",),
+    "node run": ("headrace node run --cache /nvme0/headrace:800GiB",),
+    "config show": ("headrace config show",),
+    "config explain": ("headrace config explain readahead_bytes",),
+}
+
+_JOB = (
+    *("kind", "path", "took_s", "done", "files_done", "files_total", "bytes_done", "bytes_total"),
+    *("failed_files", "failed", "listing"),
+)
+_READY = (
+    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "io", "why"),
+    *("node_pid", "holder_pid", "session_pid", "log"),
+)
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "up": _READY,
+    "fuse": _READY,
+    "down": ("kind", "pid", "mountpoint", "socket"),
+    "ls": ("name", "kind", "size_bytes", "mtime"),
+    "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),
+    "cat": ("path", "base64"),
+    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "fsck"), _JOB),
+    "status": ("node", "cache", "index", "origin", "mounts", "fill", "sessions"),
+    "mount add": ("path", "url"),
+    "mount list": ("path", "url", "sync_interval_s"),
+    "mount remove": ("path",),
+    "node run": ("ready", "socket", "pid"),
+    "config show": ("setting", "value", "from"),
+    "config explain": ("name", "variable", "default", "meaning"),
+}
+"""How they are arranged: the head of docs/cli.md, in describe.py."""
+
+
+def add_examples(app: typer.Typer) -> None:
+    """Below the help of every command that is registered."""
+    for one in app.registered_commands:
+        _add(one, str(one.name))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            for one in group.typer_instance.registered_commands:
+                _add(one, f"{group.name} {one.name}")
+
+
+def _add(command: typer.models.CommandInfo, name: str) -> None:
+    if name in EXAMPLES:
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[name])
