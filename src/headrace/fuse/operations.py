@@ -18,7 +18,7 @@ from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.fuse import abi, codec
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import NodeClient
-from headrace.fuse.handles import Directories, Files, Handle
+from headrace.fuse.handles import Directories, Files
 from headrace.fuse.inodes import Inodes
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS

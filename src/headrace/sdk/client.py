@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 from headrace.base.errors import (
     CancelledByUserError,
+    EvictedError,
     HeadraceError,
     IsADirectoryPathError,
     NodeUnavailableError,
     PathNotFoundError,
+    StaleIdError,
+    VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.connection import Connection, Connections
+from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
 from headrace.sdk.file import OpenFile
 from headrace.sdk.local import LocalCache
+from headrace.sdk.touches import Touches
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     Answer,
@@ -36,13 +42,15 @@ from headrace.wire.messages import (
     Resolved,
     StatusAsk,
     Subscribe,
-    Touch,
+    Welcome,
 )
 
 log = logging.getLogger(__name__)
 
-TOUCH_BATCH = 512
-TOUCH_INTERVAL_S = 1.0
+OPEN_ATTEMPTS = 100
+OPEN_PAUSE_S_MAX = 0.05
+CHANGED_ATTEMPTS = 3
+TROUBLE_PAUSE_S = 1.0
 READ_STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 PATIENCE_S = 60.0
 STATUS_MAX_AGE_S = 5.0
@@ -68,12 +76,16 @@ class Client:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s)
         first = self._connections.take()
         self._local = LocalCache(first.welcome)
+        self._renewing = threading.Lock()
+        self._connections.on_welcome = self._renew
         self._connections.give(first)
-        self._touched: list[int] = []
-        self._touch_lock = threading.Lock()
-        self._touch_due_s = 0.0
+        self._touches = Touches(self._connections)
+        self.touch: Callable[[FileId], None] = self._touches.touch
+        """Notes a use for the eviction policy; sent in batches, lost without harm."""
         self._status: tuple[float, dict[str, object]] = (0.0, {})
-        self._closed = False
+        self.closed = False
+        alive = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     @property
     def generation(self) -> int:
@@ -130,37 +142,45 @@ class Client:
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """A small file is complete when this returns. The caller closes it."""
-        for _ in range(3):
+        for attempt in range(OPEN_ATTEMPTS):
             self._ask(Open(id=id), cancel)
             try:
                 reader = self._local.reader(id)
             except PathNotFoundError:
-                continue  # evicted between the answer and our open: ask again
+                reader = None  # evicted between the answer and our open: ask again
             if reader is not None:
                 return OpenFile(id, reader, self._ask, self._reopen)
-        raise PathNotFoundError(f"cache file of {id:x}", why="it is evicted as soon as it is made")
+            time.sleep(min(OPEN_PAUSE_S_MAX, attempt / 1000))
+        raise EvictedError(
+            f"cache file of {id:x}",
+            why="it is evicted as soon as it is made",
+            hint="give the cache more capacity",
+        )
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
         """Pieces of the file in order."""
-        found = self.resolve(path)
-        if found.kind is Kind.DIRECTORY:
-            raise IsADirectoryPathError(path.decode(errors="replace"), why="it is a directory")
+        found, file = self._open_path(path)
         stop = found.version.size_bytes if end is None else min(end, found.version.size_bytes)
-        file = self.open(found.id)
         try:
             while start < stop:
                 step = min(READ_STEP_BYTES, stop - start)
-                file.wait(start, start + step)
                 yield memoryview(file.pread(step, start))
                 start += step
         finally:
             file.close()
 
-    def touch(self, id: FileId) -> None:
-        """Notes a use for the eviction policy; sent in batches, lost without harm."""
-        self._touched.append(id)
-        if len(self._touched) >= TOUCH_BATCH:
-            self._send_touched()
+    def _open_path(self, path: bytes) -> tuple[Entry, OpenFile]:
+        """What the path means now: a file that changed between the two questions is asked for again."""
+        for attempt in range(CHANGED_ATTEMPTS):
+            found = self.resolve(path)
+            if found.kind is Kind.DIRECTORY:
+                raise IsADirectoryPathError(path.decode(errors="replace"), why="it is a directory")
+            try:
+                return found, self.open(found.id)
+            except (VersionChangedError, StaleIdError):
+                if attempt + 1 == CHANGED_ATTEMPTS:
+                    raise
+        raise AssertionError
 
     # ------------------------------------------------------------ the rest
 
@@ -172,7 +192,8 @@ class Client:
         found, cached = self._local.entry(id), self._local.cached(id)
         state = {"cached": "no"}
         if cached is not None:
-            state["cached"] = "yes" if cached.trusted else "partial"
+            share = 1.0 if cached.trusted else self._local.present_share(id)
+            state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"
         if found is not None:
             state["version"] = found.version.token or f"{found.version.size_bytes}-{found.version.mtime_ns}"
             path = self._local.index.path_of(id)
@@ -197,7 +218,8 @@ class Client:
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
+        self._touches.close()
         self._connections.close()
         self._local.close()
 
@@ -210,32 +232,40 @@ class Client:
         except PathNotFoundError:
             return None
 
-    def _send_touched(self) -> None:
-        with self._touch_lock:
-            ids, self._touched = self._touched, []
-        threading.Thread(target=self._deliver_touched, args=(ids,), daemon=True).start()
-
-    def _deliver_touched(self, ids: list[int]) -> None:
-        try:
-            self._ask(Touch(ids=ids))
-        except HeadraceError:
-            log.debug("touches lost count=%d", len(ids))
-
     def _follow(self, on_event: Callable[[Answer], None]) -> None:
-        while not self._closed:
+        while not self.closed:
             try:
-                connection = self._connections.take()
-                self._renew(connection)
-                for event in connection.stream(Subscribe()):
+                for event in self._connections.take().stream(Subscribe()):
                     on_event(event)
             except (NodeUnavailableError, CancelledByUserError):
-                time.sleep(0.1)
+                time.sleep(RECONNECT_PAUSE_S)
+            except HeadraceError as error:  # whatever it is: without events a session would go wrong silently
+                log.warning("events broken off, taken up again error=%s", error)
+                time.sleep(TROUBLE_PAUSE_S)
 
-    def _renew(self, connection: Connection) -> None:
-        """A node that made its index anew has other ids: read that one from now on."""
-        if connection.welcome.generation != self._local.generation:
-            log.warning("index was made anew generation=%d", connection.welcome.generation)
-            self._local = LocalCache(connection.welcome)
+    def _renew(self, welcome: Welcome) -> None:
+        """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
+        other threads may be reading it."""
+        with self._renewing:
+            if welcome.generation != self._local.generation:
+                log.warning("index was made anew generation=%d", welcome.generation)
+                self._local = LocalCache(welcome)
+
+    def reset_after_fork(self) -> None:
+        """In a child: locks may be held by threads that are not there, and LMDB must be opened again."""
+        self._renewing = threading.Lock()
+        self._connections.reset_after_fork()
+        self._touches.reset_after_fork()
+        self._local.reopen_after_fork()
+
+
+def _reset_after_fork(client: Client | None) -> None:
+    if client is None or client.closed:
+        return
+    try:
+        client.reset_after_fork()
+    except HeadraceError as error:
+        log.warning("a forked child can't read the index error=%s", error)
 
 
 def _origin_of(path: bytes, mounts: dict[str, dict[str, str]]) -> str:

@@ -11,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
@@ -32,6 +32,8 @@ class Connection:
 
     def __init__(self, socket_path: str, *, role: str) -> None:
         self.pid = os.getpid()
+        self.usable = True  # no answer is outstanding, and it is open
+        self.used = False  # before: its node may be gone
         self._path = socket_path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -49,11 +51,17 @@ class Connection:
     ) -> Answer:
         """The answer; a Failure is raised as the error it carries. A deadline or cancel that strikes closes the
         connection, because the answer may still come."""
+        self.usable = False
         self.send(request)
-        return self.receive(deadline=deadline, cancel=cancel)
+        answer = self._receive(deadline, cancel)
+        self.usable = True
+        if isinstance(answer, Failure):
+            raise frame.error_of(answer)
+        return answer
 
     def stream(self, request: Message) -> Iterator[Answer]:
         """Answers until one that says it is the last (JobState.done) or, for events, until the node goes."""
+        self.usable = False
         self.send(request)
         while True:
             answer = self.receive()
@@ -69,13 +77,17 @@ class Connection:
             raise self._gone(str(error)) from error
 
     def receive(self, *, deadline: Deadline | None = None, cancel: Cancel | None = None) -> Answer:
-        header = self._exactly(frame.HEADER_BYTES, deadline, cancel)
-        answer = frame.decode_answer(self._exactly(frame.body_length(header), deadline, cancel))
+        answer = self._receive(deadline, cancel)
         if isinstance(answer, Failure):
             raise frame.error_of(answer)
         return answer
 
+    def _receive(self, deadline: Deadline | None, cancel: Cancel | None) -> Answer:
+        header = self._exactly(frame.HEADER_BYTES, deadline, cancel)
+        return frame.decode_answer(self._exactly(frame.body_length(header), deadline, cancel))
+
     def close(self) -> None:
+        self.usable = False
         self._socket.close()
 
     def _exactly(self, count: int, deadline: Deadline | None, cancel: Cancel | None) -> bytes:
@@ -118,32 +130,46 @@ class Connection:
 
 
 class Connections:
-    """A pool. patience_s: how long `ask` waits for a node that is away (being restarted) before it gives up."""
+    """A pool. patience_s: how long `ask` waits for a node that is away (being restarted) before it gives up.
+    on_welcome: told what the node says of itself on each new connection."""
 
-    def __init__(self, socket_path: str, *, role: str, patience_s: float) -> None:
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        role: str,
+        patience_s: float,
+    ) -> None:
         self._path = socket_path
         self._role = role
         self._patience_s = patience_s
+        self.on_welcome: Callable[[Welcome], None] = lambda _: None
         self._free: list[Connection] = []
         self._lock = threading.Lock()
 
-    def ask(self, request: Message, *, cancel: Cancel | None = None) -> Answer:
+    def ask(
+        self, request: Message, *, cancel: Cancel | None = None, patience_s: float | None = None
+    ) -> Answer:
         """Like Connection.ask; asks again, on a new connection, while the node is away: every request of ours may
         be repeated without harm."""
-        give_up = Deadline.after(self._patience_s)
+        give_up = Deadline.after(self._patience_s if patience_s is None else patience_s)
         while True:
+            connection: Connection | None = None
             try:
                 connection = self.take()
-                answer = connection.ask(request, cancel=cancel)
+                return connection.ask(request, cancel=cancel)
             except NodeUnavailableError:
+                if connection is not None and connection.used:
+                    self.close()
+                    continue  # of a node that is gone, as all in the pool are; a new one may be there
                 if give_up.passed():
                     raise
                 if cancel is not None and cancel.is_set():
                     raise CancelledByUserError("call broken off") from None
                 time.sleep(RECONNECT_PAUSE_S)
-                continue
-            self.give(connection)
-            return answer
+            finally:
+                if connection is not None and connection.usable:
+                    self.give(connection)
 
     def take(self) -> Connection:
         """A connection of the caller's own; a new one where none is free."""
@@ -152,7 +178,9 @@ class Connections:
                 connection = self._free.pop()
                 if connection.pid == os.getpid():
                     return connection
-        return Connection(self._path, role=self._role)
+        connection = Connection(self._path, role=self._role)
+        self.on_welcome(connection.welcome)
+        return connection
 
     def close(self) -> None:
         with self._lock:
@@ -160,7 +188,13 @@ class Connections:
                 connection.close()
             self._free.clear()
 
+    def reset_after_fork(self) -> None:
+        """In a child: the lock may be held by a thread that is not there, the sockets are the parent's."""
+        self._lock = threading.Lock()
+        self._free = []
+
     def give(self, connection: Connection) -> None:
         """Back into the pool; only one that has no answer outstanding."""
+        connection.used = True
         with self._lock:
             self._free.append(connection)

@@ -3,55 +3,86 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 
+from headrace.base.errors import EvictedError
 from headrace.base.model import FileId
 from headrace.sdk.cancel import Cancel
 from headrace.store.reader import CacheReader
-from headrace.wire.messages import Answer, Fill, Filled, Message
+from headrace.wire.messages import Answer, Fill, Message
+
+ATTEMPTS_MAX = 100
+PAUSE_S_MAX = 0.05
 
 Reopen = Callable[[FileId], CacheReader | None]
 Ask = Callable[[Message, Cancel | None], Answer]
 
 
 class OpenFile:
-    """fd: of the cache file; bytes outside `present` ranges are holes, never to be shown to anybody."""
+    """Thread-safe but for `close`. The cache file may be evicted and made again under us: then there are several,
+    all of the same version, and which of them has some bytes is said by `wait`. All stay open until the end, as a
+    thread may be reading from any."""
 
     def __init__(self, id: FileId, reader: CacheReader, ask: Ask, reopen: Reopen) -> None:
         self.id = id
-        self._outlived: list[CacheReader] = []
-        self._use(reader)
+        self._readers = [reader]  # the newest first; never changed in place
         self._ask = ask
         self._reopen = reopen
+        self._following = threading.Lock()
+
+    @property
+    def fd(self) -> int:
+        """Of the newest cache file: for its attributes; bytes are read from what `wait` names."""
+        return self._readers[0].fd
+
+    @property
+    def complete(self) -> bool:
+        return self._readers[0].complete
 
     def present(self, start: int, end: int) -> bool:
-        return self.complete or self._reader.present(start, end)
+        return self._holding(start, end) is not None
 
-    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> None:
-        """Blocks until start..end is in the cache file. OriginError and its like when it can't be had."""
-        while not self.present(start, end):
-            answer = self._ask(Fill(id=self.id, start=start, end=end), cancel)
-            assert isinstance(answer, Filled)
-            if not self.present(start, end):
-                self._follow_replacement()
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int:
+        """Blocks until start..end is in a cache file; the descriptor to read them from: bytes outside are holes,
+        never to be shown to anybody. OriginError and its like when they can't be had."""
+        for attempt in range(ATTEMPTS_MAX):
+            reader = self._holding(start, end)
+            if reader is not None:
+                return reader.fd
+            self._ask(Fill(id=self.id, start=start, end=end), cancel)
+            self._follow_replacement(start, end)
+            if attempt > 2:
+                time.sleep(min(PAUSE_S_MAX, attempt / 1000))
+        raise EvictedError(
+            f"cache file of {self.id:x}",
+            why="it is evicted as soon as it is filled",
+            hint="give the cache more capacity",
+        )
 
     def pread(self, count: int, offset: int) -> bytes:
-        return os.pread(self.fd, count, offset)
+        """Short at the end of the file only. Blocks where the bytes are not there, as `wait`."""
+        end = min(offset + count, os.fstat(self.fd).st_size)
+        if end <= offset:
+            return b""
+        return os.pread(self.wait(offset, end), end - offset, offset)
 
     def close(self) -> None:
-        for reader in (self._reader, *self._outlived):
+        for reader in self._readers:
             reader.close()
 
-    def _use(self, reader: CacheReader) -> None:
-        self._reader = reader
-        self.fd = reader.fd
-        self.complete = reader.complete
+    def _holding(self, start: int, end: int) -> CacheReader | None:
+        for reader in self._readers:
+            if reader.present(start, end):
+                return reader
+        return None
 
-    def _follow_replacement(self) -> None:
-        """The node says the bytes are there and our file has them not: it became complete, or it was evicted and
-        made again under us. The new cache file is of the same version, so the reader sees no difference. The old
-        descriptor stays open: another thread may be reading from it now."""
-        fresh = self._reopen(self.id)
-        if fresh is not None:
-            self._outlived.append(self._reader)
-            self._use(fresh)
+    def _follow_replacement(self, start: int, end: int) -> None:
+        """The node says that the bytes are there; if our file has them not, it became complete, or was evicted and
+        made again."""
+        with self._following:
+            if self._holding(start, end) is None:
+                fresh = self._reopen(self.id)
+                if fresh is not None:
+                    self._readers = [fresh, *self._readers]

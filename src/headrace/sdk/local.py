@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
@@ -41,6 +42,22 @@ class LocalCache:
         if cached is None or cached.unverified:
             return None
         return CacheReader.open(self._volumes[cached.volume], cached)
+
+    def present_share(self, id: FileId) -> float:
+        """How much of a file is cached, 0 to 1; of one that was there before a power loss and was not checked
+        since: 0."""
+        try:
+            reader = self.reader(id)
+        except HeadraceError:
+            return 0.0
+        if reader is None:
+            return 0.0
+        share = reader.present_share()
+        reader.close()
+        return share
+
+    def reopen_after_fork(self) -> None:
+        self.index.reopen_after_fork()
 
     def cached(self, id: FileId) -> CachedFile | None:
         return self.index.cached(id)

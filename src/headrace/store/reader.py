@@ -58,6 +58,12 @@ class CacheReader:
         assert self._map is not None
         return self._map.has_all(first, last + 1)
 
+    def present_share(self) -> float:
+        """How much of the file is there, 0 to 1, by blocks."""
+        if self.complete:
+            return 1.0
+        return 0.0 if self._map is None else self._map.count() / max(1, self._map.blocks)
+
     def close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)

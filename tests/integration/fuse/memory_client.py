@@ -40,10 +40,11 @@ class MemoryFile:
         done = self._client.filled.setdefault(self._id, set())
         return self.complete or all(block in done for block in block_range(start, end))
 
-    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> None:
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int:
         for block in block_range(start, end):
             if not self.complete and block not in self._client.filled.setdefault(self._id, set()):
                 self._client.fill(self._id, block, cancel)
+        return self.fd
 
     def close(self) -> None:
         os.close(self.fd)

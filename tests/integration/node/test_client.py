@@ -1,0 +1,219 @@
+"""What a client does when its node is replaced, its process forks, or files change between two questions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
+from headrace.sdk.client import Client
+from headrace.sdk.connection import Connection
+from headrace.sdk.touches import Touches
+from headrace.wire.messages import JobStart, JobState, Message, Touch
+
+from .test_node_reads import Running, running, wait_for, whole
+
+MIB = BLOCK_SIZE_BYTES
+__all__ = ["running"]
+
+
+def test_a_client_without_patience_goes_on_with_the_next_node(running: Running) -> None:
+    client = Client(running.config.socket_path, role="sdk", patience_s=0)
+    client.resolve(b"/small")
+    running.process.kill()
+    running.process.wait(20)
+    running.start()
+    assert whole(client, b"/small") == (running.source / "small").read_bytes()
+    client.close()
+
+
+def test_an_answered_error_does_not_cost_the_connection(running: Running) -> None:
+    client = running.client()
+    free = client._connections._free
+    before = free[0]
+    for _ in range(3):
+        try:
+            client.resolve(b"/nothing")
+        except FileNotFoundError:
+            pass
+    assert free == [before]
+    client.close()
+
+
+def test_an_index_made_anew_gives_other_ids(running: Running) -> None:
+    """Whoever holds ids of the old one must not meet other files under them."""
+    client = running.client()
+    old = {name: client.resolve(b"/" + name).id for name in (b"small", b"large")}
+    running.process.kill()
+    running.process.wait(20)
+    shutil.rmtree(running.base / "cache/index")
+    running.start()
+    for name, id in old.items():
+        assert whole(client, b"/" + name) == (running.source / name.decode()).read_bytes()
+        assert client.resolve(b"/" + name).id != id
+        assert client.entry(id) is None
+    client.close()
+
+
+def test_a_file_that_changed_after_it_was_looked_up_is_read_new(running: Running) -> None:
+    client = running.client()
+    for name in (b"small", b"block"):
+        client.resolve(b"/" + name)
+        (running.source / name.decode()).write_bytes(b"new" * 1000)
+        assert whole(client, b"/" + name) == b"new" * 1000
+    client.close()
+
+
+def test_forked_children_read_by_themselves(running: Running) -> None:
+    client = running.client()
+    for name in (b"/small", b"/large"):
+        assert whole(client, name) == (running.source / name.decode()[1:]).read_bytes()
+    wait_for(lambda: client.complete_path(client.resolve(b"/large").id))
+
+    def child(results: multiprocessing.SimpleQueue[bool]) -> None:
+        good = True
+        for _ in range(50):
+            entry = client.lookup_fast(ROOT_ID, b"large")
+            path = client.complete_path(entry.id) if entry is not None else None  # type: ignore[union-attr]
+            good = good and path is not None
+            client.touch(entry.id)  # type: ignore[union-attr]
+        good = good and whole(client, b"/more") == (running.source / "more").read_bytes()
+        with client._local.index._env.begin():
+            pids = {line.split()[0] for line in client._local.index._env.readers().splitlines()[1:]}
+        results.put(good and str(os.getpid()) in pids)
+
+    held = threading.Event()
+
+    def hold() -> None:  # a thread of the parent has the pool's lock at the fork
+        with client._connections._lock:
+            held.set()
+            time.sleep(1)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    children = [context.Process(target=child, args=(results,)) for _ in range(3)]
+    for one in children:
+        one.start()
+    assert all(results.get() for _ in children)
+    for one in children:
+        one.join()
+    thread.join()
+    assert client.complete_path(client.resolve(b"/large").id) is not None
+    client.close()
+
+
+def test_how_much_of_a_file_is_cached(running: Running) -> None:
+    client = running.client()
+    found = client.resolve(b"/large")
+    assert client.file_state(found.id)["cached"] == "no"
+    file = client.open(found.id)
+    assert client.file_state(found.id)["cached"] == "0%"
+    file.wait(0, 10)
+    assert client.file_state(found.id)["cached"].endswith("%")
+    assert 0 < int(client.file_state(found.id)["cached"][:-1]) < 100
+    assert whole(client, b"/large")
+    wait_for(lambda: client.file_state(found.id)["cached"] == "yes")
+    file.close()
+    client.close()
+
+
+class Node:
+    """Takes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self.messages = 0
+
+    def ask(self, request: Message, *, patience_s: float | None = None) -> None:
+        assert isinstance(request, Touch)
+        self.messages += 1
+        self.told += request.ids
+
+
+def test_touches_arrive_in_batches_and_soon() -> None:
+    node = Node()
+    touches = Touches(node)  # type: ignore[arg-type]
+    touches.touch(7)
+    wait_for(lambda: node.told == [7], 3)
+    began_s = time.monotonic()
+    for id in range(1000):
+        touches.touch(id)
+    wait_for(lambda: len(node.told) == 1001, 5)
+    assert time.monotonic() - began_s < 3
+    assert node.messages <= 4
+    assert sum(thread.name == "touches" and thread.is_alive() for thread in threading.enumerate()) >= 1
+    touches.touch(8)
+    touches.close()
+    wait_for(lambda: node.told[-1] == 8, 3)
+
+
+def states(running: Running, kind: str, path: str = "/") -> list[JobState]:
+    connection = Connection(running.config.socket_path, role="cli")
+    found = [one for one in connection.stream(JobStart(kind=kind, path=path)) if isinstance(one, JobState)]
+    connection.close()
+    return found
+
+
+def test_a_job_on_no_path_says_so(running: Running) -> None:
+    connection = Connection(running.config.socket_path, role="cli")
+    for kind in ("load", "free", "sync"):
+        try:
+            list(connection.stream(JobStart(kind=kind, path="/nothing")))
+        except FileNotFoundError:
+            continue
+        raise AssertionError(kind)
+
+
+def test_fsck_says_what_it_checked_and_what_it_found(running: Running) -> None:
+    states(running, "load")
+    *_, last = states(running, "fsck")
+    assert (last.files_done, last.files_total, last.failed_files) == (12, 12, 0)
+    assert last.bytes_done >= 2 * 40 * MIB
+    assert last.bytes_total >= last.bytes_done
+    client = running.client()
+    path = client.complete_path(client.resolve(b"/folder/large").id)
+    assert path is not None
+    with open(path, "r+b") as file:
+        file.seek(5 * MIB)
+        file.write(b"rotten")
+    *_, last = states(running, "fsck")
+    assert last.failed_files == 1
+    assert last.failed[0][0] == "/folder/large"
+    assert whole(client, b"/folder/large") == (running.source / "folder/large").read_bytes()
+    client.close()
+
+
+def test_a_freed_file_gives_its_space_back(running: Running) -> None:
+    """Sessions are told: they hold descriptors."""
+    client = running.client()
+    events: list[object] = []
+    client.subscribe(events.append)
+    states(running, "load")
+    id = client.resolve(b"/large").id
+    wait_for(lambda: any(id in getattr(event, "ids", []) for event in events))
+    events.clear()
+    states(running, "free", "/large")
+    wait_for(lambda: any(type(e).__name__ == "Evicted" and id in e.ids for e in events))  # type: ignore[attr-defined]
+    client.close()
+
+
+def test_one_unreadable_folder_is_one_failure(running: Running) -> None:
+    bad = running.source / "bad"
+    bad.mkdir()
+    for number in range(3):
+        (running.source / f"later{number}").write_bytes(b"x")
+    Path(bad / "f").write_bytes(b"x")
+    states(running, "sync")
+    connection = Connection(running.config.socket_path, role="cli")
+    shutil.rmtree(bad)
+    *_, last = connection.stream(JobStart(kind="load", path="/"))
+    assert isinstance(last, JobState)
+    assert last.failed_files <= 1
+    assert last.files_done >= 15

@@ -1,0 +1,132 @@
+"""An open file whose cache file is evicted and made again under it: never a hole, whatever the threads do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import EvictedError, PathNotFoundError
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Version
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.file import OpenFile
+from headrace.store.reader import CacheReader
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+from headrace.store.writer import CacheWriter
+from headrace.wire.messages import Answer, Fill, Filled, Message
+
+MIB = BLOCK_SIZE_BYTES
+BODY = os.urandom(4 * MIB)
+
+
+class OneFile:
+    """A node in this process: fills what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store.open(str(folder / "v/index"), [Volume(0, str(folder / "v"), 64 * MIB)])
+        id, _ = self.store.index.put_file(ROOT_ID, b"f", Version(len(BODY), 1, "t"))
+        found = self.store.index.entry(id)
+        assert found is not None
+        self.entry: Entry = found
+        self.writer: CacheWriter = self.store.create(found)
+        self.asked = 0
+
+    def evict(self) -> None:
+        self.store.free(self.entry.id)
+        self.writer = self.store.create(self.entry)
+
+    def fill(self, start: int, end: int) -> None:
+        for low, high in self.writer.missing(start, end):
+            self.writer.write(low, BODY[low:high])
+
+    def ask(self, request: Message, _: Cancel | None) -> Answer:
+        assert isinstance(request, Fill)
+        self.asked += 1
+        self.fill(request.start, request.end)
+        return Filled(complete=False)
+
+    def reopen(self, _: object) -> CacheReader | None:
+        cached = self.store.index.cached(self.entry.id)
+        if cached is None:
+            return None
+        try:
+            return CacheReader.open(self.store.volumes[0].folder, cached)
+        except PathNotFoundError:
+            return None
+
+    def open(self) -> OpenFile:
+        reader = self.reopen(None)
+        assert reader is not None
+        return OpenFile(self.entry.id, reader, self.ask, self.reopen)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[OneFile]:
+    made = OneFile(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_what_one_thread_waited_for_stays_readable_when_another_follows_a_replacement(one: OneFile) -> None:
+    file = one.open()
+    file.wait(0, MIB)
+    one.evict()
+    file.wait(2 * MIB, 3 * MIB)  # another thread: the file is now the new one, where block 0 is a hole
+    assert file.pread(MIB, 0) == BODY[:MIB]
+    assert file.pread(10, 2 * MIB) == BODY[2 * MIB : 2 * MIB + 10]
+    assert file.pread(MIB, 3 * MIB + 5) == BODY[3 * MIB + 5 :]
+    assert file.pread(10, 4 * MIB) == b""
+    file.close()
+
+
+def test_readers_and_evictions_at_once(one: OneFile) -> None:
+    file = one.open()
+    stop = threading.Event()
+    lock = threading.Lock()
+    wrong: list[str] = []
+    ask = file._ask
+
+    def locked(request: Message, cancel: Cancel | None) -> Answer:
+        with lock:
+            return ask(request, cancel)
+
+    file._ask = locked
+
+    def read(block: int) -> None:
+        for _ in range(60):
+            if file.pread(1000, block * MIB) != BODY[block * MIB : block * MIB + 1000]:
+                wrong.append(f"block {block}")
+
+    def evict() -> None:
+        while not stop.wait(0.002):
+            with lock:
+                one.evict()
+
+    threads = [threading.Thread(target=read, args=(block,)) for block in range(4)]
+    evicting = threading.Thread(target=evict)
+    evicting.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    evicting.join()
+    file.close()
+    assert not wrong
+
+
+def test_a_file_that_never_stays_is_an_error_and_not_a_loop(
+    one: OneFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sdk.file.PAUSE_S_MAX", 0.0)
+    file = one.open()
+    file._reopen = lambda _: None
+    one.evict()
+    with pytest.raises(EvictedError):
+        file.wait(0, MIB)
+    assert one.asked == 100
+    file.close()
