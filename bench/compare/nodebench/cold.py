@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from .bench import Bench
 from .data import Data, s5cmd
 from .headrace_mount import HeadraceMount
-from .machine import NotRunError, stop
+from .machine import NotRunError, discard, stop
 
 OURS = "headrace-passthrough"
 EPOCH_PROCESSES = 2
@@ -27,7 +26,7 @@ def destination(bench: Bench) -> Iterator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
 
 
 def download(bench: Bench, key: str, *, by: str, load: bool) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import subprocess
 import time
 from typing import Any
 
-from .machine import NotRunError, Workplace, memory_bytes, run, stop, tool, unmount
+from .machine import NotRunError, Workplace, discard, memory_bytes, run, stop, tool, unmount
 
 READY_S = 30
 
@@ -110,7 +109,7 @@ class HeadraceMount:
             kill_if_headrace(self.ready.get(who))
         unmount(self.mountpoint)
         self.process = None
-        shutil.rmtree(self.cache, ignore_errors=True)
+        discard(self.cache)
 
 
 def kill_if_headrace(pid: int | None) -> None:

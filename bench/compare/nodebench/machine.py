@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+LARGE_BYTES = 8 << 20
 VENV_BIN = os.path.dirname(sys.executable)
 
 
@@ -112,6 +113,17 @@ def memory_bytes(pid: int) -> dict[str, int]:
             if key in wanted:
                 found[wanted[key]] = int(rest.split()[0]) * 1024
     return found
+
+
+def discard(folder: str) -> None:
+    """Frees the space of a folder that is not needed any more: its large files go now, the small ones when the run
+    ends. ext4 looks at every inode deleted in the last minutes before it gives out one: who creates files after
+    another's thousands were deleted would pay for it (up to 0.6 ms a file, seen on Linux 6.18)."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(where, name)
+            if os.lstat(path).st_size > LARGE_BYTES:
+                os.unlink(path)
 
 
 @dataclass

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from urllib.parse import urlsplit
 
 from .data import Data
-from .machine import NotRunError, Workplace, is_mounted, run, stop, tool, unmount, wait_until
+from .machine import NotRunError, Workplace, discard, is_mounted, run, stop, tool, unmount, wait_until
 from .server import Server
 
 READY_S = 30
@@ -61,7 +60,7 @@ class Peer:
         unmount(self.mountpoint)
         stop(self.process)
         self.process = None
-        shutil.rmtree(self.cache, ignore_errors=True)
+        discard(self.cache)
 
     def put(self, data: Data) -> None:
         """Puts the data where the peer finds it; most read the bucket as it is."""
