@@ -73,7 +73,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for mount in report["mounts"]:
         asked = report["origin"]["mounts"][mount["path"]]
-        lines.append((f"origin {mount['path']}", mount["url"]))
+        lines.append(("origin", f"{mount['path']}  {mount['url']}"))
         lines.append(
             (
                 "",
@@ -84,7 +84,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )
     for one in report["sessions"]:
-        lines.append((f"mount {one['mountpoint']}", f"io {one['io']} ({one['why']}), pid {one['pid']}"))
+        lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
     return lines
 
 

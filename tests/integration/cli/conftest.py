@@ -1,0 +1,54 @@
+"""A host a test, and one SeaweedFS for all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from tests.integration.cli.host import Host
+
+MakeHost = Callable[..., Host]
+
+
+@pytest.fixture
+def make_host(tmp_path: Path) -> Iterator[MakeHost]:
+    """Call with settings by name."""
+    made: list[Host] = []
+
+    def make(**settings: object) -> Host:
+        made.append(Host(tmp_path, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def host(make_host: MakeHost) -> Host:
+    """With some files at the origin."""
+    one = make_host()
+    for number in range(6):
+        one.put(f"images/{number}.bin", 90_000 + number)
+    one.put("large.tar", (5 << 20) + 321)
+    one.put("empty", 0)
+    return one
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[S3Server]:
+    try:
+        with seaweedfs_s3() as server:
+            yield server
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _needs_fuse(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("fuse") and (os.geteuid() != 0 or not os.path.exists("/dev/fuse")):
+        pytest.skip("needs root and /dev/fuse")

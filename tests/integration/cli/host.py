@@ -1,0 +1,229 @@
+"""A host of one test: its own run folder, cache and mountpoints, `headrace` as a user calls it, and nothing left of it.
+
+Whatever may hang on a mount is done by other processes, with a limit: this one never touches a mounted file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.fuse import device
+
+MIB = 1 << 20
+LIMIT_S = 30.0
+READER = Path(__file__).with_name("reader.py")
+
+
+class Up:
+    """A supervising process of headrace's that was started; `ready` is what it said."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
+        self.process = process
+        self._errors = errors
+        self.ready: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def said(self) -> str:
+        """On stderr."""
+        return self._errors.read_text()
+
+    def wait_ready(self, limit_s: float = LIMIT_S) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], limit_s)
+        line = self.process.stdout.readline() if readable else b""
+        assert line, f"not ready: {self.said}"
+        self.ready = json.loads(line)
+        return self.ready
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        return self.process.wait(limit_s)
+
+
+class Host:
+    """All below `base`. settings: HEADRACE_* of every command, by the name of the setting."""
+
+    def __init__(self, base: Path, **settings: object) -> None:
+        self.base = base
+        self.run_folder = base / "run"
+        self.truth = base / "truth"  # what the origin holds
+        self.cache = base / "cache"
+        self.mount = base / "mnt"
+        for folder in (self.truth, self.mount):
+            folder.mkdir()
+        self.environment = os.environ | {
+            "HEADRACE_RUN_FOLDER": str(self.run_folder),
+            "XDG_CONFIG_HOME": str(base / "config"),
+            "XDG_CACHE_HOME": str(base / "home-cache"),
+            "COLUMNS": "80",
+        }
+        for name in [one for one in self.environment if one.startswith("AWS_")]:
+            del self.environment[name]
+        self.environment |= {f"HEADRACE_{name.upper()}": str(value) for name, value in settings.items()}
+        self._count = 0
+
+    # ------------------------------------------------------------ commands
+
+    def start(self, *words: object, json_: bool = True) -> Up:
+        """A command in the background, as a process group of its own."""
+        self._count += 1
+        errors = self.base / f"stderr-{self._count}"
+        command = [sys.executable, "-m", "headrace", *map(str, words), *(["--json"] if json_ else [])]
+        with errors.open("wb") as sink:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                env=self.environment,
+                start_new_session=True,
+                cwd=self.base,
+            )
+        return Up(process, errors)
+
+    def up(self, *words: object, cache: str | None = None) -> Up:
+        """`headrace up` of the truth folder, unless words say otherwise; ready on return."""
+        origin = words if words else (self.truth, self.mount)
+        one = self.start("up", *origin, "--cache", cache or f"{self.cache}:1GiB")
+        one.wait_ready()
+        return one
+
+    def headrace(self, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "headrace", *map(str, words)],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            cwd=self.base,
+        )
+
+    def ok(self, *words: object, limit_s: float = LIMIT_S) -> str:
+        done = self.headrace(*words, limit_s=limit_s)
+        assert done.returncode == 0, (words, done.returncode, done.stderr)
+        return done.stdout
+
+    def json(self, *words: object, status: int = 0, limit_s: float = LIMIT_S) -> Any:
+        done = self.headrace(*words, "--json", limit_s=limit_s)
+        assert done.returncode == status, (words, done.returncode, done.stderr)
+        return json.loads(done.stdout)
+
+    # ------------------------------------------------------------ files
+
+    def put(self, name: str, size_bytes: int, seed: int = 0) -> bytes:
+        """A file of random bytes at the origin, replaced as a whole."""
+        data = random.Random(f"{name} {seed}").randbytes(size_bytes)
+        path = self.truth / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.write_bytes(data)
+        new.rename(path)
+        return data
+
+    def read(
+        self, *names: str, mode: str = "read", mount: Path | None = None, limit_s: float = LIMIT_S
+    ) -> dict[str, dict[str, Any]]:
+        """By another process, held against the truth: name → bytes, error, wrong (the offset, -1 for none)."""
+        done = subprocess.run(
+            [sys.executable, READER, mode, mount or self.mount, self.truth, *names],
+            capture_output=True,
+            timeout=limit_s,
+            check=True,
+        )
+        return {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+    def assert_right(
+        self, *names: str, mode: str = "read", mount: Path | None = None, limit_s: float = LIMIT_S
+    ) -> None:
+        """Every byte of every file, all of the truth when none is named."""
+        chosen = names or tuple(self.names())
+        found = self.read(*chosen, mode=mode, mount=mount, limit_s=limit_s)
+        for name in chosen:
+            size = (self.truth / name).stat().st_size
+            assert found[name] == {"name": name, "bytes": size, "error": "", "wrong": -1}, found[name]
+
+    def names(self) -> list[str]:
+        return sorted(str(one.relative_to(self.truth)) for one in self.truth.rglob("*") if one.is_file())
+
+    # ------------------------------------------------------------ processes and mounts
+
+    def processes(self) -> dict[int, str]:
+        """Those of headrace's that belong to this host, known by their environment."""
+        mark = f"HEADRACE_RUN_FOLDER={self.run_folder}".encode()
+        found = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != os.getpid():
+                try:
+                    if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                        words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ")
+                        found[int(name)] = words.decode(errors="replace")
+                except OSError:
+                    continue
+        return found
+
+    def pid_of(self, role: str) -> int:
+        """Of the node, the holder or the session; 0 when there is none."""
+        module = {
+            "node": "headrace.node",
+            "holder": "headrace.fuse.holder",
+            "session": "headrace.fuse.session_main",
+        }
+        return next((pid for pid, words in self.processes().items() if f"-m {module[role]} " in words), 0)
+
+    def mounts(self) -> list[str]:
+        """Of headrace's, below the base."""
+        return [
+            one.path
+            for one in device.mounts()
+            if one.fstype == device.FSTYPE and one.path.startswith(f"{self.base}/")
+        ]
+
+    def assert_nothing_left(self) -> None:
+        wait_until(lambda: not self.processes(), what=lambda: f"processes left: {self.processes()}")
+        assert self.mounts() == []
+        left = [one.name for one in self.run_folder.glob("*") if one.suffix != ".log"]
+        assert left == [], left
+
+    def close(self) -> None:
+        """Whatever happened: no process, no mount."""
+        for _ in range(100):
+            for path in self.mounts():
+                device.unmount(path, detach=True)
+            for pid in self.processes():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if not self.processes() and not self.mounts():
+                return
+            time.sleep(0.02)
+
+
+def wait_until(
+    condition: Callable[[], object],
+    limit_s: float = 10.0,
+    *,
+    what: Callable[[], str] = lambda: "waited in vain",
+) -> None:
+    limit = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < limit, what()
+        time.sleep(0.02)

@@ -1,0 +1,48 @@
+"""The tables of the command line are whole, and the generated pages are as the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.base.errors import error_classes
+from headrace.cli.describe import pages
+from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
+from headrace.cli.manual import EXAMPLES, FIELDS
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_error_has_an_exit_status_of_its_own() -> None:
+    assert set(EXIT_CODES) == set(error_classes())
+    statuses = [*EXIT_CODES.values(), SOME_FAILED]
+    assert len(set(statuses)) == len(statuses)
+    assert all(0 < status < 256 for status in statuses)
+
+
+def test_every_command_has_examples_fields_and_json() -> None:
+    found = _commands()
+    assert set(found) == set(EXAMPLES) == set(FIELDS)
+    for name, command in found.items():
+        assert any("--json" in one.opts for one in command.params), name
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    for name, text in pages().items():
+        assert (ROOT / "docs" / name).read_text() == text, f"docs/{name}: run ./dev docs"
+
+
+def _commands() -> dict[str, Any]:
+    from typer.main import get_command
+
+    from headrace.cli.main import build_app
+
+    found: dict[str, Any] = {}
+    pending = [("", get_command(build_app()))]
+    while pending:
+        name, command = pending.pop()
+        below: dict[str, Any] = getattr(command, "commands", {})
+        if not below:
+            found[name.strip()] = command
+        pending += [(f"{name} {one}", inner) for one, inner in below.items()]
+    return found

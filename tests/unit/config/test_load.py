@@ -1,0 +1,124 @@
+"""Where settings come from, which wins, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import StoreError, UsageError
+from headrace.config import load as loading
+from headrace.config.load import load, remember_capacity, volume_of
+from headrace.config.sizes import parse_size, show_size
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [one for one in os.environ if one.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "SYSTEM_FILE", str(tmp_path / "etc.toml"))
+
+
+def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seen(**flags: object) -> tuple[float, str]:
+        found = load(flags, file=str(given) if given.exists() else None)
+        return found.config.sync_interval_s, found.sources["sync_interval_s"]
+
+    given = tmp_path / "given.toml"
+    user = tmp_path / "config/headrace/headrace.toml"
+    user.parent.mkdir(parents=True)
+    assert seen() == (60.0, "default")
+    (tmp_path / "etc.toml").write_text("sync_interval_s = 1")
+    assert seen() == (1.0, str(tmp_path / "etc.toml"))
+    user.write_text("sync_interval_s = 2")
+    assert seen() == (2.0, str(user))
+    given.write_text("sync_interval_s = 3")
+    assert seen() == (3.0, str(given))
+    monkeypatch.setenv("HEADRACE_SYNC_INTERVAL_S", "4")
+    assert seen() == (4.0, "environment, HEADRACE_SYNC_INTERVAL_S")
+    assert seen(sync_interval_s=5) == (5.0, "flag")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense = 1",
+        "sync_interval_s = 'soon'",
+        "sync_interval_s = -1",
+        "not toml",
+        "origin_timeout_s = 0",
+        "eviction_policy = 'random'",
+        "watermark_low = 0.99",
+        "small_file_bytes_max = '2MiB'",
+        "cache = ['/c:1KiB']",
+        "cache = ['/c:lots']",
+        "cache = ['/c:1GiB', '/c/../c:1GiB']",
+        "cache = [{capacity_bytes = '1GiB'}]",
+        "[mounts.'/x']\nurl = 's3://b'\nsecret = 1",
+        "log_level = 'loud'",
+    ],
+)
+def test_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(file=str(file))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing\.toml"):
+        load(file=str(tmp_path / "nothing.toml"))
+
+
+def test_volumes(tmp_path: Path) -> None:
+    assert volume_of("/data/x:1.5GiB:hdd") == {
+        "folder": "/data/x", "capacity_bytes": 3 << 29, "tier": "hdd"
+    }  # fmt: skip
+    half = volume_of(str(tmp_path / "new"))["capacity_bytes"]
+    room = os.statvfs(tmp_path)
+    assert half == pytest.approx(room.f_bavail * room.f_frsize // 2, rel=0.05)
+    for word in ("", ":1GiB", "/a:1GiB:nvme:x"):
+        with pytest.raises(UsageError):
+            volume_of(word)
+
+
+def test_a_capacity_is_remembered(tmp_path: Path) -> None:
+    folder = str(tmp_path / "new")
+    remember_capacity(load({"cache": [f"{folder}:123MiB"]}).config)
+    assert volume_of(folder)["capacity_bytes"] == 123 << 20
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(StoreError, match="cannot be written"):
+        remember_capacity(load({"cache": [f"{file}:123MiB"]}).config)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("64", 64),
+        ("64k", 65536),
+        ("1.5 GiB", 3 << 29),
+        ("2MB", 2_000_000),
+        ("1T", 1 << 40),
+        ("7b", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1X", "GiB", "1e3", "1,5G"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+def test_shown_sizes() -> None:
+    assert [show_size(one) for one in (0, 1023, 1024, 1536 << 20, 100 << 30, 1 << 60)] == [
+        "0 B", "1023 B", "1.00 KiB", "1.50 GiB", "100 GiB", "1024 PiB"
+    ]  # fmt: skip
