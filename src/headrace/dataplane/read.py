@@ -89,6 +89,7 @@ class ReadPath:
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._small: list[_Small] = []
+        self._committing: set[asyncio.Task[None]] = set()
         self._idle_before: dict[FileId, int] = {}
 
     async def open(self, id: FileId) -> bool:
@@ -126,6 +127,8 @@ class ReadPath:
 
     async def close(self) -> None:
         await self._opens.stop()
+        self._small.clear()
+        await asyncio.gather(*self._committing)
         for fill in list(self._fills.values()):
             await fill.stop()
             fill.writer.close()
@@ -255,14 +258,23 @@ class ReadPath:
         arrived, self._small = self._small, []
         if not arrived:
             return
-        if not self._commit_together(arrived):
-            for one in arrived:  # so that each hears of its own trouble only
-                self._commit_together([one])
+        task = asyncio.ensure_future(self._commit_arrived(arrived))
+        self._committing.add(task)
+        task.add_done_callback(self._committing.discard)
 
-    def _commit_together(self, arrived: list[_Small]) -> bool:
+    async def _commit_arrived(self, arrived: list[_Small]) -> None:
+        if not await self._commit_together(arrived):
+            for one in arrived:  # so that each hears of its own trouble only
+                await self._commit_together([one])
+
+    async def _commit_together(self, arrived: list[_Small]) -> bool:
+        """In the disk pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
         failure: BaseException | None = None
+        files = [(entry, body) for entry, body, _ in arrived]
         try:
-            self._store.complete_small_many([(entry, body) for entry, body, _ in arrived])
+            await asyncio.get_running_loop().run_in_executor(
+                self._disk, self._store.complete_small_many, files
+            )
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
             if len(arrived) > 1:
                 return False
