@@ -127,7 +127,8 @@ def inval_entry(parent: int, name: bytes) -> bytes:
 
 
 def inval_inode(node: int) -> bytes:
-    return abi.INVAL_INODE_OUT.pack(abi.INVAL_INODE_OUT.size, abi.Notify.INVAL_INODE, 0, node, -1, 0)
+    """Its attributes, and all its pages: of a directory, the listing."""
+    return abi.INVAL_INODE_OUT.pack(abi.INVAL_INODE_OUT.size, abi.Notify.INVAL_INODE, 0, node, 0, 0)
 
 
 def resend() -> bytes:

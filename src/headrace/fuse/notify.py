@@ -26,6 +26,10 @@ class Notifier:
     def name_changed(self, parent: int, name: bytes) -> None:
         self._queue.put(codec.inval_entry(parent, name))
 
+    def listing_changed(self, directory: int) -> None:
+        """What the kernel keeps of a listing: a name that it never looked up does not drop it."""
+        self._queue.put(codec.inval_inode(directory))
+
     def resend(self) -> None:
         """The kernel sends again what a session that is gone had taken and not answered."""
         self._queue.put(codec.resend())

@@ -191,6 +191,8 @@ class Session:
         if isinstance(event, Invalidated):
             for parent, name in event.names:
                 self._notifier.name_changed(parent, name)
+            for parent in dict.fromkeys(parent for parent, _ in event.names):
+                self._notifier.listing_changed(parent)
         elif isinstance(event, Evicted):
             self._inodes.evict(event.ids)
             self._forget_files(event.ids)

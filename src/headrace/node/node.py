@@ -62,6 +62,7 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
+NAMES_A_MESSAGE = 1000
 GC_THRESHOLD = 50_000
 """Most garbage of a node is freed by counting; the collector's own default looks after every 700 objects."""
 
@@ -82,9 +83,7 @@ class Node:
             store.index,
             self.mounts,
             timeout_s=config.origin_timeout_s,
-            on_changed=lambda names: self.subscribers.publish(
-                Invalidated(names=[(int(p), n) for p, n in names])
-            ),
+            on_changed=self._names_changed,
         )
         self.reads = ReadPath(
             self.namespace,
@@ -236,6 +235,11 @@ class Node:
         mount = self.namespace.detach(path)
         self.store.index.drop_mount(path)
         await mount.origin.close()
+
+    def _names_changed(self, names: list[tuple[FileId, bytes]]) -> None:
+        for at in range(0, len(names), NAMES_A_MESSAGE):
+            part = names[at : at + NAMES_A_MESSAGE]
+            self.subscribers.publish(Invalidated(names=[(int(parent), name) for parent, name in part]))
 
     def _name_of(self, path: str) -> list[tuple[int, bytes]]:
         """The first name on the way to a mount: what the kernel may hold as absent."""

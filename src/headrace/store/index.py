@@ -272,10 +272,10 @@ class Index:
             self._listings.pop(directory, None)
 
     def put_children(
-        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]]
+        self, directory: FileId, rows: list[tuple[bytes, Kind, Version]], *, tell_new: bool = False
     ) -> list[tuple[FileId, bytes]]:
-        """Names of one directory, sorted; those that meant something else before. The directory must be
-        current."""
+        """Names of one directory, sorted; those that meant something else before, and, when tell_new, those
+        that meant nothing. The directory must be current."""
         changed: list[tuple[FileId, bytes]] = []
         with self.batch():
             if not rows or (directory != ROOT_ID and self._get(self._names, KEY.pack(directory)) is None):
@@ -283,15 +283,17 @@ class Index:
             beyond = entry_key(directory, rows[0][0]) > self._last_key(self._entries)
             previous = b""
             for name, kind, version in rows:
+                next_id, replaced = self._next_id, False
                 if beyond and name != previous:
                     self._replace(directory, name, kind, version, None, append=True)
                 elif kind is Kind.DIRECTORY:
                     old = self.lookup(directory, name)
                     if old is None or old.kind is not kind:
                         self._replace(directory, name, kind, version, old)
-                        if old is not None:
-                            changed.append((directory, name))
-                elif self.put_file(directory, name, version)[1]:
+                        replaced = old is not None
+                else:
+                    replaced = self.put_file(directory, name, version)[1]
+                if replaced or (tell_new and self._next_id != next_id):
                     changed.append((directory, name))
                 previous = name
         return changed
@@ -573,6 +575,7 @@ class Index:
             lmdb.VersionMismatchError,
             lmdb.PageNotFoundError,
             lmdb.PanicError,
+            lmdb.BadTxnError,  # after a damaged page was met in the same transaction
         )
         if isinstance(error, kinds):
             return CorruptIndexError(f"index {self.folder} is corrupt", why=str(error))

@@ -26,6 +26,8 @@ class ListingWriter:
         self._index = index
         self._directory = directory
         self._seen: set[bytes] | None = None if was_empty else set()
+        # who saw the listing before may believe that a name is absent
+        self._tell_new = index.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
 
     def keep(self, name: bytes) -> None:
@@ -44,7 +46,7 @@ class ListingWriter:
         good = [row for row in rows if 0 < len(row[0]) <= NAME_BYTES_MAX and b"/" not in row[0]]
         self.skipped += len(rows) - len(good)
         with self._index.batch():
-            self._changed += self._index.put_children(self._directory, good)
+            self._changed += self._index.put_children(self._directory, good, tell_new=self._tell_new)
         for name, _, _ in good:
             self.keep(name)
 

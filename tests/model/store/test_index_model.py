@@ -81,6 +81,7 @@ class IndexMachine(RuleBasedStateMachine):
         directory = self.pick(number)
         before = dict(self.tree[directory])
         rows = {name: version for name, version in files.items() if name not in directories}
+        listed = self.index.fresh_until_ns(directory) != 0
         writer = self.index.listing(directory)
         for name in kept:
             writer.keep(name)
@@ -100,7 +101,10 @@ class IndexMachine(RuleBasedStateMachine):
             if after.get(name) != old:
                 self.drop(old)
         self.tree[directory] = after
-        assert {(directory, name) for name, old in before.items() if after.get(name) != old} == set(changed)
+        told = {name for name, old in before.items() if after.get(name) != old}
+        if listed:
+            told |= after.keys() - before.keys()
+        assert {(directory, name) for name in told} == set(changed)
         assert set(after) == set(rows) | directories | (kept & set(before))
         assert self.index.fresh_until_ns(directory) == 77
 

@@ -1,0 +1,138 @@
+"""An origin that changes under a mount: what users see after a sync, or when the interval is over."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.fuse import device
+from headrace.sdk.connection import Connection
+from headrace.wire.messages import JobStart
+
+from .test_node_reads import Running, running, wait_for
+
+__all__ = ["running"]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
+
+
+class Mounted:
+    def __init__(self, node: Running, io: str) -> None:
+        self.node = node
+        self.path = node.base / "mnt"
+        self.path.mkdir()
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", str(self.path), "--io", io]
+        command += ["--socket", node.config.socket_path, "--ready-fd", str(write)]
+        self.holder = subprocess.Popen(command, pass_fds=(write,))
+        os.close(write)
+        ready, _, _ = select.select([read], [], [], 15)
+        assert ready
+        assert json.loads(os.read(read, 4096)).get("ready")
+        os.close(read)
+
+    def sync(self) -> None:
+        connection = Connection(self.node.config.socket_path, role="cli")
+        list(connection.stream(JobStart(kind="sync", path="/")))
+        connection.close()
+
+    def close(self) -> None:
+        device.unmount(str(self.path), detach=True)
+        self.holder.terminate()
+        self.holder.wait(10)
+
+
+@pytest.fixture(params=["passthrough", "splice"])
+def mounted(running: Running, request: pytest.FixtureRequest) -> Iterator[Mounted]:
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    made = Mounted(running, request.param)
+    yield made
+    made.close()
+
+
+def names(path: Path) -> list[str]:
+    return sorted(os.listdir(path))
+
+
+def test_new_names_are_seen_after_a_sync(mounted: Mounted) -> None:
+    folder = mounted.path / "folder"
+    before = names(folder)
+    assert names(folder) == before  # by now from the kernel's own cache
+    assert not (folder / "new").exists()
+    (mounted.node.source / "folder/new").write_bytes(b"new")
+    (mounted.node.source / "folder/unasked").write_bytes(b"unasked")
+    mounted.sync()
+    wait_for(lambda: (folder / "new").exists(), 5)
+    assert (folder / "new").read_bytes() == b"new"
+    wait_for(lambda: names(folder) == sorted([*before, "new", "unasked"]), 5)
+
+
+def test_names_never_asked_for_appear_in_a_cached_listing(mounted: Mounted) -> None:
+    folder = mounted.path / "folder"
+    before = names(folder)
+    assert names(folder) == before
+    (mounted.node.source / "folder/unasked").write_bytes(b"unasked")
+    mounted.sync()
+    wait_for(lambda: names(folder) == sorted([*before, "unasked"]), 5)
+
+
+def test_removed_names_are_gone_after_a_sync(mounted: Mounted) -> None:
+    folder = mounted.path / "folder"
+    before = names(folder)
+    assert names(folder) == before
+    with open(folder / "small", "rb") as kept:
+        (mounted.node.source / "folder/small").unlink()
+        mounted.sync()
+        wait_for(lambda: not (folder / "small").exists(), 5)
+        wait_for(lambda: names(folder) == [name for name in before if name != "small"], 5)
+        assert len(kept.read()) == 110_000
+
+
+def test_a_replaced_file_is_read_new_and_the_open_one_old(mounted: Mounted) -> None:
+    for name in ("small", "large"):
+        path, source = mounted.path / name, mounted.node.source / name
+        old = source.read_bytes()
+        with open(path, "rb") as opened:
+            assert opened.read() == old
+            source.write_bytes(b"new" * 50_000)
+            mounted.sync()
+            wait_for(lambda path=path: path.stat().st_size == 150_000, 5)
+            assert path.read_bytes() == b"new" * 50_000
+            opened.seek(0)
+            assert opened.read() == old
+
+
+def test_a_file_replaced_without_a_sync_is_never_a_mixture(mounted: Mounted) -> None:
+    """Its names are still believed; the open finds that it changed, and the kernel looks it up again."""
+    os.listdir(mounted.path)
+    for name in ("small", "block", "more", "large"):
+        assert (mounted.path / name).stat().st_size > 0
+        (mounted.node.source / name).write_bytes(b"new" * 1000)
+    assert (mounted.path / "small").read_bytes() == b"new" * 1000
+    assert (mounted.path / "block").read_bytes() == b"new" * 1000
+    for name in ("more", "large"):  # larger than a block: opened by its old size, read after the change
+        try:
+            (mounted.path / name).read_bytes()
+        except OSError:
+            pass
+        wait_for(lambda name=name: (mounted.path / name).read_bytes() == b"new" * 1000, 5)
+
+
+def test_a_folder_that_went_and_came_back(mounted: Mounted) -> None:
+    folder, source = mounted.path / "folder", mounted.node.source / "folder"
+    assert names(folder)
+    os.rename(source, mounted.node.base / "aside")
+    mounted.sync()
+    wait_for(lambda: not folder.exists(), 5)
+    source.mkdir()
+    (source / "other").write_bytes(b"other")
+    mounted.sync()
+    wait_for(lambda: folder.exists() and names(folder) == ["other"], 5)
+    assert (folder / "other").read_bytes() == b"other"
