@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
@@ -27,7 +28,16 @@ log = logging.getLogger(__name__)
 
 Answer = bytes | list[bytes] | int | None
 Deferred = Callable[[Cancel], "Answer"]
-Method = Callable[[int, int, bytearray], "Answer | Deferred"]
+Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk"]
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Work that waits for this machine's disk at most, never for the node; or it finds that it must, and returns
+    what does."""
+
+    work: Callable[[], Answer | Deferred]
+
 
 FH_NONE, FH_PASSTHROUGH, FH_CACHED = 0, 1, 2
 _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
@@ -172,10 +182,27 @@ class Operations:
             self._inodes.release_cached(node)
         return 0
 
-    def read(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def read(self, unique: int, node: int, request: bytearray) -> OnDisk:
         """In the pool: the disk may be slow, and nothing else waits for it there."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
-        return lambda cancel: self._read_blocking(unique, node, (offset, size), cancel)
+        return OnDisk(lambda: self._read_present(unique, node, (offset, size)))
+
+    def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
+        """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""
+        offset, size = extent
+        handle = self._files.take(FileId(node & FILE_ID_MAX))
+        if handle is None:
+            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+        try:
+            end = min(offset + size, handle.size_bytes)
+            fd = handle.fd
+            if handle.file is not None and end > offset:
+                if not handle.file.present(offset, end):
+                    return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+                fd = handle.file.wait(offset, end)
+            return self._send(unique, fd, offset, max(0, end - offset))
+        finally:
+            self._files.give(handle)
 
     def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
         offset, size = extent

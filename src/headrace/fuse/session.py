@@ -1,9 +1,10 @@
 """The loop: requests from /dev/fuse in, answers out.
 
 Rules. One hot thread reads the device and answers hits at once: a second one would only contend for the
-interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel; INTERRUPT sets it. The
-kernel waits for an answer even when the reader was killed, so each request is answered exactly once. Nothing
-here opens, stats or maps anything below the own mountpoint.
+interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel; INTERRUPT sets it. What
+waits for the disk only has a pool of its own: an origin that hangs fills the other one. The kernel waits for
+an answer even when the reader was killed, so each request is answered exactly once. Nothing here opens, stats
+or maps anything below the own mountpoint.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from headrace.fuse.handles import Files
 from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
-from headrace.fuse.operations import Answer, Deferred, Method, Mode, Operations
+from headrace.fuse.operations import Answer, Deferred, Method, Mode, OnDisk, Operations
 from headrace.sdk.cancel import Cancel
 from headrace.wire.messages import Completed, Evicted, Invalidated
 
 log = logging.getLogger(__name__)
 
+DISK_THREADS = 32
 POOL_THREADS = 64
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
 _WANTED = (
@@ -60,6 +62,7 @@ class Session:
         self._notifier = Notifier(fd)
         self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
         self._waiting_lock = threading.Lock()
+        self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="miss")
         self._table: dict[int, Method] = self.operations.table()
         self._table[Opcode.INTERRUPT] = self._interrupt
@@ -122,7 +125,7 @@ class Session:
                     return
                 continue  # ENOENT, EINTR, EAGAIN: the request went away
             opcode, unique, node = unpack(request)
-            answer: Answer | Deferred = None
+            answer: Answer | Deferred | OnDisk = None
             try:
                 answer = table.get(opcode, unknown)(unique, node, request)
                 if type(answer) is bytes:
@@ -132,25 +135,30 @@ class Session:
                 if answer is not None:
                     continue  # the write: the one who asked is gone
                 answer = _failed(opcode, error)
-            if callable(answer):
-                self._defer(opcode, unique, answer)
+            if callable(answer) or isinstance(answer, OnDisk):
+                self._defer(opcode, unique, answer, Cancel())
             else:
                 self._send(unique, answer)
 
-    def _defer(self, opcode: int, unique: int, work: Deferred) -> None:
-        cancel = Cancel()
+    def _defer(self, opcode: int, unique: int, work: Deferred | OnDisk, cancel: Cancel) -> None:
+        pool = self._disk if isinstance(work, OnDisk) else self._pool
         with self._waiting_lock:
             self._waiting[unique] = (cancel, None)
-            future = self._pool.submit(self._run, opcode, unique, work, cancel)
+            future = pool.submit(self._run, opcode, unique, work, cancel)
             if unique in self._waiting:
                 self._waiting[unique] = (cancel, future)
 
-    def _run(self, opcode: int, unique: int, work: Deferred, cancel: Cancel) -> None:
-        answer: Answer
+    def _run(self, opcode: int, unique: int, work: Deferred | OnDisk, cancel: Cancel) -> None:
+        answer: Answer | Deferred
         try:
-            answer = errno.EINTR if cancel.is_set() else work(cancel)
+            answer = errno.EINTR
+            if not cancel.is_set():
+                answer = work.work() if isinstance(work, OnDisk) else work(cancel)
         except Exception as error:  # noqa: BLE001 - as in _loop
             answer = _failed(opcode, error)
+        if callable(answer):
+            self._defer(opcode, unique, answer, cancel)
+            return
         self._done(unique, cancel)
         self._send(unique, answer)
 

@@ -174,6 +174,32 @@ def test_an_origin_that_is_away_is_not_eio(mounter: Mounter) -> None:
     assert (m.mount / "big").read_bytes() == BIG
 
 
+@pytest.mark.parametrize("io", ["passthrough", "splice"])
+def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, io: str) -> None:
+    names = [f"stuck{number}" for number in range(90)]
+    m = mounter(io, dict.fromkeys(names, BIG[:2_000_000]) | {"small": SMALL, "big": BIG})
+    m.order("complete", [m.id_of("small"), m.id_of("big")])
+    (m.folder / "stuck").touch()
+    code = "import sys; open(sys.argv[1], 'rb').read()"
+    readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount / name)]) for name in names]
+    try:
+        wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(one.pid)) for one in readers) >= 30, 20)
+        time.sleep(0.5)
+        done: list[bool] = []
+        reader = threading.Thread(
+            target=lambda: done.append(
+                (m.mount / "small").read_bytes() == SMALL and (m.mount / "big").read_bytes() == BIG
+            )
+        )
+        reader.start()
+        reader.join(5)
+        assert done == [True]
+    finally:
+        (m.folder / "stuck").unlink()
+        for one in readers:
+            one.wait(30)
+
+
 def test_a_blocked_reader_can_be_killed(mounter: Mounter) -> None:
     m = mounter("passthrough", {"big": BIG})
     (m.folder / "stuck").touch()

@@ -128,7 +128,7 @@ def test_a_dead_mount_is_cleaned_and_a_living_one_is_busy(mounter: Mounter) -> N
     m = mounter("passthrough", FILES)
     busy = Mounted(m.folder, "passthrough", allow_failure=True)
     assert busy.ready["error"] == "mount.failed"
-    assert "umount" in busy.ready["hint"]
+    assert "unmount" in busy.ready["hint"]
     busy.holder.wait(5)
     for pid in m.holder_pids() + m.session_pids():
         os.kill(pid, signal.SIGSTOP)
