@@ -14,12 +14,15 @@ import ctypes
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 
 from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.model import FileId
 
 ROOM_BYTES_MIN = 1 << 20
+UNLINK_AT_ONCE_BYTES = 128 << 20
+"""The callers hold locks, or are the node's loop; measured on ext4: 60 to 250 ms a GiB."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -110,8 +113,12 @@ class Volume:
         freed = 0
         for path in (data_path(self.folder, id), part_path(self.folder, id), map_path(self.folder, id)):
             try:
-                freed += os.stat(path).st_blocks * 512
-                os.unlink(path)
+                size_bytes = os.stat(path).st_blocks * 512
+                freed += size_bytes
+                if size_bytes > UNLINK_AT_ONCE_BYTES:
+                    _unlink_in_thread(path)
+                else:
+                    os.unlink(path)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -138,6 +145,13 @@ class Volume:
                 except ValueError:
                     continue
             yield from sorted(found)
+
+
+def _unlink_in_thread(path: str) -> None:
+    """The name goes at once. The space comes back when the last descriptor is closed, which is what takes long."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    os.unlink(path)
+    threading.Thread(target=os.close, args=(fd,), name="unlink").start()
 
 
 def _unusable(folder: str, error: OSError) -> StoreError:

@@ -267,3 +267,21 @@ def test_slots_of_killed_readers_are_given_back(open_store: OpenStore) -> None:
     assert store.index._env.info()["num_readers"] >= 2
     store.sync()
     assert all(line.split()[0] == str(os.getpid()) for line in store.index._env.readers().splitlines()[1:])
+
+
+def test_a_huge_file_goes_without_holding_anybody_up(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.store.volume.UNLINK_AT_ONCE_BYTES", MIB)
+    store = open_store()
+    ids = [fill(store, b"%d" % number, 4 * MIB) for number in range(3)]
+    threads_before = threading.active_count()
+    for id in ids:
+        assert store.free(id) >= 4 * MIB
+        assert not os.path.exists(store.volumes[0].data_path(id))
+    for thread in threading.enumerate():
+        if thread.name == "unlink":
+            thread.join(10)
+    assert threading.active_count() <= threads_before
+    held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not [path for path in held if path.endswith("(deleted)") and str(store.volumes[0].folder) in path]
