@@ -13,6 +13,7 @@ from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, Us
 from headrace.cli import options
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State, is_ours, read_states, remove_state
+from headrace.cli.target import answers
 
 STOP_WITHIN_S = 40.0
 
@@ -84,7 +85,17 @@ def _end(state: State, folder: str) -> None:
             _gone(pid)
     if state.mountpoint:
         detach(state.mountpoint)
+    if state.kind != "fuse" and not answers(state.socket):
+        _drop(state.socket)
     remove_state(folder, state.pid)
+
+
+def _drop(socket: str) -> None:
+    """A node that was killed leaves its socket behind."""
+    try:
+        os.unlink(socket)
+    except FileNotFoundError:
+        pass
 
 
 def _gone(pid: int) -> bool:

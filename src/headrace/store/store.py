@@ -25,7 +25,7 @@ from headrace.store.index import Index
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume
-from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error
+from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error, write_with_room
 
 PAGE_BYTES = 4096
 EVICT_STEP_BYTES = 8 << 20
@@ -329,18 +329,33 @@ class Store:
 
     def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
         """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
-        short = volume.used_bytes + size_bytes - volume.capacity_bytes
+        short = max(volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes))
         if short <= 0:
             return
         spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
         self._untold += self._evict(volume, short, spare=spare, keep=keep)
         self._tell()
+        if volume.short_on_disk(size_bytes, share=0.5) > 0:
+            raise NoSpaceError(
+                f"the disk of cache volume {volume.folder} is full",
+                why=f"{size_bytes} bytes are needed and nothing of the cache can go",
+                hint="make room on it",
+            )
         if volume.used_bytes + size_bytes > volume.capacity_bytes:
             raise NoSpaceError(
                 f"cache volume {volume.folder} is full",
                 why=f"{size_bytes} bytes are needed and what is pinned or in use can't go",
                 hint="unpin files, or give it more capacity",
             )
+
+    def _make_room_on_disk(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> bool:
+        """For a disk that is full although the capacity is not used up. False when nothing can go."""
+        with self._lock:
+            spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
+            gone = self._evict(volume, size_bytes, spare=spare, keep=keep)
+            self._untold += gone
+        self._tell()
+        return bool(gone)
 
     def _tell(self) -> None:
         if threading.get_ident() == self._home:
@@ -423,7 +438,11 @@ class Store:
             raise NoSpaceError(
                 f"a file of {size_bytes} bytes does not fit any cache volume", hint="give one more capacity"
             )
-        roomy = [v for v in fitting if v.used_bytes + need <= self._high * v.capacity_bytes]
+        roomy = [
+            v
+            for v in fitting
+            if v.used_bytes + need <= self._high * v.capacity_bytes and v.short_on_disk(need) <= 0
+        ]
         if roomy:
             return max(
                 (v for v in roomy if v.tier == roomy[0].tier), key=lambda v: v.capacity_bytes - v.used_bytes
@@ -441,11 +460,10 @@ class Store:
     def _write_small(self, volume: Volume, id: FileId, body: Body) -> None:
         path = volume.part_path(id)
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                pwrite_all(fd, body, 0)
-            finally:
-                os.close(fd)
+            write_with_room(
+                lambda: _write_whole(path, body),
+                lambda: self._make_room_on_disk(volume, len(body), keep=id),
+            )
             os.rename(path, volume.data_path(id))
         except OSError as error:
             raise storage_error(path, error) from error
@@ -472,7 +490,9 @@ class Store:
 
     def _watch(self, writer: CacheWriter) -> CacheWriter:
         known = weakref.ref(writer)  # not the writer itself: that would keep it alive
+        writer_volume, id = writer.volume, writer.id
         writer.on_grow = lambda count: self._grow(known(), count)
+        writer.on_full = lambda count: self._make_room_on_disk(writer_volume, count, keep=id)
         self._writers[writer.id] = writer
         return writer
 
@@ -590,6 +610,14 @@ class Store:
         fixed = replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
+
+
+def _write_whole(path: str, body: Body) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        pwrite_all(fd, body, 0)
+    finally:
+        os.close(fd)
 
 
 def allocated_bytes(size_bytes: int) -> int:

@@ -22,6 +22,9 @@ from headrace.store.volume import Volume
 
 Body = bytes | bytearray | memoryview
 
+FULL_ATTEMPTS = 8
+"""What goes may be open elsewhere, and then frees nothing; a guess."""
+
 
 def storage_error(path: str, error: OSError) -> StoreError | NoSpaceError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -38,8 +41,20 @@ def pwrite_all(fd: int, body: Body, offset: int) -> None:
         written += os.pwrite(fd, rest[written:], offset + written)
 
 
+def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) -> None:
+    """A disk may be full before our capacity of it is used up. make_room: False when nothing more can go."""
+    for _ in range(FULL_ATTEMPTS):
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not make_room():
+                raise
+    return write()
+
+
 class CacheWriter:
-    """on_grow: told the bytes before they are written; it may raise NoSpaceError."""
+    """on_grow: told the bytes before they are written; it may raise NoSpaceError. on_full: asked for room on the
+    disk itself; False when there is none to make."""
 
     def __init__(self, volume: Volume, id: FileId, version: Version, fd: int, map: BlockMap | None) -> None:
         self.volume = volume
@@ -48,6 +63,7 @@ class CacheWriter:
         self.fd = fd
         self.checksum = 0  # of a one-block file
         self.on_grow: Callable[[int], None] = lambda _: None
+        self.on_full: Callable[[int], bool] = lambda _: False
         self._blocks = block_count(version.size_bytes)
         self._map = map
         self._lock = threading.Lock()
@@ -171,7 +187,7 @@ class CacheWriter:
             block_checksum(view[at : at + BLOCK_SIZE_BYTES]) for at in range(0, length, BLOCK_SIZE_BYTES)
         ]
         try:
-            pwrite_all(self.fd, body, offset)
+            write_with_room(lambda: pwrite_all(self.fd, body, offset), lambda: self.on_full(length))
         except OSError as error:
             self.on_grow(-length)
             raise storage_error(self.volume.part_path(self.id), error) from error
