@@ -99,6 +99,10 @@ class Files:
         if close:
             handle.close()
 
+    def ids(self) -> list[int]:
+        with self._lock:
+            return list(self._handles)
+
     def drop(self, id: FileId) -> None:
         """The cache file was evicted or became complete: the next READ opens what is there then."""
         with self._lock:

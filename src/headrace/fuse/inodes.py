@@ -164,6 +164,11 @@ class Inodes:
                 if backing.opens == 0:
                     self._drop(node)
 
+    def ids(self) -> list[int]:
+        """Of the files that have backing ids."""
+        with self._lock:
+            return [node & FILE_ID_MAX for node in self._backings]
+
     def _drop(self, node: int) -> None:
         backing = self._backings.pop(node)
         self._idle.pop(node, None)

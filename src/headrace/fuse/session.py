@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.model import FileId
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import NodeClient
@@ -30,6 +31,7 @@ from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, Method, Mode, OnDisk, Operations
 from headrace.sdk.cancel import Cancel
+from headrace.sdk.client import EventsLost
 from headrace.wire.messages import Completed, Evicted, Invalidated
 
 log = logging.getLogger(__name__)
@@ -206,6 +208,14 @@ class Session:
             self._forget_files(event.ids)
         elif isinstance(event, Completed):
             self._forget_files(event.ids)
+        elif isinstance(event, EventsLost):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """What was dropped while nobody told us would keep its space. Names expire by themselves."""
+        ids = self._inodes.ids()
+        self._inodes.evict(id for id in ids if self._client.complete_path(FileId(id)) is None)
+        self._forget_files(self._files.ids())
 
     def _forget_files(self, ids: list[int]) -> None:
         drop: Callable[[Any], None] = self._files.drop

@@ -65,6 +65,10 @@ class Miss(enum.Enum):
 MISS = Miss.MISS
 
 
+class EventsLost:
+    """Events before this one may have been missed: what they would have said must be found out."""
+
+
 def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> Client:
     """A client of the node at that socket. patience_s: how long calls wait for a node that is away.
     NodeUnavailableError when there is none now."""
@@ -184,8 +188,9 @@ class Client:
 
     # ------------------------------------------------------------ the rest
 
-    def subscribe(self, on_event: Callable[[Answer], None]) -> None:
-        """Calls on_event from a thread of its own, for ever; after the node was away, goes on with the new one."""
+    def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
+        """Calls on_event from a thread of its own, for ever; after the node was away, goes on with the new one, and
+        first says EventsLost."""
         threading.Thread(target=self._follow, args=(on_event,), daemon=True, name="events").start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
@@ -232,11 +237,17 @@ class Client:
         except PathNotFoundError:
             return None
 
-    def _follow(self, on_event: Callable[[Answer], None]) -> None:
+    def _follow(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
+        first = True
         while not self.closed:
             try:
-                for event in self._connections.take().stream(Subscribe()):
-                    on_event(event)
+                connection = self._connections.take()
+                connection.send(Subscribe())
+                if not first:
+                    on_event(EventsLost())
+                first = False
+                while True:
+                    on_event(connection.receive())
             except (NodeUnavailableError, CancelledByUserError):
                 time.sleep(RECONNECT_PAUSE_S)
             except HeadraceError as error:  # whatever it is: without events a session would go wrong silently

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
-from headrace.sdk.client import Client
+from headrace.sdk.client import Client, EventsLost
 from headrace.sdk.connection import Connection
 from headrace.sdk.touches import Touches
 from headrace.wire.messages import JobStart, JobState, Message, Touch
@@ -217,3 +217,20 @@ def test_one_unreadable_folder_is_one_failure(running: Running) -> None:
     assert isinstance(last, JobState)
     assert last.failed_files <= 1
     assert last.files_done >= 15
+
+
+def test_a_subscriber_learns_that_events_were_lost(running: Running) -> None:
+    client = running.client()
+    events: list[object] = []
+    client.subscribe(events.append)
+    states(running, "load")
+    wait_for(lambda: events)
+    assert not any(isinstance(event, EventsLost) for event in events)
+    running.process.kill()
+    running.process.wait(20)
+    running.start()
+    wait_for(lambda: any(isinstance(event, EventsLost) for event in events))
+    events.clear()
+    states(running, "free")
+    wait_for(lambda: events)
+    client.close()
