@@ -51,6 +51,7 @@ OPEN_ATTEMPTS = 100
 OPEN_PAUSE_S_MAX = 0.05
 CHANGED_ATTEMPTS = 3
 TROUBLE_PAUSE_S = 1.0
+NAME_TTL_S_MAX = 3600.0
 READ_STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 PATIENCE_S = 60.0
 STATUS_MAX_AGE_S = 5.0
@@ -111,8 +112,9 @@ class Client:
         return self._local.index.entry(id)
 
     def name_ttl_s(self, parent: FileId) -> float:
-        """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one."""
-        return max(1.0, self._local.fresh_for_s(parent))
+        """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and
+        at most an hour: those above all mounts are fresh for ever, but a restarted node may have other mounts."""
+        return max(1.0, min(NAME_TTL_S_MAX, self._local.fresh_for_s(parent)))
 
     def listing_fresh(self, directory: FileId) -> bool:
         return self._local.fresh_for_s(directory) > 0
