@@ -150,7 +150,12 @@ def main() -> int:
         place.undo.close()
     about = machine(given, time.monotonic() - start)
     about_line = ", ".join(f"{key} {value}" for key, value in about.items())
-    tables = "\n\n".join([about_line, report.table_of_values(results), report.table_of_goals(results)])
+    parts = [
+        report.table_of_goals(results),
+        report.table_of_contenders(results),
+        report.table_of_values(results),
+    ]
+    tables = "\n\n".join([about_line, *parts])
     texts = write(results, about, tables)
     if not given.no_write:
         RESULTS.mkdir(exist_ok=True)

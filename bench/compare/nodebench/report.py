@@ -78,6 +78,21 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
+CONTENDERS = ("plain", HEADRACE, NO_OPEN, "juicefs", "rclone", "s3fs", "s5cmd", "obstore")
+
+
+def table_of_contenders(results: Results) -> str:
+    """Medians, a column a contender; for the README. Only what more than Headrace was measured for."""
+    lines = [f"| median of | unit | {' | '.join(CONTENDERS)} |", "|---|---|" + "---|" * len(CONTENDERS)]
+    for measure, by_name in results.values.items():
+        medians = [results.median(measure, name) for name in CONTENDERS]
+        if sum(value is not None for value in medians) < 2:
+            continue
+        cells = ["" if value is None else number(value) for value in medians]
+        lines.append(f"| {measure} | {results.unit[measure]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table_of_values(results: Results) -> str:
     lines = [
         "| measure | contender | median | min | max | runs | unit | of plain |",
