@@ -84,7 +84,7 @@ CONTENDERS = ("plain", HEADRACE, NO_OPEN, "juicefs", "rclone", "s3fs", "s5cmd", 
 def table_of_contenders(results: Results) -> str:
     """Medians, a column a contender; for the README. Only what more than Headrace was measured for."""
     lines = [f"| median of | unit | {' | '.join(CONTENDERS)} |", "|---|---|" + "---|" * len(CONTENDERS)]
-    for measure, by_name in results.values.items():
+    for measure in results.values:
         medians = [results.median(measure, name) for name in CONTENDERS]
         if sum(value is not None for value in medians) < 2:
             continue
