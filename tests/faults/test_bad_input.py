@@ -172,7 +172,7 @@ def test_without_root_a_node_serves_and_a_mount_is_refused(open_host: Host) -> N
             check=False,
         )
 
-    for python in (sys.executable, "/usr/bin/python3"):
+    for python in (sys.executable, "/usr/bin/python3"):  # noqa: B007 - as_nobody uses it
         if as_nobody("-c", "import headrace.node.node, headrace.cli.main").returncode == 0:
             break
     else:
