@@ -71,10 +71,10 @@ def _end(state: State, folder: str) -> None:
                 f"process {state.pid} has not ended in {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
             )
         return
-    from headrace.cli.supervise import detach, find_holder
+    from headrace.cli.supervise import detach, find_process
 
     pids = [
-        find_holder(state.mountpoint) if state.mountpoint else 0,
+        find_process("headrace.fuse.holder", state.mountpoint) if state.mountpoint else 0,
         state.holder_pid,
         state.session_pid,
         state.node_pid,

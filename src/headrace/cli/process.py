@@ -20,7 +20,7 @@ LOG_BYTES_MAX = 16 << 20
 class Child:
     """A process that says one JSON line on a pipe when it is ready, or why it is not."""
 
-    def __init__(self, name: str, words: list[str], *, log_path: str, pass_fd: int | None = None) -> None:
+    def __init__(self, name: str, words: list[str], *, log_path: str, pass_fds: tuple[int, ...] = ()) -> None:
         self.name = name
         self.log_path = log_path
         self._said = b""
@@ -32,7 +32,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(theirs,) if pass_fd is None else (theirs, pass_fd),
+                pass_fds=(theirs, *pass_fds),
                 start_new_session=True,  # a terminal's ^C is ours alone
             )
         finally:
@@ -50,7 +50,7 @@ class Child:
         self._said += part
         if part and b"\n" not in self._said:
             return None
-        self._drop_ready()
+        self.drop_ready()
         if b"\n" not in self._said:
             raise HeadraceError(
                 f"the {self.name} process ended before it was ready",
@@ -73,7 +73,7 @@ class Child:
                 except subprocess.TimeoutExpired:
                     continue
             break
-        self._drop_ready()
+        self.drop_ready()
         self.drop_exit()
 
     def drop_exit(self) -> None:
@@ -81,7 +81,7 @@ class Child:
             os.close(self.exit_fd)
             self.exit_fd = -1
 
-    def _drop_ready(self) -> None:
+    def drop_ready(self) -> None:
         if self.ready_fd >= 0:
             os.close(self.ready_fd)
             self.ready_fd = -1
@@ -104,14 +104,29 @@ def start_node(config: Config, log_path: str) -> Child:
     try:
         os.write(fd, msgspec.json.encode(config))
         words = ["headrace.node", "--config-json", f"/proc/self/fd/{fd}"]
-        return Child("node", words, log_path=log_path, pass_fd=fd)
+        return Child("node", words, log_path=log_path, pass_fds=(fd,))
     finally:
         os.close(fd)
 
 
-def start_holder(mountpoint: str, socket: str, log_path: str, *, io: str, allow_other: bool) -> Child:
+def start_holder(
+    mountpoint: str,
+    socket: str,
+    log_path: str,
+    *,
+    io: str,
+    allow_other: bool,
+    fds: tuple[int, int],
+    mounted: bool = False,
+) -> Child:
+    """fds: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when it is
+    ready."""
     words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket, "--io", io]
-    return Child("mount", words + (["--allow-other"] if allow_other else []), log_path=log_path)
+    if mounted:
+        words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]
+    else:
+        words += ["--fds", str(fds[0]), str(fds[1])] + (["--allow-other"] if allow_other else [])
+    return Child("mount", words, log_path=log_path, pass_fds=fds)
 
 
 def error_of(answer: dict[str, Any]) -> HeadraceError:

@@ -1,7 +1,8 @@
 """What `up` and `fuse` do while they run: start node and holder, start a dead node again, end both in order.
 
 One thread, one `select` over: our signals, the ready pipes, the exit of each process. The holder looks after its
-sessions by itself; a holder that was killed was replaced by its session, and we follow the new one.
+sessions by itself; a holder that was killed was replaced by its session, and we follow the new one. When both were
+killed we start another holder: we have kept the descriptors of the mount, so no reader has seen an error.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ READY_WITHIN_S = 60.0
 STEADY_S = 30.0
 BACKOFF_S_MAX = 10.0
 HOLDER_STOP_S = 10.0
+REPLACED_WITHIN_S = 5.0
 NODE_STOP_S = 20.0
 
 
@@ -41,6 +43,7 @@ class Supervisor:
         self._node: Child | None = None
         self._holder: Child | None = None
         self._holder_fd = -1
+        self._mount_fds: tuple[int, int] | None = None
         self._stopping = False
         self._deaths = 0
         self._node_began_s = 0.0
@@ -71,24 +74,31 @@ class Supervisor:
         if self._config is not None:
             self._start_node()
         if self.state.mountpoint:
-            from headrace.fuse import mount
+            from headrace.fuse import device, ledger, mount
 
             self.state.mountpoint = mount.prepare(self.state.mountpoint)  # while the node starts
+            self._mount_fds = device.open_device(), ledger.create()
         if self._node is not None:
             self._await(self._node)
         if self.state.mountpoint:
-            self._holder = start_holder(
-                self.state.mountpoint,
-                self.state.socket,
-                self.state.log,
-                io=self._io,
-                allow_other=self._allow_other,
-            )
+            self._holder = self._start_holder(mounted=False)
             answer = self._await(self._holder)
             self.state.holder_pid = int(str(answer.get("pid", self._holder.pid)))
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._holder_fd = self._holder.exit_fd
+
+    def _start_holder(self, *, mounted: bool) -> Child:
+        assert self._mount_fds is not None
+        return start_holder(
+            self.state.mountpoint,
+            self.state.socket,
+            self.state.log,
+            io=self._io,
+            allow_other=self._allow_other,
+            fds=self._mount_fds,
+            mounted=mounted,
+        )
 
     def _start_node(self) -> None:
         assert self._config is not None
@@ -154,23 +164,35 @@ class Supervisor:
         warn(f"the node ended: {why} (started again in {pause_s:.1f} s)")
 
     def _on_holder_gone(self) -> None:
-        """Its session replaces a holder that was killed; where nothing is mounted any more, we are done."""
+        """Its session replaces a holder that was killed, and we do when that is dead too; where nothing is mounted
+        any more, we are done."""
         os.close(self._holder_fd)
         if self._holder is not None:
             self._holder.process.wait()
+            self._holder.drop_ready()
             self._holder.exit_fd = -1
             self._holder = None
         self._holder_fd = -1
         from headrace.fuse import device
 
-        until_s = time.monotonic() + 5
-        while device.mounted_at(self.state.mountpoint) is not None and time.monotonic() < until_s:
-            pid = find_holder(self.state.mountpoint)
+        until_s = time.monotonic() + REPLACED_WITHIN_S
+        while device.mounted_at(self.state.mountpoint) is not None:
+            if self._stopping:
+                return
+            session_pid = find_process("headrace.fuse.session_main", self.state.mountpoint)
+            pid = find_process("headrace.fuse.holder", self.state.mountpoint)
             if pid:
-                self._holder_fd, self.state.holder_pid = os.pidfd_open(pid), pid
+                self._holder_fd = _pidfd(pid)
+            elif not session_pid:
+                self._holder = self._start_holder(mounted=True)
+                self._holder_fd, pid = self._holder.exit_fd, self._holder.pid
+            elif time.monotonic() > until_s:
+                os.kill(session_pid, signal.SIGKILL)  # it should have; the next round does it
+            if self._holder_fd >= 0:
+                self.state.holder_pid = pid
                 write_state(self._run_folder, self.state)
                 return
-            time.sleep(0.05)
+            time.sleep(0.02)
         warn(f"{self.state.mountpoint} was unmounted")
         self._stopping = True
 
@@ -184,6 +206,8 @@ class Supervisor:
         elif self._holder_fd >= 0:
             signal.pidfd_send_signal(self._holder_fd, signal.SIGTERM)
             select.select([self._holder_fd], [], [], HOLDER_STOP_S)
+        for fd in self._mount_fds or ():
+            os.close(fd)  # else who still has a file of it open would wait for ever
         if self.state.mountpoint and self.state.holder_pid:
             detach(self.state.mountpoint)
         if self._node is not None:
@@ -191,8 +215,8 @@ class Supervisor:
         remove_state(self._run_folder, self.state.pid)
 
 
-def find_holder(mountpoint: str) -> int:
-    """The pid of the process that holds this mount; 0 when there is none."""
+def find_process(module: str, mountpoint: str) -> int:
+    """The pid of the process that runs this module for this mount; 0 when there is none."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -200,9 +224,17 @@ def find_holder(mountpoint: str) -> int:
                     words = source.read().split(b"\0")
             except OSError:
                 continue
-            if b"headrace.fuse.holder" in words and os.fsencode(mountpoint) in words:
+            if module.encode() in words and os.fsencode(mountpoint) in words:
                 return int(name)
     return 0
+
+
+def _pidfd(pid: int) -> int:
+    """-1: it has ended."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
 
 
 def detach(mountpoint: str) -> None:

@@ -28,7 +28,7 @@ _CLIENT = "headrace.sdk.client:connect"
 
 
 class Holder:
-    """One mount. fuse_fd, ledger_fd: inherited from a dead holder, by way of its session."""
+    """One mount. fuse_fd, ledger_fd: inherited from a dead holder, by way of its session, or from who started us."""
 
     def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
         self._arguments = arguments
@@ -54,6 +54,11 @@ class Holder:
     def adopt(self, control: socket.socket, pid: int) -> None:
         self._control, self._session_pid, self._ready = control, pid, True
         self._started_s = time.monotonic()
+
+    def resume(self) -> None:
+        """Of a mount that lost its holder and its session."""
+        self.start_session()
+        self._ready = True
 
     def start_session(self) -> None:
         a = self._arguments
@@ -172,10 +177,13 @@ def run_holder(
     read_only: bool = True,
     ready_fd: int | None = None,
     client: str = _CLIENT,
+    fds: tuple[int, int] | None = None,
 ) -> int:
     """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
     line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
-    of its own."""
+    of its own. fds: /dev/fuse, not mounted yet, and a ledger, which the caller keeps open too: the mount then
+    outlives a holder and a session that die together, and `--adopt-fuse-fd`, `--adopt-ledger-fd` alone resume
+    it."""
     arguments = argparse.Namespace(
         socket=socket_path,
         io=io,
@@ -186,21 +194,27 @@ def run_holder(
         if not read_only:
             raise NotSupportedError("mounts are read-only", hint="leave read_only on")
         arguments.mountpoint = mount.prepare(mountpoint)
-        fuse_fd = device.open_device()
+        fuse_fd, ledger_fd = fds or (device.open_device(), ledger.create())
+        for fd in (fuse_fd, ledger_fd):
+            os.set_inheritable(fd, False)
         device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other)
     except HeadraceError as error:
         say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
-    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger.create())
+    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
     holder.start_session()
     return holder.run()
 
 
 def _adopt(arguments: argparse.Namespace) -> int:
-    for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd, arguments.adopt_control_fd):
+    for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd):
         os.set_inheritable(fd, False)
     holder = Holder(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
-    holder.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
+    if arguments.adopt_control_fd < 0:
+        holder.resume()
+    else:
+        os.set_inheritable(arguments.adopt_control_fd, False)
+        holder.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
     return holder.run()
 
 
@@ -212,6 +226,7 @@ def main() -> int:
     parser.add_argument("--allow-other", action="store_true")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--client", default=_CLIENT)
+    parser.add_argument("--fds", type=int, nargs=2)
     for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
@@ -224,6 +239,7 @@ def main() -> int:
         allow_other=a.allow_other,
         ready_fd=a.ready_fd,
         client=a.client,
+        fds=None if a.fds is None else (a.fds[0], a.fds[1]),
     )
 
 

@@ -1,0 +1,179 @@
+"""SIGKILL of node, session and holder, alone and in pairs, at random moments, while other processes read.
+
+Every byte they read is held against the origin's; no read may fail; the mount works afterwards, and `down` leaves
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+
+import pytest
+
+from tests.faults.conftest import MakeHost
+from tests.integration.cli.host import MIB, READER, Host, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
+
+ROLES = ("node", "session", "holder")
+TARGETS = [*[(role,) for role in ROLES], *combinations(ROLES, 2)]
+READERS = 3
+
+
+class Reading:
+    """Processes that read and compare until told to stop."""
+
+    def __init__(self, host: Host, seed: int, names: list[str]) -> None:
+        words = [sys.executable, READER]
+        self._all = [
+            subprocess.Popen(
+                [*words, f"loop{seed + number}", host.mount, host.truth, *names],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for number in range(READERS)
+        ]
+
+    def stop(self) -> list[dict[str, object]]:
+        rows = []
+        for one in self._all:
+            out, _ = one.communicate(timeout=60)
+            assert one.returncode == 0, one.returncode
+            rows.append(json.loads(out))
+        return rows
+
+    def kill(self) -> None:
+        for one in self._all:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.parametrize("io", ["auto", "splice"])
+def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
+    host = make_host(fill_range_bytes=MIB)
+    names = []
+    for number in range(30):
+        names.append(f"small/{number}")
+        host.put(names[-1], 20_000 + number)
+    for number in range(6):
+        names.append(f"large/{number}")
+        host.put(names[-1], 6 * MIB + number)
+    up = host.up(host.truth, host.mount, "--io", io)
+    host.ok("load", "/small")
+    chance = random.Random(f"kills {io}")
+    reading = Reading(host, 1, names)
+    try:
+        for target in chance.sample(TARGETS * 2, len(TARGETS) * 2):
+            pids = [wait_pid(host, role) for role in target]
+            time.sleep(chance.random() * 0.4)  # the moment is what is tested
+            for pid in pids:
+                kill(pid)
+            if chance.random() < 0.5:
+                host.headrace("free", "/large")  # cold again
+        rows = reading.stop()
+    finally:
+        reading.kill()
+    for row in rows:
+        assert row["wrong"] == [], row
+        assert row["errors"] == {}, row
+        assert int(str(row["rounds"])) > 10, row
+    for role in ROLES:
+        wait_pid(host, role)
+    host.assert_right(mode="mmap")
+    host.ok("load")
+    host.assert_right()
+    assert host.json("fsck")["failed_files"] == 0
+    host.ok("down")
+    assert up.wait() == 0
+    assert "Traceback" not in up.said
+    host.assert_nothing_left()
+
+
+def test_while_the_node_is_away_warm_files_read_and_cold_ones_wait(make_host: MakeHost) -> None:
+    host = make_host()
+    host.put("warm", 3 * MIB)
+    host.put("small", 1000)
+    host.put("cold", 2 * MIB + 1)
+    up = host.up()
+    host.ok("load", "/warm")
+    host.ok("load", "/small")
+    host.ok("ls", host.mount)
+    up.signal(signal.SIGSTOP)  # nobody starts it again
+    kill(up.ready["node_pid"])
+    host.assert_right("warm", "small")
+    host.assert_right("warm", "small", mode="mmap")
+    status = host.headrace("status")
+    assert status.returncode == 30
+    assert len(status.stderr.splitlines()) == 1
+    words = [sys.executable, READER, "read", host.mount, host.truth, "cold"]
+    cold = subprocess.Popen(words, stdout=subprocess.PIPE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        cold.wait(0.5)
+    up.signal(signal.SIGCONT)
+    out, _ = cold.communicate(timeout=20)
+    assert json.loads(out) == {"name": "cold", "bytes": 2 * MIB + 1, "error": "", "wrong": -1}
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+def test_a_load_that_its_node_did_not_survive_says_so(make_host: MakeHost) -> None:
+    host = make_host()
+    for number in range(4):
+        host.put(f"{number}", 8 * MIB)
+    up = host.up(host.truth, host.mount, "-o", f"bytes_limit_per_s={8 * MIB}")
+    load = host.start("load")
+    wait_until(lambda: host.json("status")["origin"]["bytes_read"] > 0)
+    kill(up.ready["node_pid"])
+    assert load.wait() == 30
+    assert len(load.said.splitlines()) == 1
+    assert wait_pid(host, "node") != up.ready["node_pid"]
+    wait_until(lambda: host.headrace("status").returncode == 0)
+    host.assert_right("0")
+    host.ok("down")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+def test_everything_killed_at_once_and_up_again(make_host: MakeHost) -> None:
+    host = make_host()
+    host.put("a", 5 * MIB)
+    host.put("b", 5 * MIB)
+    for _ in range(3):
+        up = host.up()
+        host.assert_right("a")
+        for pid in [up.pid, *(pid for pid in host.processes() if pid != up.pid)]:
+            kill(pid)
+        up.wait()
+        wait_until(lambda: not host.processes())
+        assert host.read("a")["a"]["error"] == "ENOTCONN"  # nobody is there, and it says so at once
+    up = host.up()  # over the dead mount, without a word from the user
+    host.assert_right()
+    host.ok("down", "--all")
+    assert up.wait() == 0
+    host.assert_nothing_left()
+
+
+def wait_pid(host: Host, role: str) -> int:
+    found = [0]
+    wait_until(
+        lambda: found.append(host.pid_of(role)) or found[-1],
+        limit_s=20,
+        what=lambda: f"no {role}: {host.processes()}",
+    )
+    return found[-1]
+
+
+def kill(pid: int) -> None:
+    assert pid > 1
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
