@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,73 +14,97 @@ import pytest
 from tests.faults.conftest import MakeHost
 from tests.integration.cli.host import Host
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
+
+PAGE_BYTES = 4096
+
+Damage = Callable[[Path], None]
 
 
-def _garbage_everywhere(path: Path) -> None:
-    size = path.stat().st_size
-    path.write_bytes(random.Random(1).randbytes(size))
+def garbage(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
 
 
-def _garbage_in_the_middle(path: Path) -> None:
-    chance, size = random.Random(2), path.stat().st_size
+def garbage_in_pages(path: Path, *, seed: int, share: float) -> None:
+    """Its head is sound, so it opens: the damage is met where it is used."""
+    chance, size = random.Random(seed), path.stat().st_size
     with path.open("r+b") as file:
-        for page in range(2, size // 4096):
-            if chance.random() < 0.7:
-                file.seek(page * 4096)
-                file.write(chance.randbytes(4096))
+        for page in range(2, size // PAGE_BYTES):
+            if chance.random() < share:
+                file.seek(page * PAGE_BYTES)
+                file.write(chance.randbytes(PAGE_BYTES))
 
 
-def _zeros(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.write(bytes(path.stat().st_size))
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
 
 
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2 // 4096 * 4096)
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2 // PAGE_BYTES * PAGE_BYTES)
 
 
-def _empty(path: Path) -> None:
+def empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-def _gone(path: Path) -> None:
+def gone(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [_garbage_everywhere, _garbage_in_the_middle, _zeros, _cut, _empty, _gone])
-@pytest.mark.parametrize("how_it_ended", ["in order", "killed"])
-def test_damaged(make_host: MakeHost, damage: object, how_it_ended: str) -> None:
-    host = make_host()
-    _fill(host)
+WHOLE: list[Damage] = [garbage, zeros, cut, empty, gone]
+PAGES: list[Damage] = [
+    partial(garbage_in_pages, seed=seed, share=share) for seed, share in ((1, 0.05), (2, 0.05), (6, 0.5))
+]
+
+
+@pytest.fixture
+def host(make_host: MakeHost) -> Host:
+    one = make_host()
+    for number in range(300):
+        one.put(f"{number % 7}/a-rather-long-name-so-that-the-index-has-pages-{number}.bin", 1000 + number)
+    one.put("large.tar", (5 << 20) + 99)
+    return one
+
+
+def test_damaged_after_an_end_in_order(host: Host) -> None:
     up = host.up()
     host.ok("load")
-    host.assert_right()
-    if how_it_ended == "killed":
-        up.process.kill()  # so that the node is not started again
-        os.kill(up.ready["node_pid"], 9)
+    host.ok("down")
+    assert up.wait() == 0
+    saved = host.base / "saved"
+    shutil.copytree(host.cache, saved)
+    for damage in [*WHOLE, *PAGES]:
+        shutil.rmtree(host.cache)
+        shutil.copytree(saved, host.cache)
+        damage(host.cache / "index" / "data.mdb")
+        up_and_right(host, expected_aside=damage in WHOLE and damage is not gone)
+
+
+def test_damaged_after_a_kill(host: Host) -> None:
+    up = host.up()
+    host.ok("load")
+    up.process.kill()  # so that the node is not started again
+    os.kill(up.ready["node_pid"], 9)
     host.ok("down")
     up.wait()
     host.assert_nothing_left()
-    assert callable(damage)
-    damage(host.cache / "index" / "data.mdb")
+    garbage_in_pages(host.cache / "index" / "data.mdb", seed=4, share=0.3)
+    up_and_right(host, expected_aside=False)
+
+
+def up_and_right(host: Host, *, expected_aside: bool) -> None:
     up = host.up()
     host.assert_right()
     host.ok("load")
-    host.assert_right(mode="mmap")
+    found = host.headrace("fsck")
+    # damage that nobody met so far may be met now: what it says of files is then repaired, and named
+    assert found.returncode in (0, 50), found
+    assert found.returncode == 0 or found.stderr, found
+    host.assert_right()
     aside = list(host.cache.glob("index.corrupt-*"))
-    log = Path(up.ready["log"]).read_text()
+    assert aside or not expected_aside
     if aside:
-        assert str(aside[0]) in log
-    else:  # nothing to put aside, or what is damaged is not in use
-        assert damage in (_empty, _gone, _garbage_in_the_middle)
-    assert host.json("fsck")["failed_files"] == 0
+        assert str(aside[0]) in Path(up.ready["log"]).read_text()
     host.ok("down")
     assert up.wait() == 0
     host.assert_nothing_left()
-
-
-def _fill(host: Host) -> None:
-    for number in range(300):
-        host.put(f"{number % 7}/a-rather-long-name-so-that-the-index-has-pages-{number}.bin", 1000 + number)
-    host.put("large.tar", (5 << 20) + 99)

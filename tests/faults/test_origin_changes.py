@@ -151,7 +151,7 @@ def keep_old(host: Host) -> Path:
 
 
 def start_reader(host: Host, truth: Path, name: str) -> subprocess.Popen[bytes]:
-    words = [sys.executable, READER, "read", host.mount, truth, name]
+    words = [sys.executable, str(READER), "read", str(host.mount), str(truth), name]
     return subprocess.Popen(words, stdout=subprocess.PIPE)
 
 

@@ -24,6 +24,7 @@ STEADY_S = 30.0
 BACKOFF_S_MAX = 10.0
 HOLDER_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
 
 
@@ -79,7 +80,7 @@ class Supervisor:
             self.state.mountpoint = mount.prepare(self.state.mountpoint)  # while the node starts
             self._mount_fds = device.open_device(), ledger.create()
         if self._node is not None:
-            self._await(self._node)
+            self._await_node()
         if self.state.mountpoint:
             self._holder = self._start_holder(mounted=False)
             answer = self._await(self._holder)
@@ -87,6 +88,26 @@ class Supervisor:
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._holder_fd = self._holder.exit_fd
+
+    def _await_node(self) -> None:
+        """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
+        assert self._node is not None
+        try:
+            self._await(self._node)
+        except HeadraceError:
+            if self._node.process.returncode not in CRASHES:
+                raise
+            self._suspect_index()
+            self._start_node()
+            self._await(self._node)
+
+    def _suspect_index(self) -> None:
+        from headrace.node.node import mark_index_corrupt
+
+        assert self._config is not None
+        assert self._node is not None
+        warn(f"the node crashed (status {self._node.process.returncode}); its index is put aside")
+        mark_index_corrupt(self._config)
 
     def _start_holder(self, *, mounted: bool) -> Child:
         assert self._mount_fds is not None
@@ -156,9 +177,11 @@ class Supervisor:
     def _on_node_gone(self, why: str) -> None:
         assert self._node is not None
         self._node.stop(1)
-        self._node = None
         steady = time.monotonic() - self._node_began_s > STEADY_S
         self._deaths = 0 if steady else self._deaths + 1
+        if self._deaths > 1 and self._node.process.returncode in CRASHES:
+            self._suspect_index()
+        self._node = None
         pause_s = min(BACKOFF_S_MAX, 0.1 * 2.0 ** min(self._deaths, 8))
         self._again_at_s = time.monotonic() + pause_s
         warn(f"the node ended: {why} (started again in {pause_s:.1f} s)")

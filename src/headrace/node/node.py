@@ -75,6 +75,7 @@ class Node:
         self.store = store
         self.began_s = time.time()
         self.stopping = asyncio.Event()
+        self.failed = False
         self.subscribers = Subscribers()
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
@@ -113,6 +114,14 @@ class Node:
     @classmethod
     async def start(cls, config: Config) -> Node:
         """Recovered, mounted and listening on return. Raises HeadraceError, with everything let go."""
+        try:
+            return await cls._started(config)
+        except CorruptIndexError as error:  # seen only now that it is used
+            _put_aside(config, error)
+            return await cls._started(config)
+
+    @classmethod
+    async def _started(cls, config: Config) -> Node:
         store = _open_store(config)
         try:
             node = cls(config, store)
@@ -120,7 +129,7 @@ class Node:
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
         except BaseException:
-            store.close()
+            _close_after_failure(store)
             raise
         node._upkeep = asyncio.ensure_future(node._keep_up())
         return node
@@ -136,7 +145,22 @@ class Node:
         self.store.close()
 
     async def answer(self, request: Request) -> Answer:
-        """The door's one call: what each request means."""
+        """The door's one call."""
+        try:
+            return await self._answer(request)
+        except CorruptIndexError as error:
+            self._give_up_index(error)
+            raise
+
+    def _give_up_index(self, error: CorruptIndexError) -> None:
+        """A damaged page was met: this node ends, and the next one begins with a new index."""
+        log.error("index is corrupt, the node ends to make it anew error=%s", error)
+        self.failed = True
+        mark_index_corrupt(self.config)
+        self.stopping.set()
+
+    async def _answer(self, request: Request) -> Answer:
+        """What each request means."""
         match request:
             case Lookup(parent=parent, name=name):
                 await self.namespace.lookup(FileId(parent), name)
@@ -204,8 +228,12 @@ class Node:
         }
 
     async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
-        async for state in self.jobs.run(request.kind, request.path, request.options):
-            yield state
+        try:
+            async for state in self.jobs.run(request.kind, request.path, request.options):
+                yield state
+        except CorruptIndexError as error:
+            self._give_up_index(error)
+            raise
 
     async def _attach_configured(self) -> None:
         """Mounts of the configuration win over those that the index remembers."""
@@ -264,6 +292,8 @@ class Node:
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
                     await asyncio.get_running_loop().run_in_executor(self.disk, self.store.sync)
+            except CorruptIndexError as error:
+                self._give_up_index(error)
             except HeadraceError as error:
                 log.warning("upkeep failed error=%s", error)
 
@@ -294,8 +324,11 @@ async def _run(config: Config, ready_fd: int | None) -> int:
     stop_on_signals(node.stopping)
     say_ready(ready_fd, config.socket_path)
     await node.stopping.wait()
-    await node.stop()
-    return 0
+    try:
+        await node.stop()
+    except CorruptIndexError as error:
+        node._give_up_index(error)
+    return 1 if node.failed else 0
 
 
 def _open_store(config: Config) -> Store:
@@ -303,13 +336,40 @@ def _open_store(config: Config) -> Store:
         Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
         for number, volume in enumerate(config.cache)
     ]
+    if os.path.exists(_corrupt_mark(config)):
+        _put_aside(config, CorruptIndexError("the last node met a damaged page"))
     try:
         return _store_at(config, volumes)
     except CorruptIndexError as error:
-        aside = f"{index_folder(config)}.corrupt-{int(time.time())}"
-        log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
-        os.rename(index_folder(config), aside)
+        _put_aside(config, error)
         return _store_at(config, volumes)
+
+
+def _put_aside(config: Config, error: CorruptIndexError) -> None:
+    aside = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
+    log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
+    os.rename(index_folder(config), aside)
+
+
+def _corrupt_mark(config: Config) -> str:
+    return os.path.join(index_folder(config), "corrupt")
+
+
+def mark_index_corrupt(config: Config) -> None:
+    """The next start puts the index aside, also when it does not come upon the damage."""
+    try:
+        with open(_corrupt_mark(config), "wb"):
+            pass
+    except OSError as error:
+        log.error("index can't be marked as corrupt error=%s", error)
+
+
+def _close_after_failure(store: Store) -> None:
+    """The failure is what is told, not that a damaged index can't be closed in order either."""
+    try:
+        store.close()
+    except HeadraceError as error:
+        log.warning("store not closed in order error=%s", error)
 
 
 def _store_at(config: Config, volumes: list[Volume]) -> Store:

@@ -304,6 +304,9 @@ class Store:
                 self._forget_writer(id)
             self._sync(pause_s=0)
             self.index.close(clean=True)
+        except HeadraceError:
+            self.index.close(clean=False)
+            raise
         finally:
             for volume in self.volumes:
                 volume.close()
