@@ -12,7 +12,8 @@ from .workers import busy_s
 
 IDLE_S = 1.0
 WARM_PASSES = 3
-FILES_LIMIT_S = 8
+FILES_LIMIT_S = 6
+WARM_LIMIT_S = 6
 FILL_LIMIT_S = 30
 
 
@@ -65,7 +66,10 @@ def small_files(bench: Bench) -> None:
             measure = f"3 small files, {processes} process{'es' * (processes > 1)}"
             for name, count in cached.items():
                 with bench.attempt(measure, name):
-                    got = _read_files(bench, bench.mounts[name].root, count, turn, processes, FILES_LIMIT_S)
+                    root = bench.mounts[name].root
+                    # not measured: what the others read since may have pushed these pages out of memory
+                    _read_files(bench, root, count, turn, processes, WARM_LIMIT_S)
+                    got = _read_files(bench, root, count, turn, processes, FILES_LIMIT_S)
                     bench.results.add(measure, name, got["files"] / got["seconds"], unit="files/s")
                     if got["files"] < count:
                         bench.results.note(f"3: {name} read a part of its files, for {FILES_LIMIT_S} s a run")
