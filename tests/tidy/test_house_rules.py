@@ -1,0 +1,79 @@
+"""The rules of the house that no other tool keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = sorted(
+    [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+)
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "changes").glob("*.md")])
+MODULE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 70
+NO_NAMES = ("util", "utils", "common", "helper", "helpers", "misc")
+MARKS = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_modules_and_functions_are_short() -> None:
+    long = [
+        f"{name_of(p)}: {n} lines" for p in CODE if (n := len(p.read_text().splitlines())) > MODULE_LINES_MAX
+    ]
+    for path in CODE:
+        found = [(name, n) for name, n in functions(path) if n > FUNCTION_LINES_MAX]
+        long += [f"{name_of(path)}: {name}, {n} lines" for name, n in found]
+    assert long == []
+
+
+def test_no_room_for_everything() -> None:
+    assert [name_of(path) for path in CODE if path.stem in NO_NAMES or path.parent.name in NO_NAMES] == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        p for p in CODE if p.read_text().strip() and ast.get_docstring(ast.parse(p.read_text())) is None
+    ]
+    assert [name_of(path) for path in silent] == []
+
+
+def test_nothing_is_left_for_later_in_a_comment() -> None:
+    assert [name_of(path) for path in [*CODE, *PAGES] if MARKS.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    from typer.testing import CliRunner
+
+    from headrace.cli.main import build_app
+
+    named = set(re.findall(r"`headrace ([a-z]+)", (ROOT / "README.md").read_text()))
+    listed = CliRunner().invoke(build_app(), ["--help"]).output
+    assert named
+    assert [word for word in sorted(named) if not re.search(rf"\b{word}\b", listed)] == []
+
+
+def test_folders_of_tests_hold_tests() -> None:
+    folders = {path.parent for path in (ROOT / "tests").rglob("__init__.py")}
+    leaves = [f for f in folders if not any(other != f and f in other.parents for other in folders)]
+    assert [name_of(f) for f in leaves if not list(f.glob("test_*.py"))] == []
