@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.fuse, pytest.mark.timeout(90)]
 
 TIMEOUT_S = 1.0
 SIZES = {"small": 60_000, "large": 3 * MIB + 5}
-LASTING = ("500", "503", "429", "half", "close", "hang")
+LASTING = ("500", "503", "half", "close", "hang")
 ERRNOS = ("EHOSTUNREACH", "ETIMEDOUT", "EIO")
 
 

@@ -12,8 +12,7 @@ import typer
 from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, UsageError
 from headrace.cli import options
 from headrace.cli.render import print_json, say
-from headrace.cli.state import State, is_ours, read_states, remove_state
-from headrace.cli.target import answers
+from headrace.cli.state import State, drop_socket, is_ours, listener_of, read_states, remove_state
 
 STOP_WITHIN_S = 40.0
 
@@ -36,7 +35,7 @@ def down(
     chosen.sort(key=lambda state: state.kind != "fuse")  # mounts before the node they need
     ended: list[dict[str, Any]] = []
     for state in chosen:
-        _end(state, folder)
+        _end(state, folder, [one for one in states if one.pid != state.pid and one.alive()])
         ended.append(
             {"kind": state.kind, "pid": state.pid, "mountpoint": state.mountpoint, "socket": state.socket}
         )
@@ -63,7 +62,8 @@ def _choose(states: list[State], mountpoint: str | None) -> State:
     return states[0]
 
 
-def _end(state: State, folder: str) -> None:
+def _end(state: State, folder: str, others: list[State]) -> None:
+    """others: those alive; a dead one's mount or node may be theirs by now."""
     if state.alive():
         os.kill(state.pid, signal.SIGTERM)
         if not _gone(state.pid):
@@ -73,29 +73,20 @@ def _end(state: State, folder: str) -> None:
         return
     from headrace.cli.supervise import detach, find_process
 
-    pids = [
-        find_process("headrace.fuse.holder", state.mountpoint) if state.mountpoint else 0,
-        state.holder_pid,
-        state.session_pid,
-        state.node_pid,
-    ]
-    for pid in pids:
-        if is_ours(pid):
-            os.kill(pid, signal.SIGTERM)
-            _gone(pid)
-    if state.mountpoint:
+    if state.mountpoint and state.mountpoint not in [one.mountpoint for one in others]:
+        _terminate(find_process("headrace.fuse.holder", state.mountpoint))
+        _terminate(find_process("headrace.fuse.session_main", state.mountpoint))
         detach(state.mountpoint)
-    if state.kind != "fuse" and not answers(state.socket):
-        _drop(state.socket)
+    if state.kind != "fuse" and state.socket not in [one.socket for one in others if one.kind != "fuse"]:
+        _terminate(listener_of(state.socket))
+        drop_socket(state.socket)
     remove_state(folder, state.pid)
 
 
-def _drop(socket: str) -> None:
-    """A node that was killed leaves its socket behind."""
-    try:
-        os.unlink(socket)
-    except FileNotFoundError:
-        pass
+def _terminate(pid: int) -> None:
+    if is_ours(pid):
+        os.kill(pid, signal.SIGTERM)
+        _gone(pid)
 
 
 def _gone(pid: int) -> bool:

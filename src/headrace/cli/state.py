@@ -7,6 +7,8 @@ One whose process was killed stays behind and says what to clean up.
 from __future__ import annotations
 
 import os
+import socket
+import sys
 
 import msgspec
 
@@ -14,7 +16,8 @@ from headrace.base.errors import StoreError
 
 
 class State(msgspec.Struct, kw_only=True):
-    """kind: "up", "fuse" or "node". Pids are 0 where there is no such process."""
+    """kind: "up", "fuse" or "node". Pids are 0 where there is no such process. began: of `pid`, by `began_at`, so that
+    another process that got its number later is not taken for it."""
 
     kind: str
     pid: int
@@ -28,9 +31,10 @@ class State(msgspec.Struct, kw_only=True):
     holder_pid: int = 0
     session_pid: int = 0
     log: str = ""
+    began: int = 0
 
     def alive(self) -> bool:
-        return is_ours(self.pid)
+        return is_ours(self.pid) and self.began in (0, began_at(self.pid))
 
 
 def make_run_folder(folder: str) -> None:
@@ -46,6 +50,7 @@ def make_run_folder(folder: str) -> None:
 
 
 def write_state(folder: str, state: State) -> None:
+    state.began = began_at(state.pid)
     path = _path(folder, state.pid)
     with open(path + ".new", "wb") as out:
         out.write(msgspec.json.encode(state) + b"\n")
@@ -59,6 +64,14 @@ def remove_state(folder: str, pid: int) -> None:
         pass
 
 
+def remove_replaced(folder: str, state: State) -> None:
+    """What dead processes left of the mount, or of the node, that this one has now."""
+    for one in read_states(folder):
+        same = one.mountpoint == state.mountpoint if state.mountpoint else one.socket == state.socket
+        if same and one.pid != state.pid and not one.alive():
+            remove_state(folder, one.pid)
+
+
 def read_states(folder: str) -> list[State]:
     """All there are, those of dead processes too."""
     found = []
@@ -70,6 +83,47 @@ def read_states(folder: str) -> list[State]:
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or of another version
     return found
+
+
+def answers(socket_path: str) -> bool:
+    """Somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        one.settimeout(1)
+        try:
+            one.connect(socket_path)
+        except OSError:
+            return False
+    return True
+
+
+def drop_socket(socket_path: str) -> None:
+    """A node that was killed leaves its socket behind; one that lives keeps it."""
+    if not answers(socket_path):
+        try:
+            os.unlink(socket_path)
+        except FileNotFoundError:
+            pass
+
+
+def listener_of(socket_path: str) -> int:
+    """The pid of the process that listens there; 0 for none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        one.settimeout(1)
+        try:
+            one.connect(socket_path)
+        except OSError:
+            return 0
+        credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[:4], sys.byteorder)
+
+
+def began_at(pid: int) -> int:
+    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return int(source.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
 
 
 def is_ours(pid: int) -> bool:

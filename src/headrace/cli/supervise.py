@@ -16,7 +16,7 @@ from collections.abc import Callable
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
 from headrace.cli.process import Child, start_holder, start_node
 from headrace.cli.render import warn
-from headrace.cli.state import State, make_run_folder, remove_state, write_state
+from headrace.cli.state import State, drop_socket, make_run_folder, remove_replaced, remove_state, write_state
 from headrace.config.schema import Config
 
 READY_WITHIN_S = 60.0
@@ -60,6 +60,7 @@ class Supervisor:
         try:
             self._start()
             write_state(self._run_folder, self.state)
+            remove_replaced(self._run_folder, self.state)
             on_ready(self.state)
             while not self._stopping:
                 self._step()
@@ -235,6 +236,8 @@ class Supervisor:
             detach(self.state.mountpoint)
         if self._node is not None:
             self._node.stop(NODE_STOP_S)
+        if self._config is not None:
+            drop_socket(self.state.socket)
         remove_state(self._run_folder, self.state.pid)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket as sockets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, NodeUnavailableError, UsageError
-from headrace.cli.state import State, read_states
+from headrace.cli.state import State, answers, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
 
@@ -42,17 +41,6 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     if path is not None and "://" in path:
         raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
     return Target(_only(running, run_folder, states), _namespace_path(path))
-
-
-def answers(socket_path: str) -> bool:
-    """Somebody listens there."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as one:
-        one.settimeout(1)
-        try:
-            one.connect(socket_path)
-        except OSError:
-            return False
-    return True
 
 
 def _below_mountpoint(path: str | None, states: list[State]) -> Target | None:

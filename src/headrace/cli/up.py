@@ -161,7 +161,9 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        print_json({"ready": True, "ready_s": round(took_s, 3), **msgspec.to_builtins(state)})
+        fields = msgspec.to_builtins(state)
+        del fields["began"]
+        print_json({"ready": True, "ready_s": round(took_s, 3), **fields})
         return
     what = (
         f"{state.url or 'the namespace'} at {state.mountpoint}"

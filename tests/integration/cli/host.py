@@ -204,17 +204,24 @@ class Host:
 
     def close(self) -> None:
         """Whatever happened: no process, no mount."""
-        for _ in range(100):
-            for path in self.mounts():
-                device.unmount(path, detach=True)
-            for pid in self.processes():
+        for path in self.mounts():
+            device.unmount(path, detach=True)
+        self.kill_all()
+        for path in self.mounts():
+            device.unmount(path, detach=True)
+
+    def kill_all(self) -> None:
+        """One that was not killed yet may have started another, and one at its exec has no environment to be seen."""
+        quiet = 0
+        while quiet < 5:
+            found = self.processes()
+            quiet = 0 if found else quiet + 1
+            for pid in found:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-            if not self.processes() and not self.mounts():
-                return
-            time.sleep(0.02)
+            time.sleep(0.01)
 
 
 def wait_until(
