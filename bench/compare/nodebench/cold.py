@@ -12,9 +12,12 @@ from contextlib import contextmanager
 from .bench import Bench
 from .data import Data, s5cmd
 from .headrace_mount import HeadraceMount
-from .machine import NotRunError, discard, stop, touch_memory
+from .machine import NotRunError, discard, link, stop, touch_memory
 
 OURS = "headrace-passthrough"
+DOWNLOADERS = ("s5cmd", "obstore")
+LINKS = (0, 2)
+"""Gbit/s between the server and everybody; 0: as it is, when what limits is the processors that both share."""
 EPOCH_PROCESSES = 2
 EPOCH_LIMIT_S = 90
 S5CMD_PARTS = ["-c", "16", "-p", "8"]
@@ -27,6 +30,10 @@ def destination(bench: Bench) -> Iterator[str]:
         yield folder
     finally:
         discard(folder)
+
+
+def of_link(gbit: int) -> str:
+    return f", link of {gbit} Gbit/s" if gbit else ""
 
 
 def download(bench: Bench, key: str, *, by: str, load: bool) -> float:
@@ -46,39 +53,52 @@ def download(bench: Bench, key: str, *, by: str, load: bool) -> float:
 
 
 def cold_load(bench: Bench) -> None:
-    """Case 5."""
+    """Case 5, with the server on this machine's own processors, and behind a link of a network's speed."""
     bench.stop_cached()
     bench.say("  one download that is not measured")
     with bench.attempt("5 cold load", "obstore"):
         download(bench, Data.MODEL, by="obstore", load=False)
-    for _ in range(bench.repeat):
-        with bench.attempt("5 cold load", OURS), bench.up("passthrough") as mount:
+    for gbit in LINKS:
+        measure = "5 cold load" + of_link(gbit)
+        with bench.attempt(measure, "all"), link(gbit):
+            for _ in range(bench.repeat):
+                _cold_load_turn(bench, measure)
+
+
+def _cold_load_turn(bench: Bench, measure: str) -> None:
+    with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
+        touch_memory()
+        got = bench.worker("load_model", os.path.join(mount.root, Data.MODEL))
+        bench.results.add(measure, OURS, got["seconds"], unit="s")
+    for by in DOWNLOADERS:
+        with bench.attempt(measure, by):
             touch_memory()
-            got = bench.worker("load_model", os.path.join(mount.root, Data.MODEL))
-            bench.results.add("5 cold load", OURS, got["seconds"], unit="s")
-        for by in ("s5cmd", "obstore"):
-            with bench.attempt("5 cold load", by):
-                touch_memory()
-                seconds = download(bench, Data.MODEL, by=by, load=True)
-                bench.results.add("5 cold load", by, seconds, unit="s")
+            bench.results.add(measure, by, download(bench, Data.MODEL, by=by, load=True), unit="s")
 
 
 def first_read(bench: Bench) -> None:
-    """Case 6."""
+    """Case 6, likewise."""
     bench.stop_cached()
-    size = bench.data.big_bytes
     with bench.attempt("6 first read", "obstore"):
         download(bench, Data.BIG, by="obstore", load=False)
-    for _ in range(bench.repeat):
-        with bench.attempt("6 first read", OURS), bench.up("passthrough") as mount:
+    for gbit in LINKS:
+        measure = "6 first read" + of_link(gbit)
+        with bench.attempt(measure, "all"), link(gbit):
+            for _ in range(bench.repeat):
+                _first_read_turn(bench, measure)
+
+
+def _first_read_turn(bench: Bench, measure: str) -> None:
+    size = bench.data.big_bytes
+    with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
+        touch_memory()
+        got = bench.worker("sequential", os.path.join(mount.root, Data.BIG), 1)
+        bench.results.add(measure, OURS, size / got["seconds"] / 1e9, unit="GB/s")
+    for by in DOWNLOADERS:
+        with bench.attempt(measure, by):
             touch_memory()
-            got = bench.worker("sequential", os.path.join(mount.root, Data.BIG), 1)
-            bench.results.add("6 first read", OURS, size / got["seconds"] / 1e9, unit="GB/s")
-        for by in ("s5cmd", "obstore"):
-            with bench.attempt("6 first read", by):
-                touch_memory()
-                seconds = download(bench, Data.BIG, by=by, load=False)
-                bench.results.add("6 first read", by, size / seconds / 1e9, unit="GB/s")
+            seconds = download(bench, Data.BIG, by=by, load=False)
+            bench.results.add(measure, by, size / seconds / 1e9, unit="GB/s")
 
 
 def first_epoch(bench: Bench) -> None:

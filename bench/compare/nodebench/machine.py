@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +107,36 @@ def drop_page_cache() -> None:
     os.sync()
     with open("/proc/sys/vm/drop_caches", "w") as control:
         control.write("3")
+
+
+@contextmanager
+def link(gbit: int) -> Iterator[None]:
+    """The loopback device is no faster than this; 0 leaves it alone. NotRunError where tc or the kernel can't."""
+    if not gbit:
+        yield
+        return
+    tc = [tool("tc"), "qdisc"]
+    run(
+        [
+            *tc,
+            "replace",
+            "dev",
+            "lo",
+            "root",
+            "tbf",
+            "rate",
+            f"{gbit}gbit",
+            "burst",
+            "4mb",
+            "latency",
+            "50ms",
+        ],
+        timeout_s=10,
+    )
+    try:
+        yield
+    finally:
+        run([*tc, "del", "dev", "lo", "root"], timeout_s=10)
 
 
 def touch_memory() -> None:

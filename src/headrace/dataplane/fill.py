@@ -57,6 +57,7 @@ class Fill:
         self.committed = False  # set by on_complete, as is the next
         self.failure: HeadraceError | None = None
         self.asked = 0  # how often somebody wanted blocks of it
+        self._writing = asyncio.Lock()  # the kernel writes one range a file at a time, and others would only spin
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole: asyncio.Task[None] | None = None
 
@@ -141,7 +142,8 @@ class Fill:
             )
             self._gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
             # within the gate: else a disk that is slower than the origin lets bodies pile up in memory
-            await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
+            async with self._writing:
+                await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keeps as many ranges in flight as the gate admits, and a few to go on with."""
