@@ -1,0 +1,71 @@
+"""Who may look at whom across the two towers: what import-linter's layers don't say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src/headrace"
+NODE_TOWER = ("entry", "jobs", "dataplane", "namespace", "origin", "store", "node")
+ALLOWED = {
+    "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
+    "fuse": (),
+    "cli": ("node.node",),  # `node run`, and the mark that an index is corrupt
+    "bench": (),
+}
+OUTSIDE = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Names below headrace, of imports anywhere in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("headrace."):
+            yield node.module.removeprefix("headrace.")
+        elif isinstance(node, ast.ImportFrom) and node.module == "headrace":
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (
+                one.name.removeprefix("headrace.") for one in node.names if one.name.startswith("headrace.")
+            )
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_the_client_tower_sees_of_the_node_tower_only(room: str) -> None:
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for name in imports(path)
+        if name.split(".")[0] in NODE_TOWER and name not in ALLOWED[room]
+    }
+    assert found == set()
+
+
+def test_only_the_index_speaks_lmdb_and_only_origins_speak_to_clouds() -> None:
+    foreign = {"lmdb": {"store/index.py"}, "obstore": {"origin", "testing"}, "fsspec": {"origin", "testing"}}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        for library, places in foreign.items():
+            if re.search(rf"^\s*(?:import|from) {library}\b", path.read_text(), re.MULTILINE):
+                assert name in places or name.split("/")[0] in places, f"{name} imports {library}"
+
+
+def test_no_path_of_one_machine_is_written_down() -> None:
+    kinds = (".py", ".md", ".toml", ".sh")
+    files = [
+        path
+        for folder in ("src", "tests", "bench", "docs", "changes", ".ci")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds or folder == ".ci"
+    ]
+    files += [ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "dev"]
+    named = [
+        str(path.relative_to(ROOT))
+        for path in files
+        if path.is_file() and OUTSIDE.search(path.read_text(errors="replace"))
+    ]
+    assert named == []
