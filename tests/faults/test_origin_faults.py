@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -11,7 +13,7 @@ from headrace.cli.exit_codes import SOME_FAILED
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
 from tests.faults.conftest import MakeHost
-from tests.integration.cli.host import MIB, Host
+from tests.integration.cli.host import MIB, Host, wait_until
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(90)]
 
@@ -119,3 +121,21 @@ def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost,
     host.assert_right()  # the origin is gone
     host.ok("down")
     host.assert_nothing_left()
+
+
+def test_a_node_killed_while_its_origin_is_away_starts_again(faulty: Host, proxy: FaultProxy) -> None:
+    """What is cached is served by the new node; the rest, as soon as the origin is back."""
+    proxy.mode = "close"
+    old = faulty.pid_of("node")
+    os.kill(old, signal.SIGKILL)
+
+    def answers() -> bool:
+        return faulty.headrace("status").returncode == 0 and faulty.pid_of("node") != old
+
+    wait_until(answers, what=lambda: "no new node")
+    faulty.assert_right("warm")
+    assert faulty.read("500/large")["500/large"]["error"] in ERRNOS
+    proxy.mode = "pass"
+    faulty.assert_right("warm", "500/large")
+    faulty.ok("down")
+    faulty.assert_nothing_left()

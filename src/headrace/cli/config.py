@@ -10,8 +10,7 @@ import typer
 from headrace.base.errors import UsageError
 from headrace.cli import options
 from headrace.cli.render import print_rows, say
-
-_SECRET = ("secret", "token", "key", "password", "credential", "sas")
+from headrace.config.schema import is_secret
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +74,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, list):
         return [hide_secrets(one, name) for one in value]
     if isinstance(value, str):
-        if any(part in name.lower() for part in _SECRET):
+        if is_secret(name):
             return "***"
         return re.sub(r"(://)[^/@\s]+@", r"\1***@", value)
     return value

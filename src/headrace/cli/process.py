@@ -98,12 +98,13 @@ class Child:
         return f"status {self.process.returncode}" + (f", {said[-1]}" if said else "")
 
 
-def start_node(config: Config, log_path: str) -> Child:
-    """The configuration goes over in memory: it may hold secrets."""
+def start_node(config: Config, log_path: str, *, again: bool) -> Child:
+    """The configuration goes over in memory: it may hold secrets. again: it ran before, and its origins were there:
+    it starts also when they are away now."""
     fd = os.memfd_create("headrace-config", 0)
     try:
         os.write(fd, msgspec.json.encode(config))
-        words = ["headrace.node", "--config-json", f"/proc/self/fd/{fd}"]
+        words = ["headrace.node", "--config-json", f"/proc/self/fd/{fd}"] + ["--again"] * again
         return Child("node", words, log_path=log_path, pass_fds=(fd,))
     finally:
         os.close(fd)

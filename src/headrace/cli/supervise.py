@@ -122,9 +122,9 @@ class Supervisor:
             mounted=mounted,
         )
 
-    def _start_node(self) -> None:
+    def _start_node(self, *, again: bool = False) -> None:
         assert self._config is not None
-        self._node = start_node(self._config, self.state.log)
+        self._node = start_node(self._config, self.state.log, again=again)
         self._node_began_s = time.monotonic()
         self.state.node_pid = self._node.pid
 
@@ -160,7 +160,7 @@ class Supervisor:
             self._on_holder_gone()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
             self._again_at_s = None
-            self._start_node()
+            self._start_node(again=True)
             write_state(self._run_folder, self.state)
         elif self._node is not None and self._node.ready_fd in ready:
             self._hear_again()

@@ -149,3 +149,12 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise UsageError(f"setting {name} = {value!r}", why="unknown", hint=f"one of {', '.join(allowed)}")
+
+
+SECRET_PARTS = ("secret", "token", "key", "password", "credential", "sas", "connection_string")
+
+
+def is_secret(option: str) -> bool:
+    """Whether an option of that name may hold what must not be shown or kept. Rather one too many: access_key_id
+    is none, and is hidden."""
+    return any(part in option.lower() for part in SECRET_PARTS)

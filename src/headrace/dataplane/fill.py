@@ -57,7 +57,9 @@ class Fill:
         self.committed = False  # set by on_complete, as is the next
         self.failure: HeadraceError | None = None
         self.asked = 0  # how often somebody wanted blocks of it
-        self._writing = asyncio.Lock()  # the kernel writes one range a file at a time, and others would only spin
+        self._writing = (
+            asyncio.Lock()
+        )  # the kernel writes one range a file at a time, and others would only spin
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole: asyncio.Task[None] | None = None
 

@@ -62,7 +62,11 @@ class Namespace:
             listing.result()
             return
         listing.add_done_callback(_forget_failure)
-        await self._lookup_alone(parent, name)
+        try:
+            await self._lookup_alone(parent, name)
+        except (OriginUnavailableError, DeadlineExceededError):
+            if self._index.fresh_until_ns(parent) == 0:
+                raise  # else the old listing says what there is, as in `list`
 
     async def list(self, directory: FileId) -> None:
         """The index has the directory's whole listing, fresh, on return."""
@@ -104,15 +108,16 @@ class Namespace:
         past what changed. The old listing stays good when this one fails."""
         await self._listings.run_anew(directory, lambda: self._list_now(directory))
 
-    def attach(self, mount: Mount) -> None:
+    def attach(self, mount: Mount, *, known: bool = False) -> None:
         """Enters a mount into table and tree. Directories above it are listed anew by whoever asks next: only
-        then are all mounts known, at a start."""
+        then are all mounts known, at a start. known: the same origin was there before, so its listings may be used
+        while it is away."""
         self._mounts.add(mount)
         directory = ROOT_ID
         for name in _names_of(mount.path):
             self._index.set_fresh_until(directory, STALE_NS)
             directory = self._index.ensure_directory(directory, name)
-        self._index.expire_all(directory)
+        self._index.expire_all(directory, to_ns=STALE_NS if known else 0)
 
     def detach(self, path: str) -> Mount:
         """Takes a mount out of both; its names are gone at once, those of mounts below it stay."""

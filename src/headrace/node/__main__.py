@@ -1,4 +1,4 @@
-"""`python -m headrace.node --config-json FILE [--ready-fd N]`: a node as a process of its own."""
+"""`python -m headrace.node --config-json FILE [--ready-fd N] [--again]`: a node as a process of its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="headrace.node")
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument(
+        "--again", action="store_true", help="it ran before: start also when an origin is away"
+    )
     arguments = parser.parse_args()
     config = msgspec.json.decode(Path(arguments.config_json).read_bytes(), type=Config)
-    return run_node(config, ready_fd=arguments.ready_fd)
+    return run_node(config, ready_fd=arguments.ready_fd, again=arguments.again)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import uvloop
 from headrace.base.deadline import Deadline
 from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
 from headrace.base.model import FileId
-from headrace.config.schema import Config
+from headrace.config.schema import Config, is_secret
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.entry.rpc.server import RpcServer, Subscribers
@@ -62,6 +62,8 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
+CONFIGURED = "configured"
+"""Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
 GC_THRESHOLD = 50_000
 """Most garbage of a node is freed by counting; the collector's own default looks after every 700 objects."""
@@ -112,20 +114,21 @@ class Node:
         self._upkeep: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, config: Config) -> Node:
-        """Recovered, mounted and listening on return. Raises HeadraceError, with everything let go."""
+    async def start(cls, config: Config, *, again: bool = False) -> Node:
+        """Recovered, mounted and listening on return. Raises HeadraceError, with everything let go. again: origins
+        are not looked at first; one that is away must not keep a node that was killed from serving what it has."""
         try:
-            return await cls._started(config)
+            return await cls._started(config, again=again)
         except CorruptIndexError as error:  # seen only now that it is used
             _put_aside(config, error)
-            return await cls._started(config)
+            return await cls._started(config, again=again)
 
     @classmethod
-    async def _started(cls, config: Config) -> Node:
+    async def _started(cls, config: Config, *, again: bool) -> Node:
         store = _open_store(config)
         try:
             node = cls(config, store)
-            await node._attach_configured()
+            await node._attach_configured(check=not again)
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
         except BaseException:
@@ -235,28 +238,39 @@ class Node:
             self._give_up_index(error)
             raise
 
-    async def _attach_configured(self) -> None:
-        """Mounts of the configuration win over those that the index remembers."""
+    async def _attach_configured(self, *, check: bool) -> None:
+        """Mounts of the configuration win over those that the index remembers. The index has their URLs, too, for
+        clients to name origins; those that an earlier configuration had go."""
         remembered = self.store.index.mounts()
-        for path, mount in self.config.mounts.items():
-            await self._attach(normal_path(path), mount.url, dict(mount.options), check=True)
         for path, record in remembered.items():
-            if path not in {mount.path for mount in self.mounts.all()}:
+            if CONFIGURED in record:
+                self.store.index.drop_mount(path)
+        for path, mount in self.config.mounts.items():
+            known = remembered.get(normal_path(path), {}).get("url") == mount.url
+            await self._attach(normal_path(path), mount.url, dict(mount.options), check=check, known=known)
+            self.store.index.put_mount(normal_path(path), {"url": mount.url, CONFIGURED: "true"})
+        for path, record in remembered.items():
+            if CONFIGURED not in record and path not in {mount.path for mount in self.mounts.all()}:
                 options = {key: value for key, value in record.items() if key != "url"}
                 try:
-                    await self._attach(path, record["url"], options, check=False)
+                    await self._attach(path, record["url"], options, check=False, known=True)
                 except HeadraceError as error:
                     log.warning("mount not attached path=%s error=%s", path, error)
 
-    async def _attach(self, path: str, url: str, options: dict[str, str], *, check: bool) -> None:
+    async def _attach(
+        self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
+    ) -> None:
         origin = build_origin(url, options)
         if check:
             await check_origin(origin, Deadline.after(min(CHECK_LIMIT_S, self.config.origin_timeout_s)))
-        self.namespace.attach(Mount(path, parse_origin(url), origin, self.config.sync_interval_s))
+        mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s)
+        self.namespace.attach(mount, known=known)
 
     async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
         await self._attach(path, url, options, check=True)
-        self.store.index.put_mount(path, {"url": url, **{k: v for k, v in options.items() if not _secret(k)}})
+        self.store.index.put_mount(
+            path, {"url": url, **{k: v for k, v in options.items() if not is_secret(k)}}
+        )
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:
@@ -296,6 +310,8 @@ class Node:
                 self._give_up_index(error)
             except HeadraceError as error:
                 log.warning("upkeep failed error=%s", error)
+            except Exception:
+                log.exception("upkeep failed")  # eviction and sync must go on
 
 
 def index_folder(config: Config) -> str:
@@ -303,7 +319,7 @@ def index_folder(config: Config) -> str:
     return os.path.join(config.cache[0].folder, "index")
 
 
-def run_node(config: Config, *, ready_fd: int | None = None) -> int:
+def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
     """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -311,12 +327,12 @@ def run_node(config: Config, *, ready_fd: int | None = None) -> int:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(config, ready_fd))
+        return runner.run(_run(config, ready_fd, again=again))
 
 
-async def _run(config: Config, ready_fd: int | None) -> int:
+async def _run(config: Config, ready_fd: int | None, *, again: bool) -> int:
     try:
-        node = await Node.start(config)
+        node = await Node.start(config, again=again)
     except HeadraceError as error:
         say_failed(ready_fd, error)
         log.error("node did not start error=%s", error)
@@ -380,7 +396,3 @@ def _store_at(config: Config, volumes: list[Volume]) -> Store:
         high=config.watermark_high,
         low=config.watermark_low,
     )
-
-
-def _secret(option: str) -> bool:
-    return any(part in option for part in ("secret", "token", "key", "password"))

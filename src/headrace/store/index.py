@@ -303,13 +303,16 @@ class Index:
             if directory == ROOT_ID or self._get(self._names, KEY.pack(directory)) is not None:
                 self._put(self._directories, KEY.pack(directory), ns.to_bytes(8, "little"))
 
-    def expire_all(self, directory: FileId) -> None:
-        """The directory's listing and every one below is stale."""
+    def expire_all(self, directory: FileId, *, to_ns: int = 0) -> None:
+        """The directory's listing and every one below is stale; to_ns: what those that were taken say then."""
         with self.batch():
             pending = [directory]
             while pending:
                 one = pending.pop()
-                self._delete(self._directories, KEY.pack(one))
+                if to_ns and self.fresh_until_ns(one):
+                    self.set_fresh_until(one, to_ns)
+                else:
+                    self._delete(self._directories, KEY.pack(one))
                 pending.extend(e.id for e in self.children(one) if e.kind is Kind.DIRECTORY)
 
     def put_cached(self, cached: CachedFile) -> None:

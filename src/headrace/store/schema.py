@@ -111,10 +111,12 @@ def _pack_token(token: str) -> tuple[int, bytes]:
     ):
         return _RAW, token.encode()
     try:
-        packed = bytes.fromhex(digest)
+        packed = bytes.fromhex(digest)  # which skips spaces
+        if len(packed) != 16:
+            return _RAW, token.encode()
         if not dash:
             return _MD5, packed
-        if str(int(parts)) == parts and int(parts) < 65536:
+        if str(int(parts)) == parts and 0 <= int(parts) < 65536:
             return _MD5_PARTS, packed + int(parts).to_bytes(2, "little")
     except ValueError:
         pass

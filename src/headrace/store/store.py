@@ -303,7 +303,7 @@ class Store:
             for id in list(self._writers):
                 self._forget_writer(id)
             self._sync(pause_s=0)
-            self.index.close(clean=True)
+            self.index.close(clean=not self._sync_failed)
         except HeadraceError:
             self.index.close(clean=False)
             raise

@@ -25,6 +25,8 @@ def test_up_says_when_it_is_ready_serves_right_bytes_and_control_c_leaves_nothin
     assert up.ready["url"] == f"file://{host.truth}"
     host.assert_right()
     host.assert_right(mode="mmap")
+    name = host.names()[0]
+    assert os.getxattr(host.mount / name, "user.headrace.origin").decode() == f"file://{host.truth}/{name}"
     up.signal(signal.SIGINT)
     assert up.wait() == 0
     assert up.said == ""
