@@ -22,12 +22,9 @@ def cat(
     json: options.Json = False,
 ) -> None:
     """Write a file to stdout. With --json its bytes as base64."""
-    from headrace.cli.target import find_target
-    from headrace.sdk.client import connect
+    from headrace.cli.ask import client_of
 
-    target = find_target(socket, cache, path)
-    client = connect(target.socket, role="cli")
-    try:
+    with client_of(socket, cache, path) as (client, target):
         pieces = client.read(os.fsencode(target.path))
         if json:
             import base64
@@ -37,5 +34,3 @@ def cat(
         for piece in pieces:
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
-    finally:
-        client.close()

@@ -30,20 +30,15 @@ def ls(
     json: options.Json = False,
 ) -> None:
     """List a directory. With --json one object a line."""
-    from headrace.cli.target import find_target
-    from headrace.sdk.client import connect
+    from headrace.cli.ask import client_of
 
-    target = find_target(socket, cache, path)
-    client = connect(target.socket, role="cli")
-    try:
+    with client_of(socket, cache, path) as (client, target):
         for name, entry in _walk(client, os.fsencode(target.path), b"", recursive=recursive):
             row = _row(name, entry)
             if json:
                 print_json(row)
             else:
                 say(_line(row) if long else row["name"])
-    finally:
-        client.close()
 
 
 def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:

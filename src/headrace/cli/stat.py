@@ -23,12 +23,9 @@ def stat(
 ) -> None:
     """Print what is known of a path."""
     from headrace.base.model import Kind
-    from headrace.cli.target import find_target, origin_of
-    from headrace.sdk.client import connect
+    from headrace.cli.ask import client_of
 
-    target = find_target(socket, cache, path)
-    client = connect(target.socket, role="cli")
-    try:
+    with client_of(socket, cache, path) as (client, target):
         entry = client.resolve(os.fsencode(target.path))
         row: dict[str, object] = {
             "path": target.path,
@@ -38,7 +35,5 @@ def stat(
             "mtime": show_mtime(entry.version.mtime_ns),
         }
         if entry.kind is Kind.FILE:
-            row.update(client.file_state(entry.id) | {"origin": origin_of(target)})
-    finally:
-        client.close()
+            row.update(client.file_state(entry.id))
     print_tree(row, as_json=json)

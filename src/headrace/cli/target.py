@@ -96,19 +96,6 @@ def _mount_rows(socket: str) -> list[MountRow]:
     return answer.rows if isinstance(answer, Mounts) else []
 
 
-def origin_of(target: Target) -> str:
-    """The URL that a path of a namespace has at its origin; "" for none."""
-    rows = [
-        row
-        for row in _mount_rows(target.socket)
-        if target.path == row.path or target.path.startswith(row.path.rstrip("/") + "/")
-    ]
-    if not rows:
-        return ""
-    best = max(rows, key=lambda row: len(row.path))
-    return f"{best.url.rstrip('/')}/{target.path[len(best.path.rstrip('/')) :].strip('/')}".rstrip("/")
-
-
 def _namespace_path(path: str | None) -> str:
     return "/" if path is None else "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 

@@ -100,11 +100,8 @@ class Fill:
         if self._whole is None and not self.writer.complete:
             self._whole = asyncio.ensure_future(self._fill_whole(from_block))
 
-    async def whole(self) -> None:
-        """Waits until everything is there."""
-        await self.ensure_all()
-
     async def ensure_all(self) -> None:
+        """Waits until everything is there."""
         self.start_whole(0)
         if self._whole is not None:
             await asyncio.shield(self._whole)

@@ -1,9 +1,8 @@
 """What each request means: one method an opcode.
 
-A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; a list of them
-for one writev; an errno; None for no answer; or a callable that may block, which the session runs in its
-pool with a Cancel and which returns one of the former. Methods never block on the node and never touch a
-mounted path.
+A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; an errno; None
+for no answer, or for one that was sent; or a callable that may block, which the session runs in its pool with
+a Cancel and which returns one of the former. Methods never block on the node and never touch a mounted path.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headrace.sdk.client import MISS
 
 log = logging.getLogger(__name__)
 
-Answer = bytes | list[bytes] | int | None
+Answer = bytes | int | None
 Deferred = Callable[[Cancel], "Answer"]
 Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk"]
 

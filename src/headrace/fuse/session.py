@@ -185,9 +185,7 @@ class Session:
 
     def _send(self, unique: int, answer: Any) -> None:
         try:
-            if type(answer) is list:
-                os.writev(self._fd, answer)
-            elif type(answer) is int:
+            if type(answer) is int:
                 os.write(self._fd, codec.error_reply(unique, answer))
             elif answer is not None:
                 os.write(self._fd, answer)
