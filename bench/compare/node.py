@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import cached, cold, data, footprint, report, server
 from nodebench.bench import Bench
-from nodebench.machine import NotRunError, Workplace
+from nodebench.machine import NotRunError, Workplace, memory_kept
 from nodebench.results import Results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"of: {', '.join(CASES)}")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--opens", type=int, default=2_000_000, help="of case memory, times --scale")
-    parser.add_argument("--limit", type=float, default=15 * 60, help="seconds; no case begins after them")
+    parser.add_argument("--limit", type=float, default=30 * 60, help="seconds; no case begins after them")
     parser.add_argument("--folder", help="where the temporary folder goes; a disk's own file system")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
     parser.add_argument("--no-write", action="store_true", help="leave bench/results as it is")
@@ -142,7 +142,9 @@ def main() -> int:
         results.note(f"at scale {given.scale:g}: the goals are for scale 1")
     place = Workplace.create(given.folder)
     try:
-        measure(given, place, results)
+        with memory_kept() as remark:
+            results.note(remark)
+            measure(given, place, results)
     except NotRunError as error:
         print(f"could not measure: {error}", file=sys.stderr)
         return 1

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from .bench import Bench
 from .data import Data, s5cmd
 from .headrace_mount import HeadraceMount
-from .machine import NotRunError, discard, link, stop, touch_memory
+from .machine import NotRunError, discard, link, stop
 
 OURS = "headrace-passthrough"
 DOWNLOADERS = ("s5cmd", "obstore")
@@ -52,66 +53,71 @@ def download(bench: Bench, key: str, *, by: str, load: bool) -> float:
         return seconds + (bench.worker("load_model", path)["seconds"] if load else 0.0)
 
 
+@dataclass(frozen=True)
+class Case:
+    """What the mount does in `ours` and the best download in `theirs`, of one object; both give seconds."""
+
+    measure: str
+    unit: str
+    ours: Callable[[HeadraceMount], float]
+    theirs: Callable[[str], float]
+    value: Callable[[float], float]
+    """Of the seconds, in the unit."""
+
+
 def cold_load(bench: Bench) -> None:
     """Case 5, with the server on this machine's own processors, and behind a link of a network's speed."""
-    bench.stop_cached()
-    bench.say("  one download that is not measured")
-    with bench.attempt("5 cold load", "obstore"):
-        download(bench, Data.MODEL, by="obstore", load=False)
-    for gbit in LINKS:
-        measure = "5 cold load" + of_link(gbit)
-        with bench.attempt(measure, "all"), link(gbit):
-            for _ in range(bench.repeat):
-                _cold_load_turn(bench, measure)
 
+    def ours(mount: HeadraceMount) -> float:
+        return float(bench.worker("load_model", os.path.join(mount.root, Data.MODEL))["seconds"])
 
-def _cold_load_turn(bench: Bench, measure: str) -> None:
-    with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
-        touch_memory()
-        got = bench.worker("load_model", os.path.join(mount.root, Data.MODEL))
-        bench.results.add(measure, OURS, got["seconds"], unit="s")
-    for by in DOWNLOADERS:
-        with bench.attempt(measure, by):
-            touch_memory()
-            bench.results.add(measure, by, download(bench, Data.MODEL, by=by, load=True), unit="s")
+    def theirs(by: str) -> float:
+        return download(bench, Data.MODEL, by=by, load=True)
+
+    _with_each_link(bench, Case("5 cold load", "s", ours, theirs, lambda seconds: seconds))
 
 
 def first_read(bench: Bench) -> None:
     """Case 6, likewise."""
+
+    def ours(mount: HeadraceMount) -> float:
+        return float(bench.worker("sequential", os.path.join(mount.root, Data.BIG), 1)["seconds"])
+
+    def theirs(by: str) -> float:
+        return download(bench, Data.BIG, by=by, load=False)
+
+    size = bench.data.big_bytes
+    _with_each_link(bench, Case("6 first read", "GB/s", ours, theirs, lambda seconds: size / seconds / 1e9))
+
+
+def _with_each_link(bench: Bench, case: Case) -> None:
     bench.stop_cached()
-    with bench.attempt("6 first read", "obstore"):
-        download(bench, Data.BIG, by="obstore", load=False)
+    bench.say("  one download that is not measured")
+    with bench.attempt(case.measure, "obstore"):
+        case.theirs("obstore")
     for gbit in LINKS:
-        measure = "6 first read" + of_link(gbit)
+        measure = case.measure + of_link(gbit)
         with bench.attempt(measure, "all"), link(gbit):
             for _ in range(bench.repeat):
-                _first_read_turn(bench, measure)
+                _turn(bench, case, measure)
 
 
-def _first_read_turn(bench: Bench, measure: str) -> None:
-    size = bench.data.big_bytes
+def _turn(bench: Bench, case: Case, measure: str) -> None:
     with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
-        touch_memory()
-        got = bench.worker("sequential", os.path.join(mount.root, Data.BIG), 1)
-        bench.results.add(measure, OURS, size / got["seconds"] / 1e9, unit="GB/s")
+        bench.results.add(measure, OURS, case.value(case.ours(mount)), unit=case.unit)
     for by in DOWNLOADERS:
         with bench.attempt(measure, by):
-            touch_memory()
-            seconds = download(bench, Data.BIG, by=by, load=False)
-            bench.results.add(measure, by, size / seconds / 1e9, unit="GB/s")
+            bench.results.add(measure, by, case.value(case.theirs(by)), unit=case.unit)
 
 
 def first_epoch(bench: Bench) -> None:
     """Case 7: `headrace load` in the background, and at once an epoch in shuffled order."""
     bench.stop_cached()
-    bench.results.note("5-7: some GiB of memory are touched before each turn: see machine.touch_memory")
     bench.results.note(f"7: {EPOCH_PROCESSES} reading processes, order shuffled; s5cmd with its 256 workers")
     for turn in range(bench.repeat):
         with bench.attempt("7 first epoch", OURS), bench.up("passthrough") as mount:
-            touch_memory()
             bench.results.add("7 first epoch", OURS, _epoch(bench, mount, turn), unit="s")
         with bench.attempt("7 first epoch", "s5cmd"), destination(bench) as folder:
-            touch_memory()
             start = time.perf_counter()
             s5cmd(bench.server, ["cp", f"s3://{bench.server.bucket}/small/*", folder], timeout_s=120)
             bench.results.add("7 first epoch", "s5cmd", time.perf_counter() - start, unit="s")

@@ -75,11 +75,13 @@ def boot_id_now() -> str:
 class Index:
     """generation: random, made with the index; another one means that all ids are others.
     restored: this open went back to a checkpoint, because the machine was restarted without a clean close.
+    unsettled: no checkpoint was made yet, since recovery comes first; killed until then, the next open finds what this
+    one found.
     on_superseded: told ids whose cached files nobody can name any more; called within the transaction."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
         self.folder = folder
-        self.restored = False
+        self.restored = self.unsettled = False
         self.on_superseded: Callable[[FileId], None] = lambda _: None
         self._writable = writable
         self._boot_id = boot_id
@@ -339,17 +341,22 @@ class Index:
                 self._env.sync(True)
                 failpoint.hit("checkpoint.synced")
                 checkpoint.write_checkpoint(self.folder, self._boot_id)
-                pin = self._env.begin()  # before the old one goes, so that no page is free between
-                if self._pin is not None:
-                    self._pin.abort()
-                self._pin = pin
-                self._pin_pages = self._env.info()["last_pgno"]
+                self._take_pin()
+                self.unsettled = False
         except lmdb.Error as error:
             raise self._translated(error) from error
         except OSError as error:
             raise StoreError(
                 f"index {self.folder} can't be synced", why=error.strerror or str(error)
             ) from error
+
+    def _take_pin(self) -> None:
+        """No page that the last commit can see is used anew while the pin is held."""
+        pin = self._env.begin()  # before the old one goes, so that no page is free between
+        if self._pin is not None:
+            self._pin.abort()
+        self._pin = pin
+        self._pin_pages = self._env.info()["last_pgno"]
 
     # ------------------------------------------------------------ names, inside
 
@@ -492,10 +499,13 @@ class Index:
         if self._writable:
             self._next_id = FileId(int.from_bytes(self._get(self._meta, b"next") or b"", "little"))
             self._saved_next_id = self._next_id
+            self.unsettled = fresh or (self.restored and not self.clean)
             if self.restored and not self.clean:
                 self._next_id = FileId(self._next_id + _AFTER_POWER_LOSS_IDS)
+                self._take_pin()
             self._set_meta(b"clean", b"0")
-            self.checkpoint()
+            if not self.unsettled:
+                self.checkpoint()
 
     def _begin(self) -> None:
         try:
@@ -523,7 +533,8 @@ class Index:
             raise self._translated(error) from error
         finally:
             self._txn = None
-        if self._pin is not None and self._env.info()["last_pgno"] - self._pin_pages > GROWTH_PAGES_MAX:
+        grown = self._env.info()["last_pgno"] - self._pin_pages if self._pin is not None else 0
+        if grown > GROWTH_PAGES_MAX and not self.unsettled:
             self.checkpoint()
 
     @contextmanager

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version
 from headrace.store.checksum import verify_file
@@ -46,7 +47,8 @@ class FsckReport:
 
 
 def recover(index: Index, volumes: list[Volume]) -> int:
-    """Marks what can't be trusted and removes what no record names; the files marked."""
+    """Marks what can't be trusted and removes what no record names; the files marked. Only then the checkpoint is of
+    this boot: a start that is killed before leaves the next one as much to do."""
     for cached in index.cached_files():
         if cached.volume >= len(volumes):
             raise CorruptIndexError(
@@ -67,6 +69,9 @@ def recover(index: Index, volumes: list[Volume]) -> int:
     if index.restored or index.created:
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
+    failpoint.hit("recover.marked")
+    if index.unsettled:
+        index.checkpoint()
     return marked
 
 

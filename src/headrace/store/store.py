@@ -264,8 +264,9 @@ class Store:
 
     def fsck(self, progress: Callable[[int, int, int, int], None]) -> FsckReport:
         """Checks and repairs everything; reads every cached byte, a file at a time outside the lock. progress:
-        files checked, files in all, bytes checked, bytes in all; what it raises ends the check."""
-        return fsck(
+        files checked, files in all, bytes checked, bytes in all; what it raises ends the check. Repairs survive a
+        power loss."""
+        report = fsck(
             self.index,
             self.volumes,
             settle=self._settle,
@@ -273,6 +274,9 @@ class Store:
             progress=progress,
             bytes_total=self.used_bytes,
         )
+        if not report.sound:
+            self.sync()
+        return report
 
     def sync(self) -> None:
         """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes'

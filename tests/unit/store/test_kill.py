@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import CorruptIndexError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, Version
 from headrace.store.store import Store
 from headrace.store.volume import Volume
+from tests.unit.store.conftest import crash
 
 FAILPOINTS = [
     "create.files", "writer.created", "writer.bytes", "writer.bits", "complete.renamed", "small.written",
@@ -99,3 +101,45 @@ def open_and_close(folder: str) -> bool:
     clean = store.index.clean
     store.close()
     return clean
+
+
+def test_killed_while_it_recovers_from_a_power_loss(tmp_path: Path) -> None:
+    """What was not synced is not trusted by the second start either, and strays are still looked for."""
+    folder = str(tmp_path)
+    store = open_at(folder)
+    store.complete_small_many([(entry_of(store, b"small"), SMALL)])
+    store.index.checkpoint()  # the record is on the disk, the file's bytes perhaps not
+    id = entry_of(store, b"small").id
+    Path(store.volumes[0].data_path(id)).write_bytes(b"T" * len(SMALL))
+    stray = Path(store.volumes[0].data_path(FileId(id + 1)))
+    stray.write_bytes(b"stray")
+    crash(store)
+    code = (
+        "import sys; from headrace.store.store import Store; from headrace.store.volume import Volume;"
+        "Store.open(sys.argv[1] + '/index', [Volume(0, sys.argv[1], 1 << 30, '')], boot_id='after')"
+    )
+    for point in ("recover.marked", "checkpoint.synced", "checkpoint.written"):
+        killed = subprocess.run(
+            [sys.executable, "-c", code, folder], env={**os.environ, "HEADRACE_FAILPOINT": point}, timeout=20
+        )
+        assert killed.returncode == -signal.SIGKILL, point
+        stray.write_bytes(b"stray")
+    store = Store.open(f"{folder}/index", [Volume(0, folder, 1 << 30, "")], boot_id="after")
+    found = store.index.cached(id)
+    assert found is not None and found.unverified
+    assert not store.verify(id)
+    assert not stray.exists()
+    store.close()
+
+
+def test_a_start_killed_before_its_first_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    code = "import sys; from tests.unit.store.test_kill import open_at; open_at(sys.argv[1])"
+    killed = subprocess.run(
+        [sys.executable, "-c", code, folder],
+        env={**os.environ, "HEADRACE_FAILPOINT": "recover.marked"},
+        timeout=20,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(CorruptIndexError, match="no checkpoint"):
+        open_at(folder)

@@ -285,3 +285,16 @@ def test_a_huge_file_goes_without_holding_anybody_up(
     assert threading.active_count() <= threads_before
     held = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert not [path for path in held if path.endswith("(deleted)") and str(store.volumes[0].folder) in path]
+
+
+def test_a_repair_survives_a_power_loss(open_store: OpenStore) -> None:
+    store = open_store()
+    id = fill(store, b"bad", 2 * MIB)
+    store.sync()
+    with open(store.volumes[0].data_path(id), "r+b") as file:
+        file.write(b"rotten")
+    assert store.fsck(lambda *_: None).files_with_bad_blocks == 1
+    crash(store)
+    store = open_store(boot_id="boot-2")
+    found = cached(store, id)
+    assert not found.trusted
