@@ -190,6 +190,36 @@ class MountError(HeadraceError, OSError):
     __str__ = HeadraceError.__str__
 
 
+class ClusterUnavailableError(HeadraceError, ConnectionError):
+    """The cluster's records (etcd) can't be reached. Reads go on by the last view; what needs a record waits or fails."""
+
+    code = "cluster.unavailable"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class NodeIdTakenError(HeadraceError):
+    """Another node that is alive has this id in the cluster."""
+
+    code = "cluster.id_taken"
+
+
+class PeerError(HeadraceError, OSError):
+    """A peer did not do what it was asked: broke off, sent bytes that don't match their checksum, has no room."""
+
+    code = "peer.failed"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class NotOwnerError(PeerError):
+    """The peer does not own what it was asked for, and has none of it: the two have different views."""
+
+    code = "peer.not_owner"
+
+
 class CancelledByUserError(HeadraceError):
     code = "cancelled"
 

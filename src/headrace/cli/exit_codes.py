@@ -31,6 +31,10 @@ EXIT_CODES: dict[str, int] = {
     "store.evicted": 25,
     "node.unavailable": 30,
     "protocol": 31,
+    "cluster.unavailable": 32,
+    "cluster.id_taken": 33,
+    "peer.failed": 34,
+    "peer.not_owner": 35,
     "mount.failed": 40,
     "cancelled": 130,
 }

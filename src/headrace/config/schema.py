@@ -87,6 +87,48 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(description="How long a request to an origin may take, trying again included, in seconds."),
     ] = 60.0
+    cluster: Annotated[
+        str,
+        Meta(
+            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME]; nothing: this node is alone."
+        ),
+    ] = ""
+    node_id: Annotated[
+        str, Meta(description="This node's name in the cluster; nothing: the host's name.")
+    ] = ""
+    listen: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where peers reach this node; nothing: the address that leads to etcd, port 7412."
+        ),
+    ] = ""
+    zone: Annotated[
+        str,
+        Meta(description="Where the node stands; replicas go to different zones as long as there are any."),
+    ] = ""
+    replicas: Annotated[
+        int, Meta(description="On how many nodes the cluster keeps each file, for reads to survive a node.")
+    ] = 1
+    borrowed_share: Annotated[
+        float,
+        Meta(
+            description="Share of the cache for files that other nodes own; they are the first to be dropped."
+        ),
+    ] = 0.5
+    lease_s: Annotated[
+        float,
+        Meta(description="After how long without a sign of life a node is out of the cluster, in seconds."),
+    ] = 10.0
+    tls_certificate: Annotated[
+        str, Meta(description="PEM file with this node's certificate for peers; nothing: no TLS.")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="PEM file with the key of tls_certificate.")] = ""
+    tls_authority: Annotated[
+        str, Meta(description="PEM file with the authority whose certificates peers must have.")
+    ] = ""
+    insecure: Annotated[bool, Meta(description="Peers may be served on a public address without TLS.")] = (
+        False
+    )
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -101,6 +143,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "fill_range_bytes",
             "readahead_bytes",
             "origin_timeout_s",
+            "replicas",
+            "lease_s",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"setting {name} = {getattr(self, name)}", why="must be more than 0")
@@ -109,6 +153,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"setting small_file_bytes_max = {self.small_file_bytes_max}",
                 why="must be 0 to 1 MiB (one block)",
             )
+        _check_cluster(self)
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
         if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
@@ -144,6 +189,20 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
     folders = [os.path.realpath(volume.folder) for volume in volumes]
     if len(set(folders)) < len(folders):
         raise UsageError("cache folders", why="one is named twice")
+
+
+def _check_cluster(config: Config) -> None:
+    if config.cluster and not config.cluster.startswith("etcd://"):
+        raise UsageError(
+            f"setting cluster = {config.cluster!r}", why="unknown scheme", hint="etcd://HOST:PORT[/NAME]"
+        )
+    if not 0 <= config.borrowed_share <= 1:
+        raise UsageError(f"setting borrowed_share = {config.borrowed_share}", why="must be 0 to 1")
+    tls = (config.tls_certificate, config.tls_key, config.tls_authority)
+    if any(tls) and not all(tls):
+        raise UsageError(
+            "settings tls_certificate, tls_key, tls_authority", why="all three are needed, or none of them"
+        )
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

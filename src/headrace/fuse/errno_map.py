@@ -31,6 +31,10 @@ ERRNO: dict[str, int] = {
     "node.unavailable": errno.EHOSTDOWN,
     "protocol": errno.EPROTO,
     "mount.failed": errno.EIO,
+    "cluster.unavailable": errno.EHOSTUNREACH,
+    "cluster.id_taken": errno.EBUSY,
+    "peer.failed": errno.EIO,
+    "peer.not_owner": errno.EIO,
     "cancelled": errno.EINTR,
 }
 

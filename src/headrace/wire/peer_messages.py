@@ -1,0 +1,127 @@
+"""The messages between nodes. The authority on their meaning.
+
+Tagged msgpack maps in frames, as in `wire/messages.py`, over TCP or TLS. One request at a time on a connection; its
+answers end with Done or Failure. After each Block frame come its bytes, raw, `length` of them. Names between nodes are
+paths of the namespace and versions: file ids are of one host. Peers never forward: a node answers from its cache, or,
+where it is an owner, from the origin. No wall clock is compared between nodes. Since peer protocol 1.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.wire.messages import Done, Failure, Message
+
+PEER_PROTOCOL = 1
+PEER_PROTOCOL_MIN = 1
+"""The oldest that is still spoken; a release speaks two, so that nodes can be upgraded one by one."""
+FILES_MAX = 256
+"""Files of one Fetch at most."""
+
+
+# ---------------------------------------------------------------- requests
+
+
+class PeerHello(Message, frozen=True):
+    """First on every connection. → PeerWelcome, or Failure when the two can't talk: no protocol in common, or another
+    cluster. protocols: lowest and highest that the asker speaks."""
+
+    protocols: tuple[int, int]
+    cluster: str
+    node: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Bytes start..end of one version of a file. path: in the namespace, with its leading slash."""
+
+    path: bytes
+    size_bytes: int
+    mtime_ns: int
+    token: str
+    start: int
+    end: int
+
+
+class Fetch(Message, frozen=True):
+    """→ for each file, in any order but one after the other: Block, many, then FileEnd; at last Done. Blocks of a file
+    come as they are there, in order, each within one block of the cache (1 MiB).
+    cached_only: only what is there already, or on its way here; else what an owner misses it fetches from the origin
+    while it streams. epoch: of the asker's view."""
+
+    files: list[Wanted]
+    cached_only: bool
+    epoch: int
+
+
+class ListShared(Message, frozen=True):
+    """A directory's listing, from its owner, who asks the origin if its own is stale. → Names, many, the last with
+    last=True; or Failure."""
+
+    path: bytes
+    epoch: int
+
+
+class LookupShared(Message, frozen=True):
+    """One name of a directory, from the directory's owner. → Names with the entry, or with none."""
+
+    path: bytes
+    name: bytes
+    epoch: int
+
+
+class Forget(Message, frozen=True):
+    """Listings at and below the path are stale from now on (`headrace sync`). → Done."""
+
+    path: bytes
+
+
+class Ping(Message, frozen=True):
+    """Is there somebody, and who? → PeerWelcome."""
+
+
+# ---------------------------------------------------------------- answers
+
+
+class PeerWelcome(Message, frozen=True):
+    """protocol: the highest that both speak; instance: of this run of the node."""
+
+    protocol: int
+    node: str
+    instance: str
+    epoch: int
+
+
+class Block(Message, frozen=True):
+    """Bytes of files[file], which follow the frame. checksum: xxh3, 64 bits, of these bytes."""
+
+    file: int
+    start: int
+    length: int
+    checksum: int
+
+
+class FileEnd(Message, frozen=True):
+    """files[file] is through; failure: why not all of it came."""
+
+    file: int
+    failure: Failure | None = None
+
+
+class NameRow(msgspec.Struct, frozen=True, array_like=True):
+    name: bytes
+    kind: int
+    size_bytes: int
+    mtime_ns: int
+    token: str
+
+
+class Names(Message, frozen=True):
+    """good_for_s: how long the listing may still be used, from now."""
+
+    rows: list[NameRow]
+    good_for_s: float
+    last: bool
+
+
+PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Ping
+PeerAnswer = PeerWelcome | Block | FileEnd | Names | Done | Failure
