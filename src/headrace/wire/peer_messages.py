@@ -70,9 +70,12 @@ class LookupShared(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Listings at and below the path are stale from now on (`headrace sync`). → Done."""
+    """`headrace sync`, in two rounds over all nodes, so that nobody takes an old listing from a node that has not heard
+    of it yet. First (relist=False): listings at and below the path are stale from now on. Then (relist=True): list
+    again what was listed, in the background. → Done."""
 
     path: bytes
+    relist: bool = False
 
 
 class Ping(Message, frozen=True):
