@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
-from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.readahead import ReadAhead
-from headrace.origin.origin import Origin
+from headrace.dataplane.source import Source
 from headrace.store.writer import CacheWriter
 
 log = logging.getLogger(__name__)
@@ -27,32 +24,29 @@ log = logging.getLogger(__name__)
 class Fill:
     """One file being filled.
 
-    on_complete: called once, on the loop, when the last block is there; the commit is the caller's.
+    in_flight_max: how many range reads are worth having in flight just now. on_complete: called once, on the loop,
+    when the last block is there; the commit is the caller's.
     """
 
     def __init__(
         self,
         entry: Entry,
-        origin: Origin,
-        key: str,
+        source: Source,
         writer: CacheWriter,
         *,
-        gate: Gate,
+        in_flight_max: Callable[[], float],
         disk: Executor,
         range_bytes: int,
-        timeout_s: float,
         readahead: ReadAhead,
         on_complete: Callable[[Fill], None],
     ) -> None:
         self.entry = entry
         self.writer = writer
         self.readahead = readahead
-        self._origin = origin
-        self._key = key
-        self._gate = gate
+        self._source = source
+        self._in_flight_max = in_flight_max
         self._disk = disk
         self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
-        self._timeout_s = timeout_s
         self._on_complete = on_complete
         self.committed = False  # set by on_complete, as is the next
         self.failure: HeadraceError | None = None
@@ -67,17 +61,17 @@ class Fill:
     def idle(self) -> bool:
         return not self._in_flight and self._whole is None
 
-    async def ensure(self, start: int, end: int) -> None:
-        """start..end is in the cache file on return. Raises what the origin raised; EvictedError when the file
+    async def ensure(self, start: int, end: int, *, for_peer: bool = False) -> None:
+        """start..end is in the cache file on return. Raises what the source raised; EvictedError when the file
         went under us; what was wrong when the file is whole and could not be committed."""
         end = min(end, self.entry.version.size_bytes)
-        tasks = self.start(block_range(start, end), background=False)
+        tasks = self.start(block_range(start, end), background=False, for_peer=for_peer)
         if tasks:
             await asyncio.gather(*(asyncio.shield(task) for task in tasks))
         if self.failure is not None:
             raise self.failure
 
-    def start(self, blocks: range, *, background: bool) -> list[asyncio.Task[None]]:
+    def start(self, blocks: range, *, background: bool, for_peer: bool = False) -> list[asyncio.Task[None]]:
         """Puts the absent ones of these blocks in flight; the tasks that bring them."""
         self.asked += 1
         tasks: dict[asyncio.Task[None], None] = {}
@@ -88,11 +82,11 @@ class Fill:
                 tasks[task] = None
             elif not self._has(block):
                 if run and (block != run[-1] + 1 or len(run) >= self._range_blocks):
-                    tasks[self._launch(run, background=background)] = None
+                    tasks[self._launch(run, background=background, for_peer=for_peer)] = None
                     run = []
                 run.append(block)
         if run:
-            tasks[self._launch(run, background=background)] = None
+            tasks[self._launch(run, background=background, for_peer=for_peer)] = None
         return list(tasks)
 
     def start_whole(self, from_block: int) -> None:
@@ -118,9 +112,9 @@ class Fill:
         start = block * BLOCK_SIZE_BYTES
         return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self.entry.version.size_bytes))
 
-    def _launch(self, blocks: list[int], *, background: bool) -> asyncio.Task[None]:
+    def _launch(self, blocks: list[int], *, background: bool, for_peer: bool) -> asyncio.Task[None]:
         first, last = blocks[0], blocks[-1]
-        task = asyncio.ensure_future(self._fetch(first, last + 1, background=background))
+        task = asyncio.ensure_future(self._fetch(first, last + 1, background=background, for_peer=for_peer))
         for block in range(first, last + 1):
             self._in_flight[block] = task
         task.add_done_callback(lambda done: self._landed(range(first, last + 1), done))
@@ -132,15 +126,9 @@ class Fill:
         if not task.cancelled() and task.exception() is None and self.writer.complete:
             self._on_complete(self)
 
-    async def _fetch(self, first: int, stop: int, *, background: bool) -> None:
+    async def _fetch(self, first: int, stop: int, *, background: bool, for_peer: bool) -> None:
         start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
-        async with self._gate.enter(end - start, background=background):
-            began = time.monotonic()
-            body = await self._origin.read_range(
-                self._key, start, end, version=self.entry.version, deadline=Deadline.after(self._timeout_s)
-            )
-            self._gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
-            # within the gate: else a disk that is slower than the origin lets bodies pile up in memory
+        async with self._source.read(start, end, background=background, for_peer=for_peer) as body:
             async with self._writing:
                 await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
 
@@ -154,13 +142,13 @@ class Fill:
                     pending.update(
                         self.start(range(first, min(first + self._range_blocks, turn.stop)), background=True)
                     )
-                    while len(pending) > self._gate.window.limit + 2:
+                    while len(pending) > self._in_flight_max() + 2:
                         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                         for task in done:
                             task.result()
             if pending:
                 await asyncio.gather(*pending)
         except HeadraceError as error:
-            log.info("whole-file fill stopped key=%s error=%s", self._key, error)
+            log.info("whole-file fill stopped id=%x error=%s", self.entry.id, error)
         finally:
             self._whole = None

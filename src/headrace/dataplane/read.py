@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
-from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     EvictedError,
     HeadraceError,
@@ -32,11 +31,11 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
-from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
+from headrace.dataplane.source import Source, Sources
 from headrace.namespace.tree import Namespace
-from headrace.origin.origin import Body, Origin
+from headrace.origin.origin import Body
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 
@@ -54,8 +53,8 @@ SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
 
 
-_Small = tuple[Entry, Body, asyncio.Future[None]]
-"""A small file that arrived, and who waits for its commit."""
+_Small = tuple[Entry, Body, bool, asyncio.Future[None]]
+"""A small file that arrived, whether another node owns it, and who waits for its commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,6 @@ class ReadSettings:
     small_file_bytes_max: int
     readahead_bytes: int
     whole_file_after_bytes: int
-    timeout_s: float
 
 
 class ReadPath:
@@ -74,7 +72,7 @@ class ReadPath:
         self,
         namespace: Namespace,
         store: Store,
-        gate: Gate,
+        sources: Sources,
         disk: Executor,
         settings: ReadSettings,
         *,
@@ -82,7 +80,7 @@ class ReadPath:
     ) -> None:
         self._namespace = namespace
         self._store = store
-        self._gate = gate
+        self._sources = sources
         self._disk = disk
         self._settings = settings
         self._on_complete = on_complete
@@ -105,6 +103,13 @@ class ReadPath:
             await fill.ensure(start, end)
 
         return await self._through(id, ensure, background=False)
+
+    async def serve(self, id: FileId, start: int, end: int) -> None:
+        """start..end is in the cache file on return, for a peer that asked: nothing is fetched ahead, and no other
+        peer is asked to fetch it."""
+        await self._through(
+            id, lambda fill: fill.ensure(start, end, for_peer=True), background=False, for_peer=True
+        )
 
     async def load(self, entry: Entry) -> int:
         """The whole file is in the cache on return; its size in bytes. Others' reads go first."""
@@ -137,12 +142,12 @@ class ReadPath:
     # ------------------------------------------------------------ inside
 
     async def _through(
-        self, id: FileId, work: Callable[[Fill], Awaitable[None]], *, background: bool
+        self, id: FileId, work: Callable[[Fill], Awaitable[None]], *, background: bool, for_peer: bool = False
     ) -> bool:
         """Does the work with the file's fill, and again when the file is evicted meanwhile; True when the file is
         complete."""
         for attempt in range(EVICTED_MAX):
-            fill = await self._filling(id, background=background)
+            fill = await self._filling(id, background=background, for_peer=for_peer)
             if fill is None:
                 return True
             try:
@@ -157,19 +162,19 @@ class ReadPath:
             return fill.committed
         raise AssertionError
 
-    async def _filling(self, id: FileId, *, background: bool) -> Fill | None:
+    async def _filling(self, id: FileId, *, background: bool, for_peer: bool = False) -> Fill | None:
         """The fill of a file; None when it is complete."""
         while True:
             cached = self._store.index.cached(id)
             if cached is not None and cached.trusted and self._store.holds(cached):
                 return None
-            if await self._opens.run(id, lambda: self._open(id, background=background)):
+            if await self._opens.run(id, lambda: self._open(id, background=background, for_peer=for_peer)):
                 return None
             fill = self._fills.get(id)
             if fill is not None:  # else it became complete, or went, before we had our turn
                 return fill
 
-    async def _open(self, id: FileId, *, background: bool) -> bool:
+    async def _open(self, id: FileId, *, background: bool, for_peer: bool) -> bool:
         cached = self._store.index.cached(id)
         if cached is not None and cached.unverified:
             cached = await self._verified(id)
@@ -181,8 +186,10 @@ class ReadPath:
         mount, key, entry = self._namespace.locate(id)
         if entry.kind is not Kind.FILE:
             raise PathNotFoundError(f"file {id:x}", why="it is a directory")
+        path = self._store.index.path_of(id) or b""
+        source = self._sources.of(mount, key, entry, path)
         if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
-            await self._fetch_small(mount.origin, key, entry, background=background)
+            await self._fetch_small(source, entry, path, background=background, for_peer=for_peer)
             return True
         writer = self._store.writer(id) if cached is not None else None
         if writer is not None and writer.complete:  # killed, or the disk failed, before it was committed
@@ -191,13 +198,11 @@ class ReadPath:
             return True
         self._fills[id] = Fill(
             entry,
-            mount.origin,
-            key,
-            writer or self._store.create(entry),
-            gate=self._gate,
+            source,
+            writer or self._store.create(entry, borrowed=not self._sources.owns(path)),
+            in_flight_max=self._sources.in_flight_max,
             disk=self._disk,
             range_bytes=self._settings.range_bytes,
-            timeout_s=self._settings.timeout_s,
             readahead=ReadAhead(
                 entry.version.size_bytes,
                 window_bytes_max=self._settings.readahead_bytes,
@@ -215,34 +220,26 @@ class ReadPath:
             log.warning("cached file failed its checksum after a power loss id=%x", id)
         return self._store.index.cached(id)
 
-    async def _fetch_small(self, origin: Origin, key: str, entry: Entry, *, background: bool) -> None:
+    async def _fetch_small(
+        self, source: Source, entry: Entry, path: bytes, *, background: bool, for_peer: bool
+    ) -> None:
         body: Body = b""
-        if entry.version.size_bytes:
-            async with self._gate.enter(entry.version.size_bytes, background=background):
-                began = time.monotonic()
-                body = await self._read_whole(origin, key, entry)
-                self._gate.window.succeeded(bytes_read=len(body), seconds=time.monotonic() - began)
+        size_bytes = entry.version.size_bytes
+        if size_bytes:
+            try:
+                async with source.read(0, size_bytes, background=background, for_peer=for_peer) as body:
+                    pass
+            except VersionChangedError:
+                await self._see_change(entry)
+                raise
         loop = asyncio.get_running_loop()
         landed: asyncio.Future[None] = loop.create_future()
-        self._small.append((entry, body, landed))
+        self._small.append((entry, body, not self._sources.owns(path), landed))
         if not background or len(self._small) >= SMALL_BATCH:
             loop.call_soon(self._commit_small)
         elif len(self._small) == 1:
             loop.call_later(SMALL_DELAY_S, self._commit_small)
         await landed
-
-    async def _read_whole(self, origin: Origin, key: str, entry: Entry) -> Body:
-        try:
-            return await origin.read_range(
-                key,
-                0,
-                entry.version.size_bytes,
-                version=entry.version,
-                deadline=Deadline.after(self._settings.timeout_s),
-            )
-        except VersionChangedError:
-            await self._see_change(entry)
-            raise
 
     async def _see_change(self, entry: Entry) -> None:
         """The next lookup finds what the origin has now, and this id is given up."""
@@ -270,16 +267,17 @@ class ReadPath:
     async def _commit_together(self, arrived: list[_Small]) -> bool:
         """In the disk pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
         failure: BaseException | None = None
-        files = [(entry, body) for entry, body, _ in arrived]
+        files = [(entry, body) for entry, body, _, _ in arrived]
+        borrowed = {entry.id for entry, _, borrowed, _ in arrived if borrowed}
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._disk, self._store.complete_small_many, files
+                self._disk, partial(self._store.complete_small_many, files, borrowed=borrowed)
             )
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
             if len(arrived) > 1:
                 return False
             failure = error
-        for _, _, landed in arrived:
+        for _, _, _, landed in arrived:
             if not landed.done():
                 landed.set_exception(failure) if failure is not None else landed.set_result(None)
         return True

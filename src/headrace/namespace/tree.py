@@ -12,21 +12,26 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Protocol
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     DeadlineExceededError,
+    HeadraceError,
     NotADirectoryPathError,
     OriginUnavailableError,
     PathNotFoundError,
     StaleIdError,
+    VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.origin.origin import ListPage, Origin
 from headrace.store.index import Index, ListingWriter
+from headrace.wire.peer_messages import NameRow, Names
 
 log = logging.getLogger(__name__)
 
@@ -37,42 +42,66 @@ LISTING_PATIENCE_S = 0.5
 STALE_EXTENSION_S = 5.0
 """When the origin is away, an old listing goes on being used; it is asked again after this long."""
 
+NAMES_A_PAGE = 1000
+
+
+class SharedNames(Protocol):
+    """What other nodes of the cluster know of directories."""
+
+    def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names] | None:
+        """From the directory's owner; None when that is this node, or nobody that answers. HeadraceError while it
+        is read: the owner can't tell."""
+        ...
+
+    async def lookup(self, path: bytes, name: bytes) -> Names | None:
+        """One name, likewise; None: ask the origin."""
+        ...
+
+
 NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 
 
 class Namespace:
-    """on_changed: told the names that no longer mean what they did."""
+    """on_changed: told the names that no longer mean what they did. shared: asks the nodes that own a directory."""
 
     def __init__(
-        self, index: Index, mounts: MountTable, *, timeout_s: float, on_changed: NamesChanged
+        self,
+        index: Index,
+        mounts: MountTable,
+        *,
+        timeout_s: float,
+        on_changed: NamesChanged,
+        shared: SharedNames | None = None,
     ) -> None:
+        self._shared = shared
         self._index = index
         self._mounts = mounts
         self._timeout_s = timeout_s
         self._on_changed = on_changed
-        self._listings: SingleFlight[FileId, None] = SingleFlight()
+        self._listings: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
 
-    async def lookup(self, parent: FileId, name: bytes) -> None:
-        """The index is right for (parent, name) on return."""
+    async def lookup(self, parent: FileId, name: bytes, *, for_peer: bool = False) -> None:
+        """The index is right for (parent, name) on return. for_peer: a peer asks us as the owner, so no other one is
+        asked."""
         if self._fresh(parent):
             return
-        listing = asyncio.ensure_future(self.list(parent))
+        listing = asyncio.ensure_future(self.list(parent, for_peer=for_peer))
         done, _ = await asyncio.wait([listing], timeout=LISTING_PATIENCE_S)
         if done:
             listing.result()
             return
         listing.add_done_callback(_forget_failure)
         try:
-            await self._lookup_alone(parent, name)
+            await self._lookup_alone(parent, name, for_peer=for_peer)
         except (OriginUnavailableError, DeadlineExceededError):
             if self._index.fresh_until_ns(parent) == 0:
                 raise  # else the old listing says what there is, as in `list`
 
-    async def list(self, directory: FileId) -> None:
+    async def list(self, directory: FileId, *, for_peer: bool = False) -> None:
         """The index has the directory's whole listing, fresh, on return."""
         if not self._fresh(directory):
             try:
-                await self._listings.run(directory, lambda: self._list_now(directory))
+                await self.relist(directory, for_peer=for_peer)
             except (OriginUnavailableError, DeadlineExceededError):
                 if self._index.fresh_until_ns(directory) == 0:
                     raise
@@ -103,10 +132,65 @@ class Namespace:
             )
         return found[0], found[1], entry
 
-    async def refresh(self, directory: FileId) -> None:
+    async def relist(self, directory: FileId, *, for_peer: bool = False) -> None:
+        """Lists again, or waits for the listing that is under way. The old one stays when this one fails."""
+        await self._listings.run(
+            (directory, for_peer), lambda: self._list_now(directory, for_peer=for_peer, anew=False)
+        )
+
+    async def refresh(self, directory: FileId, *, for_peer: bool = False) -> None:
         """Lists again, however fresh the index is, by a listing that begins now: one under way may have read
         past what changed. The old listing stays good when this one fails."""
-        await self._listings.run_anew(directory, lambda: self._list_now(directory))
+        await self._listings.run_anew(
+            (directory, for_peer), lambda: self._list_now(directory, for_peer=for_peer, anew=True)
+        )
+
+    async def claim(self, path: bytes, version: Version) -> Entry:
+        """A file that a peer names with its version, which the index takes from it where it knows nothing else: a
+        wrong version is found by the origin at the first read. VersionChangedError when the origin has another one,
+        PathNotFoundError for what no mount answers for."""
+        entry = self._known(path)
+        if entry is not None and entry.version == version and entry.kind is Kind.FILE:
+            return entry
+        parent, name = self._claim_folder(path)
+        if entry is not None or self._fresh(parent):
+            await self._lookup_alone(parent, name, for_peer=True)
+            entry = self._index.lookup(parent, name)
+            if entry is None or entry.version != version:
+                raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
+            return entry
+        id, _ = self._index.put_file(parent, name, version)
+        found = self._index.entry(id)
+        assert found is not None
+        return found
+
+    def claim_directory(self, path: bytes) -> FileId:
+        """A directory that a peer names. PathNotFoundError for what no mount answers for."""
+        if self._mounts.find(os.fsdecode(path)) is None:
+            raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
+        directory = ROOT_ID
+        for name in [part for part in path.split(b"/") if part]:
+            directory = self._index.ensure_directory(directory, name)
+        return directory
+
+    def expire(self, path: bytes) -> None:
+        """Listings at and below a path that were taken are stale."""
+        entry = self._known(path)
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._index.expire_all(entry.id, to_ns=STALE_NS)
+
+    def names(self, directory: FileId) -> Iterator[Names]:
+        """What a peer is told of a directory, of which the index has the listing. In pages."""
+        children = map(_row_of, self._index.children(directory))
+        while len(rows := [*islice(children, NAMES_A_PAGE)]) == NAMES_A_PAGE:
+            yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=False)
+        yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
+
+    def name(self, directory: FileId, name: bytes) -> Names:
+        """The same of one name."""
+        found = self._index.lookup(directory, name)
+        rows = [] if found is None else [_row_of(found)]
+        return Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
 
     def attach(self, mount: Mount, *, known: bool = False) -> None:
         """Enters a mount into table and tree. Directories above it are listed anew by whoever asks next: only
@@ -161,8 +245,57 @@ class Namespace:
         found = self._mounts.find(text)
         return (text, found[0], found[1]) if found else (text, None, "")
 
-    async def _list_now(self, directory: FileId) -> None:
+    def _good_for_s(self, directory: FileId) -> float:
+        return max(0.0, (self._index.fresh_until_ns(directory) - time.time_ns()) / 1e9)
+
+    def _known(self, path: bytes) -> Entry | None:
+        """What the index has at a path; nobody is asked."""
+        found = self._index.entry(ROOT_ID)
+        for name in [part for part in path.split(b"/") if part]:
+            found = None if found is None else self._index.lookup(found.id, name)
+        return found
+
+    def _claim_folder(self, path: bytes) -> tuple[FileId, bytes]:
+        folder, _, name = path.rpartition(b"/")
+        if self._mounts.find(os.fsdecode(path)) is None:
+            raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
+        directory = ROOT_ID
+        for part in [part for part in folder.split(b"/") if part]:
+            directory = self._index.ensure_directory(directory, part)
+        return directory, name
+
+    async def _list_now(self, directory: FileId, *, for_peer: bool, anew: bool) -> None:
         path, mount, key = self._origin_of(directory)
+        if mount is not None and self._shared is not None and not for_peer:
+            pages = self._shared.listing(os.fsencode(path), anew=anew)
+            if pages is not None and await self._list_from_owner(directory, path, pages):
+                return
+        await self._list_from_origin(directory, path, mount, key)
+
+    async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
+        """False when the owner can't tell: then the origin is asked."""
+        writer = self._index.listing(directory)
+        changed: list[tuple[FileId, bytes]] = []
+        try:
+            for name in self._mounts.below(path):
+                writer.keep(os.fsencode(name))
+            good_for_s = 0.0
+            async for page in pages:
+                files = [row for row in page.rows if row.kind == Kind.FILE]
+                folders = [row.name for row in page.rows if row.kind == Kind.DIRECTORY]
+                writer.add([(row.name, _version_of(row)) for row in files], folders)
+                good_for_s = page.good_for_s
+            changed = writer.finish(_in_s(good_for_s))
+        except HeadraceError as error:
+            log.info("directory's owner did not tell path=%s error=%s", path, error)
+            return False
+        finally:
+            changed += writer.close()
+            if changed:
+                self._on_changed(changed)
+        return True
+
+    async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
         writer = self._index.listing(directory)
         changed: list[tuple[FileId, bytes]] = []
         try:
@@ -182,10 +315,15 @@ class Namespace:
         """A listing of millions takes many answers; each has the origin's own limit, this one bounds the whole."""
         return self._timeout_s * 10
 
-    async def _lookup_alone(self, parent: FileId, name: bytes) -> None:
+    async def _lookup_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._origin_of(parent)
         if mount is None:
             return
+        if self._shared is not None and not for_peer:
+            found = await self._shared.lookup(os.fsencode(path), name)
+            if found is not None:
+                self._take_name(parent, name, path, found.rows)
+                return
         child = f"{key}/{os.fsdecode(name)}" if key else os.fsdecode(name)
         deadline = Deadline.after(self._timeout_s)
         try:
@@ -199,6 +337,26 @@ class Namespace:
         _, changed = self._index.put_file(parent, name, info.version)
         if changed:
             self._on_changed([(parent, name)])
+
+    def _take_name(self, parent: FileId, name: bytes, path: str, rows: Sequence[NameRow]) -> None:
+        """What a directory's owner says of one name."""
+        for row in rows:
+            if row.kind == Kind.DIRECTORY:
+                self._index.ensure_directory(parent, name)
+            elif self._index.put_file(parent, name, _version_of(row))[1]:
+                self._on_changed([(parent, name)])
+        if not rows and os.fsdecode(name) not in self._mounts.below(path):
+            if self._index.remove(parent, name):
+                self._on_changed([(parent, name)])
+
+
+def _row_of(entry: Entry) -> NameRow:
+    version = entry.version
+    return NameRow(entry.name, int(entry.kind), version.size_bytes, version.mtime_ns, version.token)
+
+
+def _version_of(row: NameRow) -> Version:
+    return Version(row.size_bytes, row.mtime_ns, row.token)
 
 
 def _names_of(path: str) -> list[bytes]:

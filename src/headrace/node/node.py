@@ -18,6 +18,7 @@ from headrace.base.model import FileId
 from headrace.config.schema import Config, is_secret
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.source import Sources
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable, normal_path
@@ -81,6 +82,7 @@ class Node:
         self.subscribers = Subscribers()
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
+        self.sources = Sources(self.gate, timeout_s=config.origin_timeout_s)
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self.namespace = Namespace(
             store.index,
@@ -91,14 +93,13 @@ class Node:
         self.reads = ReadPath(
             self.namespace,
             store,
-            self.gate,
+            self.sources,
             self.disk,
             ReadSettings(
                 range_bytes=config.fill_range_bytes,
                 small_file_bytes_max=config.small_file_bytes_max,
                 readahead_bytes=config.readahead_bytes,
                 whole_file_after_bytes=config.whole_file_after_bytes,
-                timeout_s=config.origin_timeout_s,
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
         )
@@ -395,4 +396,5 @@ def _store_at(config: Config, volumes: list[Volume]) -> Store:
         policy=config.eviction_policy,
         high=config.watermark_high,
         low=config.watermark_low,
+        borrowed_share=config.borrowed_share,
     )

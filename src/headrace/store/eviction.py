@@ -168,6 +168,40 @@ class S3Fifo:
             self._ghosts.popitem(last=False)
 
 
+class BorrowedFirst:
+    """One volume's files: those that other nodes own go before those that this one owns; a policy for each."""
+
+    def __init__(self, owned: Policy, borrowed: Policy) -> None:
+        self.borrowed_bytes = 0
+        self._owned = owned
+        self._borrowed = borrowed
+
+    def insert(self, id: FileId, size_bytes: int, *, borrowed: bool) -> None:
+        self.remove(id)
+        if borrowed:
+            self.borrowed_bytes += size_bytes
+        (self._borrowed if borrowed else self._owned).insert(id, size_bytes)
+
+    def touch(self, id: FileId) -> None:
+        self._owned.touch(id)
+        self._borrowed.touch(id)
+
+    def remove(self, id: FileId) -> int:
+        """The size it had."""
+        size_bytes = self._borrowed.remove(id)
+        self.borrowed_bytes -= size_bytes
+        return size_bytes or self._owned.remove(id)
+
+    def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
+        """As of Policy."""
+        found = self.borrowed_victims(bytes_needed, is_pinned)
+        left = bytes_needed - sum(map(self._borrowed.size_of, found))
+        return found + self._owned.victims(left, is_pinned) if left > 0 else found
+
+    def borrowed_victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
+        return self._borrowed.victims(bytes_needed, is_pinned)
+
+
 def build_policy(name: str) -> Policy:
     """lru or s3fifo; UsageError for another word."""
     if name == "lru":

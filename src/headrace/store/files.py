@@ -74,13 +74,13 @@ class BlockMap:
     def clear(self, block: int) -> None:
         self.map[HEADER_BYTES + (block >> 3)] &= ~(1 << (block & 7)) & 255
 
+    def checksum(self, block: int) -> int:
+        """Of a block that is there."""
+        return int(_CHECKSUM.unpack_from(self.map, self._checksums_at + 8 * block)[0])
+
     def checksums(self) -> dict[int, int]:
         """Of the blocks that are there."""
-        return {
-            block: _CHECKSUM.unpack_from(self.map, self._checksums_at + 8 * block)[0]
-            for block in range(self.blocks)
-            if self.has(block)
-        }
+        return {block: self.checksum(block) for block in range(self.blocks) if self.has(block)}
 
     def close(self) -> None:
         self.map.close()

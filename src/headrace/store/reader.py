@@ -15,29 +15,30 @@ class CacheReader:
     """fd: of the bytes; what is not present is a hole, never to be shown. complete: as of the open; a file
     that becomes complete later is found so block by block."""
 
-    __slots__ = ("_bits", "_map", "complete", "fd")
+    __slots__ = ("_bits", "_checksum", "_map", "complete", "fd")
 
-    def __init__(self, fd: int, map: BlockMap | None, *, complete: bool) -> None:
+    def __init__(self, fd: int, map: BlockMap | None, *, complete: bool, checksum: int = 0) -> None:
         self.fd = fd
+        self._checksum = checksum
         self.complete = complete
         self._map = map
         self._bits = None if map is None else map.map
 
     @classmethod
-    def open(cls, volume_folder: str, cached: CachedFile) -> CacheReader:
+    def open(cls, volume_folder: str, cached: CachedFile, *, sums: bool = False) -> CacheReader:
         """PathNotFoundError when the file is gone, or is no longer what `cached` says: ask the index
-        again."""
+        again. sums: `checksum` will be asked, too."""
         opened: list[int] = []
         complete = cached.trusted
         path = (data_path if complete else part_path)(volume_folder, cached.id)
         try:
             opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            if complete or cached.size_bytes <= BLOCK_SIZE_BYTES:
-                return cls(opened[0], None, complete=complete)
+            if cached.size_bytes <= BLOCK_SIZE_BYTES or (complete and not sums):
+                return cls(opened[0], None, complete=complete, checksum=cached.checksum)
             opened.append(os.open(map_path(volume_folder, cached.id), os.O_RDONLY | os.O_CLOEXEC))
             map = BlockMap(opened[1], cached.size_bytes, os.fstat(opened[0]).st_ino, writable=False)
             os.close(opened.pop())
-            return cls(opened[0], map, complete=False)
+            return cls(opened[0], map, complete=complete)
         except (FileNotFoundError, ValueError) as error:
             _close(opened)
             raise PathNotFoundError(f"cache file {path}", why="it was evicted, or became complete") from error
@@ -57,6 +58,10 @@ class CacheReader:
             return bits[HEADER_BYTES + (first >> 3)] >> (first & 7) & 1 == 1
         assert self._map is not None
         return self._map.has_all(first, last + 1)
+
+    def checksum(self, block: int) -> int:
+        """xxh3 of a block that is present, as it was when it was fetched."""
+        return self._checksum if self._map is None else self._map.checksum(block)
 
     def present_share(self) -> float:
         """How much of the file is there, 0 to 1, by blocks."""

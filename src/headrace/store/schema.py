@@ -23,7 +23,8 @@ KEY = struct.Struct(">Q")
 _ENTRY = struct.Struct("<BQQq")  # kind | token form << 4, id, size, mtime_ns; then the token
 _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token
 
-COMPLETE, PINNED, UNVERIFIED, SUPERSEDED = 1, 2, 4, 8
+COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
+"""Bits 4 and 5 are the form of the token."""
 
 _RAW, _MD5, _MD5_PARTS = 0, 1, 2
 
@@ -32,7 +33,7 @@ _RAW, _MD5, _MD5_PARTS = 0, 1, 2
 class CachedFile:
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; those above the synced one are not trusted after a power
-    loss."""
+    loss. borrowed: another node owns it."""
 
     id: FileId
     volume: int
@@ -45,6 +46,7 @@ class CachedFile:
     superseded: bool
     checksum: int
     sequence: int
+    borrowed: bool = False
 
     @property
     def trusted(self) -> bool:
@@ -72,6 +74,7 @@ def pack_cached(cached: CachedFile) -> bytes:
         | PINNED * cached.pinned
         | UNVERIFIED * cached.unverified
         | SUPERSEDED * cached.superseded
+        | BORROWED * cached.borrowed
     )
     form, token = _pack_token(cached.token)
     head = _CACHED.pack(
@@ -87,13 +90,14 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
         volume,
         size_bytes,
         mtime_ns,
-        _unpack_token(flags >> 4, value[_CACHED.size :]),
+        _unpack_token(flags >> 4 & 3, value[_CACHED.size :]),
         bool(flags & COMPLETE),
         bool(flags & PINNED),
         bool(flags & UNVERIFIED),
         bool(flags & SUPERSEDED),
         checksum,
         sequence,
+        bool(flags & BORROWED),
     )
 
 

@@ -12,14 +12,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
 from headrace.store.checksum import block_checksum
-from headrace.store.eviction import Policy, build_policy
+from headrace.store.eviction import BorrowedFirst, build_policy
 from headrace.store.files import map_bytes
 from headrace.store.index import Index
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
@@ -38,13 +38,22 @@ class Store:
     """on_evicted: told the ids of files that went to make room. unverified_found: files that recovery did
     not trust."""
 
-    def __init__(self, index: Index, volumes: list[Volume], policy: str, high: float, low: float) -> None:
+    def __init__(
+        self,
+        index: Index,
+        volumes: list[Volume],
+        policy: str,
+        *,
+        high: float,
+        low: float,
+        borrowed_share: float,
+    ) -> None:
         self.index = index
         self.volumes = volumes
         self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
         self.evicted_files = 0
-        self._high, self._low = high, low
-        self._policies: list[Policy] = [build_policy(policy) for _ in volumes]
+        self._high, self._low, self._borrowed_share = high, low, borrowed_share
+        self._policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
         # incomplete: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}
         self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, likewise
@@ -72,17 +81,19 @@ class Store:
         policy: str = "s3fifo",
         high: float = 0.95,
         low: float = 0.90,
+        borrowed_share: float = 1.0,
         boot_id: str | None = None,
     ) -> Store:
         """Recovered on return. StoreBusyError, StoreError, CorruptIndexError; then everything is let go of.
-        high, low: shares of a volume's capacity where eviction begins and ends."""
+        high, low: shares of a volume's capacity where eviction begins and ends; borrowed_share: what files that other
+        nodes own may take of it."""
         index: Index | None = None
         try:
             for volume in volumes:
                 volume.used_bytes = 0
                 volume.open()
             index = Index.open(index_folder, writable=True, boot_id=boot_id)
-            return cls(index, volumes, policy, high, low)
+            return cls(index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share)
         except BaseException:
             if index is not None:
                 index.close(clean=False)
@@ -102,6 +113,7 @@ class Store:
         return {
             "capacity_bytes": sum(volume.capacity_bytes for volume in self.volumes),
             "used_bytes": self.used_bytes,
+            "borrowed_bytes": sum(policy.borrowed_bytes for policy in self._policies),
             "files_partial": len(self._partial),
             "files_pinned": len(self._pinned),
             "files_evicted": self.evicted_files,
@@ -110,15 +122,16 @@ class Store:
 
     # ------------------------------------------------------------ filling
 
-    def create(self, entry: Entry) -> CacheWriter:
-        """An empty cache file with its record. NoSpaceError when room can't be made; evicts."""
+    def create(self, entry: Entry, *, borrowed: bool = False) -> CacheWriter:
+        """An empty cache file with its record. NoSpaceError when room can't be made; evicts. borrowed: another node
+        owns it."""
         with self._lock:
             self._forget_writer(entry.id)
             self._discard([entry.id])
             volume = self._choose(entry.version.size_bytes)
             writer = CacheWriter.create(volume, entry.id, entry.version)
             failpoint.hit("create.files")
-            self.index.put_cached(self._record(entry, volume, complete=False))
+            self.index.put_cached(self._record(entry, volume, complete=False, borrowed=borrowed))
             self._partial[entry.id] = (volume.number, 0)
             return self._watch(writer)
 
@@ -168,7 +181,9 @@ class Store:
         """A file of at most one block, at once."""
         return self.complete_small_many([(entry, body)])[0]
 
-    def complete_small_many(self, files: list[tuple[Entry, Body]]) -> list[CachedFile]:
+    def complete_small_many(
+        self, files: list[tuple[Entry, Body]], *, borrowed: Container[FileId] = ()
+    ) -> list[CachedFile]:
         """Many such files by one commit; all or none of them are recorded. The files are written outside the
         lock; one id must not be under way twice."""
         for entry, body in files:
@@ -186,7 +201,9 @@ class Store:
             sums = [block_checksum(body) if len(body) else 0 for _, body in files]
             with self._lock:
                 done = [
-                    self._record(entry, volume, complete=True, checksum=checksum)
+                    self._record(
+                        entry, volume, complete=True, checksum=checksum, borrowed=entry.id in borrowed
+                    )
                     for (entry, _), volume, checksum in zip(files, places, sums, strict=True)
                 ]
                 with self.index.batch():
@@ -325,6 +342,7 @@ class Store:
             for volume in self.volumes:
                 if volume.used_bytes > self._high * volume.capacity_bytes:
                     self._draining.add(volume.number)
+                gone += self._trim_borrowed(volume)
                 surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
                 if surplus <= 0:
                     self._draining.discard(volume.number)
@@ -333,6 +351,29 @@ class Store:
             self._untold += gone
         self._tell()
         return gone
+
+    def _trim_borrowed(self, volume: Volume) -> list[FileId]:
+        """A step towards what other nodes' files may take; the ids that went."""
+        policy = self._policies[volume.number]
+        surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
+        if surplus <= 0:
+            return []
+        ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._pinned.__contains__)
+        self._discard(ids)
+        self.evicted_files += len(ids)
+        return ids
+
+    def set_borrowed(self, id: FileId, *, borrowed: bool) -> None:
+        """After a change of owners. Nothing where the file is not cached."""
+        with self._lock:
+            cached = self.index.cached(id)
+            if cached is None or cached.borrowed == borrowed:
+                return
+            changed = replace(cached, borrowed=borrowed)
+            self.index.put_cached(changed)
+            if cached.complete:
+                policy = self._policies[cached.volume]
+                policy.insert(id, policy.remove(id), borrowed=borrowed)
 
     def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
         """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
@@ -475,7 +516,9 @@ class Store:
         except OSError as error:
             raise storage_error(path, error) from error
 
-    def _record(self, entry: Entry, volume: Volume, *, complete: bool, checksum: int = 0) -> CachedFile:
+    def _record(
+        self, entry: Entry, volume: Volume, *, complete: bool, checksum: int = 0, borrowed: bool = False
+    ) -> CachedFile:
         version = entry.version
         return CachedFile(
             id=entry.id,
@@ -489,6 +532,7 @@ class Store:
             superseded=False,
             checksum=checksum,
             sequence=self._next_sequence(),
+            borrowed=borrowed,
         )
 
     def _next_sequence(self) -> int:
@@ -529,7 +573,7 @@ class Store:
         self._sequence = max(self._sequence, cached.sequence)
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
-            self._policies[volume.number].insert(cached.id, size_bytes)
+            self._policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
         else:
             size_bytes = volume.allocated(cached.id)
             self._partial[cached.id] = (volume.number, size_bytes)

@@ -55,10 +55,11 @@ class Fetch(Message, frozen=True):
 
 class ListShared(Message, frozen=True):
     """A directory's listing, from its owner, who asks the origin if its own is stale. → Names, many, the last with
-    last=True; or Failure."""
+    last=True; or Failure. anew: the asker met a change; the owner asks the origin however fresh its listing is."""
 
     path: bytes
     epoch: int
+    anew: bool = False
 
 
 class LookupShared(Message, frozen=True):

@@ -22,6 +22,7 @@ from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotF
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectInfo, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.source import Sources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -81,14 +82,13 @@ class World:
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            Gate(Window(maximum=16), bytes_max=64 << 20),
+            Sources(Gate(Window(maximum=16), bytes_max=64 << 20), timeout_s=20),
             self.disk,
             ReadSettings(
                 range_bytes=2 * MIB,
                 small_file_bytes_max=small_bytes_max,
                 readahead_bytes=4 * MIB,
                 whole_file_after_bytes=4 * MIB,
-                timeout_s=20,
             ),
             on_complete=lambda _: None,
         )

@@ -14,6 +14,7 @@ from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, Version
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.source import Sources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -40,12 +41,11 @@ class World:
             small_file_bytes_max=MIB,
             readahead_bytes=MIB,
             whole_file_after_bytes=64 * MIB,
-            timeout_s=5,
         )
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            Gate(Window(maximum=8), bytes_max=64 * MIB),
+            Sources(Gate(Window(maximum=8), bytes_max=64 * MIB), timeout_s=5),
             self.disk,
             settings,
             on_complete=self.whole.extend,

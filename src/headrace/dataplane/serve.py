@@ -1,0 +1,133 @@
+"""What peers get from this node: pieces of its cache files, and what it knows of names. The other side of source.py.
+
+An owner fetches what it lacks; another node gives only what it has, as after a change of the members. Files are named
+by path and version: the version asked for is served, or an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError
+from headrace.base.model import Entry, FileId, Version
+from headrace.dataplane.read import ReadPath
+from headrace.namespace.tree import Namespace
+from headrace.store.reader import CacheReader
+from headrace.store.store import Store
+from headrace.wire.peer_messages import Forget, ListShared, LookupShared, Names, Wanted
+
+ATTEMPTS = 5
+"""How often a file may be evicted between its fetch and its opening."""
+
+
+class ServedFile:
+    """One file for one request. ready, fileno and checksum may be called from any thread, wait on the loop only."""
+
+    def __init__(self, id: FileId, store: Store, reads: ReadPath) -> None:
+        self._id = id
+        self._store = store
+        self._reads = reads
+        self._reader: CacheReader | None = None
+
+    def ready(self, start: int, end: int) -> bool:
+        """Whether start..end can be sent now."""
+        if self._reader is not None and self._reader.present(start, end):
+            return True
+        self.close()
+        cached = self._store.index.cached(self._id)
+        if cached is None or cached.unverified:
+            return False
+        try:
+            reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
+        except (PathNotFoundError, StoreError):
+            return False
+        self._reader = reader
+        return reader.present(start, end)
+
+    async def wait(self, start: int, end: int) -> None:
+        """start..end can be sent on return. Errors of the read path."""
+        for _ in range(ATTEMPTS):
+            await self._reads.serve(self._id, start, end)
+            if self.ready(start, end):
+                return
+        raise StoreError(f"cache file {self._id:x}", why="it is evicted as soon as it was fetched")
+
+    def fileno(self) -> int:
+        assert self._reader is not None
+        return self._reader.fd
+
+    def checksum(self, block: int) -> int:
+        """xxh3 of a block that is ready."""
+        assert self._reader is not None
+        return self._reader.checksum(block)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class Desk:
+    """owns: whether this node owns a range of a path, by its own view. on_forget: told that listings expired and are
+    to be taken again."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        store: Store,
+        reads: ReadPath,
+        *,
+        owns: Callable[[bytes, int], bool],
+        on_forget: Callable[[bytes], None],
+    ) -> None:
+        self._namespace = namespace
+        self._store = store
+        self._reads = reads
+        self._owns = owns
+        self._on_forget = on_forget
+
+    async def open_many(
+        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
+    ) -> list[ServedFile | HeadraceError]:
+        """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
+        return [await self._open(one, cached_only=cached_only) for one in wanted]
+
+    async def _open(self, one: Wanted, *, cached_only: bool) -> ServedFile | HeadraceError:
+        try:
+            entry = await self._claimed(one)
+            file = ServedFile(entry.id, self._store, self._reads)
+            if file.ready(one.start, one.end):
+                self._store.touch([entry.id])
+                return file
+            if cached_only or not self._owns(one.path, one.start):
+                file.close()
+                return NotOwnerError(
+                    os.fsdecode(one.path), why="this node does not own it, or has none of it"
+                )
+            return file
+        except HeadraceError as error:
+            return error
+
+    async def _claimed(self, one: Wanted) -> Entry:
+        if not 0 <= one.start < one.end <= one.size_bytes:
+            raise NotOwnerError(os.fsdecode(one.path), why="a range outside of the file was asked for")
+        return await self._namespace.claim(one.path, Version(one.size_bytes, one.mtime_ns, one.token))
+
+    async def names(self, request: ListShared | LookupShared) -> list[Names]:
+        """In pages; the last one says so."""
+        directory = self._namespace.claim_directory(request.path)
+        if isinstance(request, LookupShared):
+            await self._namespace.lookup(directory, request.name, for_peer=True)
+            return [self._namespace.name(directory, request.name)]
+        if request.anew:
+            await self._namespace.refresh(directory, for_peer=True)
+        else:
+            await self._namespace.list(directory, for_peer=True)
+        return list(self._namespace.names(directory))
+
+    async def forget(self, request: Forget) -> None:
+        if request.relist:
+            self._on_forget(request.path)
+        else:
+            self._namespace.expire(request.path)

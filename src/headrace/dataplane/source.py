@@ -1,0 +1,181 @@
+"""Where the bytes of a file come from when they are not here: the origin, or peers first.
+
+A read is a context: the body is good, and its place among the reads in flight is taken, until the context ends. So
+bodies don't pile up in memory before a disk that is slower than the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.model import Entry, Version
+from headrace.dataplane.concurrency import Gate
+from headrace.dataplane.route import Hop, Route, route
+from headrace.namespace.mounts import Mount
+from headrace.origin.origin import Body, Origin
+from headrace.ring.view import ClusterView
+from headrace.wire.peer_messages import Wanted
+
+if TYPE_CHECKING:
+    from headrace.peer.peers import Peers
+
+log = logging.getLogger(__name__)
+
+MOVING_S = 600.0
+"""How long after a change of the members bytes are looked for where they were owned before."""
+
+
+class Source(Protocol):
+    """One version of one file, elsewhere."""
+
+    def read(
+        self, start: int, end: int, *, background: bool, for_peer: bool
+    ) -> AbstractAsyncContextManager[Body]:
+        """Bytes start..end, exactly. background: others' reads go first. for_peer: see route.py. Errors as of
+        Origin.read_range."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OriginSource:
+    """timeout_s: of a read, trying again included."""
+
+    origin: Origin
+    key: str
+    version: Version
+    gate: Gate
+    timeout_s: float
+
+    @asynccontextmanager
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+        async with self.gate.enter(end - start, background=background):
+            began = time.monotonic()
+            body = await self.origin.read_range(
+                self.key, start, end, version=self.version, deadline=Deadline.after(self.timeout_s)
+            )
+            self.gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
+            yield body
+
+
+class Sources:
+    """Builds the source of a file. gate: of reads from origins."""
+
+    def __init__(self, gate: Gate, *, timeout_s: float) -> None:
+        self._gate = gate
+        self._timeout_s = timeout_s
+
+    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
+        """key: at the mount's origin; path: in the namespace."""
+        return self.origin_of(mount, key, entry)
+
+    def in_flight_max(self) -> float:
+        """How many reads are worth having in flight just now."""
+        return self._gate.window.limit
+
+    def origin_of(self, mount: Mount, key: str, entry: Entry) -> OriginSource:
+        return OriginSource(mount.origin, key, entry.version, self._gate, self._timeout_s)
+
+    def owns(self, path: bytes) -> bool:
+        """Whether this node is an owner of the file's first segment."""
+        return True
+
+
+class ClusterSources(Sources):
+    """peer_gate: of reads from peers. view: the current one."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        *,
+        timeout_s: float,
+        me: str,
+        peers: Peers,
+        peer_gate: Gate,
+        view: Callable[[], ClusterView],
+        replicas: int,
+        small_bytes_max: int,
+    ) -> None:
+        super().__init__(gate, timeout_s=timeout_s)
+        self.me = me
+        self.peers = peers
+        self.peer_gate = peer_gate
+        self.view = view
+        self.replicas = replicas
+        self.small_bytes_max = small_bytes_max
+        self.peer_timeout_s = timeout_s
+        self.bytes_from_peers = self.reads_from_peers = self.reads_failed = 0
+        self._ring = view().ring
+        self._changed_s = float("-inf")
+
+    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
+        return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
+
+    def owns(self, path: bytes) -> bool:
+        return self.route(path, 0, for_peer=False).owned
+
+    def route(self, path: bytes, start: int, *, for_peer: bool) -> Route:
+        view = self.view()
+        if view.ring is not self._ring:
+            self._ring, self._changed_s = view.ring, time.monotonic()
+        moving = time.monotonic() - self._changed_s < MOVING_S
+        return route(view, self.me, path, start, replicas=self.replicas, for_peer=for_peer, moving=moving)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "reads": self.reads_from_peers,
+            "bytes_read": self.bytes_from_peers,
+            "reads_failed": self.reads_failed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PeersFirst:
+    """Whatever a peer does wrong costs time only: the next one is asked, and the origin in the end, which also has
+    the last word on what version there is."""
+
+    sources: ClusterSources
+    path: bytes
+    version: Version
+    origin: OriginSource
+
+    @asynccontextmanager
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+        way = self.sources.route(self.path, start, for_peer=for_peer)
+        for hop in way.hops:
+            if not self.sources.peers.usable(hop.node):
+                continue
+            async with self.sources.peer_gate.enter(end - start, background=background):
+                body = await self._ask(hop, start, end)
+                if body is not None:
+                    yield body
+                    return
+        async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
+            yield body
+
+    async def _ask(self, hop: Hop, start: int, end: int) -> Body | None:
+        sources, version = self.sources, self.version
+        wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
+        epoch, deadline = sources.view().epoch, Deadline.after(sources.peer_timeout_s)
+        try:
+            if end - start <= sources.small_bytes_max and not hop.cached_only:
+                body = await sources.peers.fetch_small(hop.node, wanted, epoch=epoch, deadline=deadline)
+            else:
+                body = await sources.peers.fetch(
+                    hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
+                )
+        except HeadraceError as error:
+            if not hop.cached_only:
+                sources.reads_failed += 1
+                level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
+                log.log(level, "peer did not give what it owns node=%s error=%s", hop.node.id, error)
+            return None
+        sources.reads_from_peers += 1
+        sources.bytes_from_peers += end - start
+        return body
