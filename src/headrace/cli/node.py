@@ -1,4 +1,4 @@
-"""`headrace node run`: a node in this process, for service managers."""
+"""`headrace node run`: a node in this process, for service managers; `headrace node drain`: before one is ended."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
         pass
 
     group.command("run")(run)
+    group.command("drain")(drain)
     app.add_typer(group, name="node")
 
 
@@ -61,6 +62,13 @@ def run(cache: options.Cache = None, config: options.ConfigFile = None, json: op
     if failed:
         raise error_of(failed[0])
     raise typer.Exit(status)
+
+
+def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
+    """Hand over to the other nodes what this one owns, so that it can be ended; it owns nothing any more then."""
+    from headrace.cli.job import run_job
+
+    run_job("drain", "/", socket=socket, cache=cache, as_json=json)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -83,8 +83,35 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )
+    lines += _cluster_lines(report)
     for one in report["sessions"]:
         lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
+    return lines
+
+
+def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    cluster, peers, moved = report["cluster"], report["peers"], report["rebalance"]
+    if not cluster:
+        return []
+    lines = [("cluster", f"{cluster['name']}, this is {cluster['node']} at {cluster['address']}")]
+    trouble = cluster["membership"].get("trouble", "")
+    lines.append(("", trouble or f"epoch {cluster['epoch']}, {len(cluster['members'])} nodes"))
+    for member in cluster["members"]:
+        state = ", draining" if member["draining"] else ""
+        zone = f", zone {member['zone']}" if member["zone"] else ""
+        capacity = show_size(member["capacity_bytes"])
+        lines.append(("", f"{member['id']}  {member['address']}, {capacity}{zone}{state}"))
+    lines.append(
+        (
+            "peers",
+            f"{show_size(peers['bytes_read'])} in {peers['reads']} reads, {peers['reads_failed']} failed; "
+            f"{show_size(report['cache']['borrowed_bytes'])} borrowed",
+        )
+    )
+    if moved:
+        state = "going on" if moved["running"] else "none going on"
+        size = show_size(moved["bytes_handed_over"])
+        lines.append(("moves", f"{state}; {moved['files_handed_over']} files, {size} handed over"))
     return lines
 
 

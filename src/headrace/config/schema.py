@@ -115,6 +115,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="Share of the cache for files that other nodes own; they are the first to be dropped."
         ),
     ] = 0.5
+    rebalance_bytes_s: Annotated[
+        int,
+        Meta(description="Bytes a second that a node hands over to new owners when nodes come and go."),
+    ] = 256 << 20
     lease_s: Annotated[
         float,
         Meta(description="After how long without a sign of life a node is out of the cluster, in seconds."),
@@ -145,6 +149,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "origin_timeout_s",
             "replicas",
             "lease_s",
+            "rebalance_bytes_s",
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"setting {name} = {getattr(self, name)}", why="must be more than 0")

@@ -6,6 +6,8 @@ by path and version: the version asked for is served, or an error.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
 
@@ -13,9 +15,20 @@ from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError
 from headrace.base.model import Entry, FileId, Version
 from headrace.dataplane.read import ReadPath
 from headrace.namespace.tree import Namespace
+from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
-from headrace.wire.peer_messages import Forget, ListShared, LookupShared, Names, Wanted
+from headrace.wire.peer_messages import (
+    Forget,
+    ListShared,
+    LookupShared,
+    Names,
+    Take,
+    Taken,
+    Wanted,
+)
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """How often a file may be evicted between its fetch and its opening."""
@@ -125,6 +138,28 @@ class Desk:
         else:
             await self._namespace.list(directory, for_peer=True)
         return list(self._namespace.names(directory))
+
+    async def take(self, request: Take) -> Taken:
+        """Fetches, after everybody else's reads, what this node owns now and another one offers."""
+        outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
+        refused: list[int] = []
+        for number, failure in enumerate(outcome):
+            if isinstance(failure, HeadraceError):
+                log.info("offered file not taken error=%s", failure)
+                refused.append(number)
+            elif failure is not None:
+                raise failure
+        return Taken(refused=refused)
+
+    async def _take(self, one: Wanted) -> None:
+        if not self._owns(one.path, one.start):
+            raise NotOwnerError(os.fsdecode(one.path), why="this node does not own it")
+        entry = await self._claimed(one)
+        if one.size_bytes <= SEGMENT_BYTES:
+            await self._reads.load(entry)
+        else:
+            await self._reads.fill(entry.id, one.start, one.end, sequential=False)
+        self._store.set_borrowed(entry.id, borrowed=False)
 
     async def forget(self, request: Forget) -> None:
         if request.relist:

@@ -75,6 +75,10 @@ class Sources:
         """key: at the mount's origin; path: in the namespace."""
         return self.origin_of(mount, key, entry)
 
+    def statistics(self) -> dict[str, int]:
+        """What came from peers."""
+        return {}
+
     def in_flight_max(self) -> float:
         """How many reads are worth having in flight just now."""
         return self._gate.window.limit

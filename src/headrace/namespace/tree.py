@@ -12,8 +12,8 @@ import asyncio
 import logging
 import os
 import time
-from itertools import islice
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from headrace.base.deadline import Deadline
@@ -47,6 +47,10 @@ NAMES_A_PAGE = 1000
 
 class SharedNames(Protocol):
     """What other nodes of the cluster know of directories."""
+
+    def ours(self, path: bytes) -> bool:
+        """Whether this node is the owner, or the first that answers."""
+        ...
 
     def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names] | None:
         """From the directory's owner; None when that is this node, or nobody that answers. HeadraceError while it
@@ -134,15 +138,17 @@ class Namespace:
 
     async def relist(self, directory: FileId, *, for_peer: bool = False) -> None:
         """Lists again, or waits for the listing that is under way. The old one stays when this one fails."""
+        direct = for_peer or self._owned(directory)
         await self._listings.run(
-            (directory, for_peer), lambda: self._list_now(directory, for_peer=for_peer, anew=False)
+            (directory, direct), lambda: self._list_now(directory, direct=direct, anew=False)
         )
 
     async def refresh(self, directory: FileId, *, for_peer: bool = False) -> None:
         """Lists again, however fresh the index is, by a listing that begins now: one under way may have read
         past what changed. The old listing stays good when this one fails."""
+        direct = for_peer or self._owned(directory)
         await self._listings.run_anew(
-            (directory, for_peer), lambda: self._list_now(directory, for_peer=for_peer, anew=True)
+            (directory, direct), lambda: self._list_now(directory, direct=direct, anew=True)
         )
 
     async def claim(self, path: bytes, version: Version) -> Entry:
@@ -178,6 +184,20 @@ class Namespace:
         entry = self._known(path)
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._index.expire_all(entry.id, to_ns=STALE_NS)
+
+    async def relist_below(self, path: bytes) -> None:
+        """Lists again what was listed at and below a path. What fails is listed when somebody looks."""
+        top = self._known(path)
+        pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
+        while pending:
+            directory = pending.pop()
+            if self._index.fresh_until_ns(directory) == 0:
+                continue  # nobody looked
+            try:
+                await self.relist(directory)
+            except HeadraceError as error:
+                log.info("listing failed directory=%x error=%s", directory, error)
+            pending.extend(e.id for e in self._index.children(directory) if e.kind is Kind.DIRECTORY)
 
     def names(self, directory: FileId) -> Iterator[Names]:
         """What a peer is told of a directory, of which the index has the listing. In pages."""
@@ -264,9 +284,16 @@ class Namespace:
             directory = self._index.ensure_directory(directory, part)
         return directory, name
 
-    async def _list_now(self, directory: FileId, *, for_peer: bool, anew: bool) -> None:
+    def _owned(self, directory: FileId) -> bool:
+        """Whether the origin is asked for it by this node, and no other one."""
+        path = self._index.path_of(directory)
+        return self._shared is None or path is None or self._shared.ours(path)
+
+    async def _list_now(self, directory: FileId, *, direct: bool, anew: bool) -> None:
+        """direct: from the origin. Listings of the two kinds don't wait for each other: two nodes that take one
+        another for the owner would wait for ever."""
         path, mount, key = self._origin_of(directory)
-        if mount is not None and self._shared is not None and not for_peer:
+        if mount is not None and self._shared is not None and not direct:
             pages = self._shared.listing(os.fsencode(path), anew=anew)
             if pages is not None and await self._list_from_owner(directory, path, pages):
                 return
@@ -345,9 +372,10 @@ class Namespace:
                 self._index.ensure_directory(parent, name)
             elif self._index.put_file(parent, name, _version_of(row))[1]:
                 self._on_changed([(parent, name)])
-        if not rows and os.fsdecode(name) not in self._mounts.below(path):
-            if self._index.remove(parent, name):
-                self._on_changed([(parent, name)])
+        if rows or os.fsdecode(name) in self._mounts.below(path):
+            return
+        if self._index.remove(parent, name):
+            self._on_changed([(parent, name)])
 
 
 def _row_of(entry: Entry) -> NameRow:

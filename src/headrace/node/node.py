@@ -9,7 +9,9 @@ import os
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 
 from headrace.base.deadline import Deadline
@@ -18,6 +20,7 @@ from headrace.base.model import FileId
 from headrace.config.schema import Config, is_secret
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import Sources
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
@@ -26,6 +29,7 @@ from headrace.namespace.tree import Namespace
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
+from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.messages import (
@@ -37,6 +41,7 @@ from headrace.wire.messages import (
     Filled,
     Invalidated,
     JobStart,
+    JobState,
     List,
     Lookup,
     MountAdd,
@@ -56,6 +61,11 @@ from headrace.wire.messages import (
     Welcome,
 )
 
+if TYPE_CHECKING:
+    from headrace.dataplane.rebalance import Rebalance
+    from headrace.node.neighbourhood import Neighbourhood
+    from headrace.node.shared_mounts import SharedMounts
+
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 4
@@ -63,6 +73,7 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
+DRAIN_LOOK_S = 0.25
 CONFIGURED = "configured"
 """Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
@@ -73,8 +84,9 @@ GC_THRESHOLD = 50_000
 class Node:
     """A node that is running: build it with `Node.start`, end it with `stop`."""
 
-    def __init__(self, config: Config, store: Store) -> None:
+    def __init__(self, config: Config, store: Store, hood: Neighbourhood | None = None) -> None:
         self.config = config
+        self.hood = hood
         self.store = store
         self.began_s = time.time()
         self.stopping = asyncio.Event()
@@ -82,13 +94,16 @@ class Node:
         self.subscribers = Subscribers()
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
-        self.sources = Sources(self.gate, timeout_s=config.origin_timeout_s)
+        self.sources = (
+            Sources(self.gate, timeout_s=config.origin_timeout_s) if hood is None else hood.sources(self.gate)
+        )
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self.namespace = Namespace(
             store.index,
             self.mounts,
             timeout_s=config.origin_timeout_s,
             on_changed=self._names_changed,
+            shared=None if hood is None else hood.names(),
         )
         self.reads = ReadPath(
             self.namespace,
@@ -112,7 +127,10 @@ class Node:
             generation=store.generation,
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
+        self.rebalance: Rebalance | None = None
+        self.mount_records: SharedMounts | None = None
         self._upkeep: asyncio.Task[None] | None = None
+        self._relisting: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def start(cls, config: Config, *, again: bool = False) -> Node:
@@ -127,21 +145,74 @@ class Node:
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
         store = _open_store(config)
+        hood: Neighbourhood | None = None
         try:
-            node = cls(config, store)
+            hood = _neighbourhood(config, store)
+            node = cls(config, store, hood)
             await node._attach_configured(check=not again)
+            if hood is not None:
+                await node._join(hood)
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
         except BaseException:
+            if hood is not None:
+                await hood.stop()
             _close_after_failure(store)
             raise
         node._upkeep = asyncio.ensure_future(node._keep_up())
         return node
 
+    async def _join(self, hood: Neighbourhood) -> None:
+        """Peers are answered and the cluster's mounts are attached, or soon are, on return."""
+        from headrace.dataplane.rebalance import Rebalance
+        from headrace.node.shared_mounts import MountRecord, SharedMounts
+
+        desk = Desk(
+            self.namespace,
+            self.store,
+            self.reads,
+            owns=lambda path, start: hood.owns(path, start // SEGMENT_BYTES, self.config.replicas),
+            on_forget=self._relist,
+        )
+        self.rebalance = Rebalance(
+            hood.info.id,
+            self.store,
+            hood.peers,
+            view=hood.view,
+            replicas=self.config.replicas,
+            bytes_s=self.config.rebalance_bytes_s,
+        )
+        hood.on_view = self.rebalance.on_view
+        await hood.start(desk)
+        self.mount_records = SharedMounts(
+            hood.records, attach=self._attach_shared, detach=self._mount_remove_here
+        )
+        own = {m.path: MountRecord(m.url, {}) for m in self.mounts.all()}
+        for path, mount in self.config.mounts.items():
+            own[normal_path(path)] = MountRecord(mount.url, dict(mount.options))
+        await self.mount_records.start(own)
+
+    async def _attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
+        """One that was added on another node; its origin need not answer just now."""
+        await self._attach(path, url, options, check=False)
+        self.store.index.put_mount(path, {"url": url, **options})
+        self.subscribers.publish(Invalidated(names=self._name_of(path)))
+
+    def _relist(self, path: bytes) -> None:
+        task = asyncio.ensure_future(self.namespace.relist_below(path))
+        self._relisting.add(task)
+        task.add_done_callback(self._relisting.discard)
+
     async def stop(self) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
         await self.server.stop()
+        if self.rebalance is not None:
+            await self.rebalance.stop()
+        if self.mount_records is not None:
+            await self.mount_records.stop()
+        if self.hood is not None:
+            await self.hood.stop()
         await self.reads.close()
         for mount in self.mounts.all():
             await mount.origin.close()
@@ -229,15 +300,54 @@ class Node:
                 for m in self.mounts.all()
             ],
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
+            "peers": self.sources.statistics(),
+            "cluster": {} if self.hood is None else self.hood.status(),
+            "rebalance": {} if self.rebalance is None else self.rebalance.statistics(),
         }
 
     async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
         try:
-            async for state in self.jobs.run(request.kind, request.path, request.options):
+            if request.kind == "sync" and self.hood is not None:
+                async for state in self._sync_all(self.hood, request):
+                    yield state
+                return
+            states = (
+                self._drain()
+                if request.kind == "drain"
+                else self.jobs.run(request.kind, request.path, request.options)
+            )
+            async for state in states:
                 yield state
         except CorruptIndexError as error:
             self._give_up_index(error)
             raise
+
+    async def _sync_all(self, hood: Neighbourhood, request: JobStart) -> AsyncIterator[JobState]:
+        """Every node forgets first; then the owners ask the origin, and the others them. A node that can't be told
+        sees the change when its listings expire."""
+        path = os.fsencode(request.path)
+        untold = await hood.forget(path, relist=False)
+        async for state in self.jobs.run(request.kind, request.path, request.options):
+            if not state.done:
+                yield state
+                continue
+            untold += [failed for failed in await hood.forget(path, relist=True) if failed not in untold]
+            yield msgspec.structs.replace(
+                state, failed=[*state.failed, *untold], failed_files=state.failed_files + len(untold)
+            )
+
+    async def _drain(self) -> AsyncIterator[JobState]:
+        """Everything this node owned is with the others when it is done, but for what failed."""
+        hood, rebalance = self.hood, self.rebalance
+        if hood is None or rebalance is None or len(hood.view().nodes) < 2:
+            raise UsageError("node drain", why="there is no other node to hand over to")
+        await hood.membership.drain()
+        while any(member.id == hood.info.id for member in hood.view().ring.members):  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_LOOK_S)  # until the cluster has told us so
+        while rebalance.running:
+            yield rebalance.state(done=False)
+            await asyncio.sleep(DRAIN_LOOK_S)
+        yield rebalance.state(done=True)
 
     async def _attach_configured(self, *, check: bool) -> None:
         """Mounts of the configuration win over those that the index remembers. The index has their URLs, too, for
@@ -268,6 +378,12 @@ class Node:
         self.namespace.attach(mount, known=known)
 
     async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
+        if self.mount_records is None:
+            await self._mount_add_here(path, url, options)
+        else:
+            await self.mount_records.add(path, url, options, attach=self._mount_add_here)
+
+    async def _mount_add_here(self, path: str, url: str, options: dict[str, str]) -> None:
         await self._attach(path, url, options, check=True)
         self.store.index.put_mount(
             path, {"url": url, **{k: v for k, v in options.items() if not is_secret(k)}}
@@ -275,6 +391,12 @@ class Node:
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:
+        if self.mount_records is None:
+            await self._mount_remove_here(path)
+        else:
+            await self.mount_records.remove(path)
+
+    async def _mount_remove_here(self, path: str) -> None:
         mount = self.namespace.detach(path)
         self.store.index.drop_mount(path)
         await mount.origin.close()
@@ -313,6 +435,15 @@ class Node:
                 log.warning("upkeep failed error=%s", error)
             except Exception:
                 log.exception("upkeep failed")  # eviction and sync must go on
+
+
+def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:
+    """None for a node that is alone. Its imports cost a node without a cluster nothing."""
+    if not config.cluster:
+        return None
+    from headrace.node.neighbourhood import Neighbourhood
+
+    return Neighbourhood(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.volumes))
 
 
 def index_folder(config: Config) -> str:

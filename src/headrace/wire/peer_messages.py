@@ -79,6 +79,14 @@ class Forget(Message, frozen=True):
     relist: bool = False
 
 
+class Take(Message, frozen=True):
+    """After a change of the ring: the asker has these, and the asked one owns them now, and fetches from the asker, or
+    another node that has them, what it lacks. → Taken, when that is over."""
+
+    files: list[Wanted]
+    epoch: int
+
+
 class Ping(Message, frozen=True):
     """Is there somebody, and who? → PeerWelcome."""
 
@@ -111,6 +119,12 @@ class FileEnd(Message, frozen=True):
     failure: Failure | None = None
 
 
+class Taken(Message, frozen=True):
+    """refused: the numbers of the files that are not here after all."""
+
+    refused: list[int]
+
+
 class NameRow(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     kind: int
@@ -127,5 +141,5 @@ class Names(Message, frozen=True):
     last: bool
 
 
-PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Ping
-PeerAnswer = PeerWelcome | Block | FileEnd | Names | Done | Failure
+PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Ping
+PeerAnswer = PeerWelcome | Block | FileEnd | Names | Taken | Done | Failure

@@ -1,0 +1,67 @@
+"""What other nodes know of names: each directory has an owner, who lists it at its origin once for all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import Names
+
+if TYPE_CHECKING:
+    from headrace.peer.peers import Peers
+
+log = logging.getLogger(__name__)
+
+
+class OwnersNames:
+    """namespace/tree.py's SharedNames. timeout_s: of a listing as a whole; a single name has a tenth of it."""
+
+    def __init__(
+        self,
+        me: str,
+        peers: Peers,
+        *,
+        view: Callable[[], ClusterView],
+        replicas: int,
+        timeout_s: float,
+    ) -> None:
+        self._me = me
+        self._peers = peers
+        self._view = view
+        self._replicas = replicas
+        self._timeout_s = timeout_s
+
+    def ours(self, path: bytes) -> bool:
+        return self._owner(path) is None
+
+    def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names] | None:
+        owner = self._owner(path)
+        if owner is None:
+            return None
+        deadline = Deadline.after(self._timeout_s)
+        return self._peers.list(owner, path, anew=anew, epoch=self._view().epoch, deadline=deadline)
+
+    async def lookup(self, path: bytes, name: bytes) -> Names | None:
+        owner = self._owner(path)
+        if owner is None:
+            return None
+        deadline = Deadline.after(self._timeout_s / 10)
+        try:
+            return await self._peers.lookup(owner, path, name, epoch=self._view().epoch, deadline=deadline)
+        except HeadraceError as error:
+            log.info("directory's owner did not tell path=%s error=%s", os.fsdecode(path), error)
+            return None
+
+    def _owner(self, path: bytes) -> NodeInfo | None:
+        """The first owner that answers; None: this node comes before any other that does."""
+        for owner in self._view().owners(path, replicas=self._replicas):
+            if owner.id == self._me:
+                return None
+            if self._peers.usable(owner):
+                return owner
+        return None

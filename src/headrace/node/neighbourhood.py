@@ -1,0 +1,205 @@
+"""This node among the others of its cluster: who they are, how they are reached, what they are told of us."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from headrace import __version__
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.cluster.cluster import parse_cluster
+from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.membership import Membership
+from headrace.config.schema import Config
+from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.serve import Desk
+from headrace.dataplane.source import ClusterSources
+from headrace.entry.peer.server import PeerServer
+from headrace.namespace.shared import OwnersNames
+from headrace.peer.peers import Peers
+from headrace.peer.tls import build_contexts
+from headrace.ring.view import ClusterView, NodeInfo, alone
+from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
+
+log = logging.getLogger(__name__)
+
+PORT = 7412
+PEER_READS_MAX = 64
+PING_LIMIT_S = 2.0
+FORGET_LIMIT_S = 10.0
+LISTING_LIMIT_FACTOR = 10
+
+
+class Neighbourhood:
+    """capacity_bytes: of this node's cache. on_view: to be set; told each change of the members, on the loop."""
+
+    def __init__(self, config: Config, *, capacity_bytes: int) -> None:
+        self._config = config
+        self.endpoints, self.name = parse_cluster(config.cluster)
+        self._host, self._port = listen_address(config, self.endpoints[0])
+        self.info = NodeInfo(
+            id=config.node_id or socket.gethostname(),
+            instance=secrets.token_hex(8),
+            address=f"{self._host}:{self._port}",
+            zone=config.zone,
+            capacity_bytes=capacity_bytes,
+            version=__version__,
+            protocol=PEER_PROTOCOL,
+        )
+        tls = config.tls_certificate
+        contexts = build_contexts(tls, config.tls_key, config.tls_authority) if tls else None
+        self._server_tls = contexts.server if contexts else None
+        self.peers = Peers(self.info.id, self.name, tls=contexts.client if contexts else None)
+        self.records = EtcdRecords(self.endpoints, prefix=f"/headrace/{self.name}/", lease_s=config.lease_s)
+        self.on_view: Callable[[ClusterView], None] = lambda _: None
+        self._alone = alone(self.info)
+        self.membership = Membership(
+            self.records, self.info, lease_s=config.lease_s, on_view=self._viewed, is_alive=self._is_alive
+        )
+        self._server: PeerServer | None = None
+
+    def view(self) -> ClusterView:
+        """The last one known; before the first, this node alone."""
+        return self.membership.view or self._alone
+
+    def sources(self, gate: Gate) -> ClusterSources:
+        config = self._config
+        return ClusterSources(
+            gate,
+            timeout_s=config.origin_timeout_s,
+            me=self.info.id,
+            peers=self.peers,
+            peer_gate=Gate(Window(maximum=PEER_READS_MAX), bytes_max=config.fill_bytes_max),
+            view=self.view,
+            replicas=config.replicas,
+            small_bytes_max=config.small_file_bytes_max,
+        )
+
+    def names(self) -> OwnersNames:
+        return OwnersNames(
+            self.info.id,
+            self.peers,
+            view=self.view,
+            replicas=self._config.replicas,
+            timeout_s=self._config.origin_timeout_s * LISTING_LIMIT_FACTOR,
+        )
+
+    def owns(self, path: bytes, segment: int, replicas: int) -> bool:
+        """Whether this node is among the owners of a segment."""
+        owners = self.view().owners(path, segment, replicas=replicas)
+        return any(owner.id == self.info.id for owner in owners)
+
+    async def start(self, desk: Desk) -> None:
+        """Served and in the cluster on return. NodeIdTakenError, ClusterUnavailableError, UsageError."""
+        self._server = PeerServer(
+            self._welcome, self.name, desk, loop=asyncio.get_running_loop(), tls=self._server_tls
+        )
+        self._server.start(self._host, self._port)
+        await self.membership.start()
+
+    async def stop(self) -> None:
+        await self.membership.stop()
+        if self._server is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
+        self.peers.close()
+
+    async def forget(self, path: bytes, *, relist: bool) -> list[tuple[str, str]]:
+        """Tells all other nodes; those that could not be told, and why."""
+
+        async def tell(node: NodeInfo) -> tuple[str, str] | None:
+            try:
+                deadline = Deadline.after(FORGET_LIMIT_S)
+                await self.peers.forget(node, path, relist=relist, deadline=deadline)
+            except HeadraceError as error:
+                return f"node {node.id}", str(error)
+            return None
+
+        others = [node for node in self.view().nodes.values() if node.id != self.info.id]
+        return [failed for failed in await asyncio.gather(*map(tell, others)) if failed is not None]
+
+    def status(self) -> dict[str, Any]:
+        view = self.view()
+        return {
+            "name": self.name,
+            "node": self.info.id,
+            "address": self.info.address,
+            "epoch": view.epoch,
+            "members": [
+                {
+                    "id": node.id,
+                    "address": node.address,
+                    "zone": node.zone,
+                    "capacity_bytes": node.capacity_bytes,
+                    "version": node.version,
+                    "draining": node.draining,
+                }
+                for node in sorted(view.nodes.values(), key=lambda node: node.id)
+            ],
+            "membership": self.membership.status(),
+            "peers": self.peers.statistics(),
+        }
+
+    def _welcome(self) -> PeerWelcome:
+        return PeerWelcome(
+            protocol=PEER_PROTOCOL, node=self.info.id, instance=self.info.instance, epoch=self.view().epoch
+        )
+
+    def _viewed(self, view: ClusterView) -> None:
+        log.info("members changed epoch=%d nodes=%s", view.epoch, ",".join(sorted(view.nodes)))
+        self.on_view(view)
+
+    async def _is_alive(self, node: NodeInfo) -> bool:
+        try:
+            welcome = await self.peers.ping(node.address, Deadline.after(PING_LIMIT_S))
+        except HeadraceError:
+            return False
+        return bool(welcome.instance == node.instance)
+
+
+def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
+    """Host and port where peers reach this node. UsageError: not understood, or a public address without TLS."""
+    host, _, port_text = config.listen.rpartition(":")
+    if config.listen and (not port_text.isdigit() or int(port_text) > 65535):
+        raise UsageError(
+            f"setting listen = {config.listen!r}", why="not HOST:PORT", hint="for example 10.0.0.5:7412"
+        )
+    port = int(port_text) if config.listen else PORT
+    host = host.strip("[]")
+    if host in ("", "0.0.0.0", "::"):
+        host = _address_towards(endpoint)
+    if not config.tls_certificate and not config.insecure and _is_public(host):
+        raise UsageError(
+            f"peers at {host}:{port}",
+            why="this is a public address, and without TLS anybody could read the cache",
+            hint="set tls_certificate, tls_key and tls_authority, or insecure = true",
+        )
+    return host, port
+
+
+def _address_towards(endpoint: str) -> str:
+    """This host's address on the way to etcd. Nothing is sent: a datagram socket only looks the route up."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            "no address for peers",
+            why=f"{endpoint}: {error.strerror or error}",
+            hint="set listen = HOST:PORT",
+        ) from error
+
+
+def _is_public(host: str) -> bool:
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        raise UsageError(f"setting listen: host {host}", why=error.strerror or str(error)) from error
+    return any(ipaddress.ip_address(one.split("%")[0]).is_global for one in found)

@@ -1,0 +1,137 @@
+"""The mount table of the cluster: what is attached on one node is attached on all.
+
+Records `mounts/<path>`: the URL, and the options that are no secrets; credentials each node has from its own
+surroundings. A mount that was removed leaves its record, with no URL: a record that is not there any more was lost
+(etcd's data), and is written again by whoever has the mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, PathExistsError, PathNotFoundError, UsageError
+from headrace.cluster.records import Records
+from headrace.config.schema import is_secret
+
+log = logging.getLogger(__name__)
+
+PREFIX = "mounts"
+
+
+class MountRecord(msgspec.Struct, frozen=True):
+    """url: "" for a mount that was removed."""
+
+    url: str
+    options: dict[str, str] = {}
+
+
+Attach = Callable[[str, str, dict[str, str]], Awaitable[None]]
+Detach = Callable[[str], Awaitable[None]]
+
+
+class SharedMounts:
+    """attach, detach: do it on this node, for a path that is not, or is, attached here."""
+
+    def __init__(self, records: Records, *, attach: Attach, detach: Detach) -> None:
+        self._records = records
+        self._attach = attach
+        self._detach = detach
+        self._here: dict[str, MountRecord] = {}
+        self._changes: asyncio.Queue[tuple[str, MountRecord | None]] = asyncio.Queue()
+        self._work: asyncio.Task[None] | None = None
+
+    async def start(self, own: dict[str, MountRecord]) -> None:
+        """own: what this node's configuration attached. UsageError when the cluster has another origin there."""
+        for path, record in own.items():
+            await self._publish(path, record)
+            self._here[path] = record
+        await self._records.follow(f"{PREFIX}/", self._heard)
+        self._work = asyncio.ensure_future(self._follow())
+
+    async def stop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    async def add(self, path: str, url: str, options: dict[str, str], *, attach: Attach) -> None:
+        """Attached here, by `attach`, which checks it, and in the records on return; on the others within a second."""
+        if path in self._here:
+            raise PathExistsError(f"mount {path}", why=f"{self._here[path].url} is attached there")
+        record = MountRecord(url, options)
+        await attach(path, url, options)
+        self._here[path] = record
+        try:
+            await self._publish(path, record)
+        except HeadraceError:
+            del self._here[path]
+            await self._detach(path)
+            raise
+
+    async def remove(self, path: str) -> None:
+        if path not in self._here:
+            raise PathNotFoundError(f"mount {path}", why="nothing is attached there")
+        await self._records.put(_key(path), _packed(MountRecord("")))
+        self._here.pop(path, None)
+        await self._detach(path)
+
+    async def _publish(self, path: str, record: MountRecord) -> None:
+        if await self._records.create(_key(path), _packed(record)):
+            return
+        raw = await self._records.get(_key(path))
+        there = None if raw is None else _unpacked(raw)
+        if raw is not None and there is not None and not there.url:
+            await self._records.replace(_key(path), raw, _packed(record))
+        elif there is not None and there.url != record.url:
+            raise UsageError(
+                f"mount {path} of {record.url}",
+                why=f"the cluster has {there.url} there",
+                hint="use that one, or another path",
+            )
+
+    def _heard(self, key: str, value: bytes | None) -> None:
+        path = key.removeprefix(PREFIX)
+        try:
+            self._changes.put_nowait((path, None if value is None else _unpacked(value)))
+        except msgspec.DecodeError as error:
+            log.warning("mount record not understood path=%s error=%s", path, error)
+
+    async def _follow(self) -> None:
+        while True:
+            path, record = await self._changes.get()
+            try:
+                await self._take(path, record)
+            except HeadraceError as error:
+                log.warning("mount of the cluster not taken over path=%s error=%s", path, error)
+
+    async def _take(self, path: str, record: MountRecord | None) -> None:
+        here = self._here.get(path)
+        if record is None:
+            if here is not None:
+                await self._records.create(_key(path), _packed(here))
+            return
+        if record.url == (here.url if here is not None else ""):
+            return
+        if here is not None:
+            del self._here[path]
+            await self._detach(path)
+        if record.url:
+            await self._attach(path, record.url, record.options)
+            self._here[path] = record
+        log.info("mount of the cluster path=%s url=%s", path, record.url or "removed")
+
+
+def _key(path: str) -> str:
+    return f"{PREFIX}{path}"
+
+
+def _packed(record: MountRecord) -> bytes:
+    public = {key: value for key, value in record.options.items() if not is_secret(key)}
+    return msgspec.json.encode(MountRecord(record.url, public))
+
+
+def _unpacked(raw: bytes) -> MountRecord:
+    return msgspec.json.decode(raw, type=MountRecord)

@@ -1,0 +1,382 @@
+"""The read flow across nodes, without sockets: every node's peers are called directly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, VersionChangedError
+from headrace.base.model import Entry, FileId
+from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.rebalance import Rebalance
+from headrace.dataplane.serve import Desk
+from headrace.dataplane.source import ClusterSources
+from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.shared import OwnersNames
+from headrace.namespace.tree import Namespace
+from headrace.origin.memory import MemoryOrigin
+from headrace.origin.origin import Body
+from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+from headrace.wire.peer_messages import ListShared, LookupShared, Names, Take, Wanted
+
+MIB = 1 << 20
+
+
+class CountingOrigin(MemoryOrigin):
+    """Counts what it is asked, by key."""
+
+    def __init__(self) -> None:
+        super().__init__("many")
+        self.reads: dict[str, int] = {}
+        self.bytes_read = self.listings = self.heads = 0
+
+    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Body:
+        self.reads[key] = self.reads.get(key, 0) + 1
+        self.bytes_read += end - start
+        return await super().read_range(key, start, end, **rest)
+
+    async def head(self, key: str, *, deadline: Deadline) -> Any:
+        self.heads += 1
+        return await super().head(key, deadline=deadline)
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[Any]:
+        self.listings += 1
+        async for page in super().list_directory(key, deadline=deadline):
+            yield page
+
+
+class DirectPeers:
+    """What `Peers` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are flipped."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.asked = 0
+
+    def usable(self, node: NodeInfo) -> bool:
+        return True
+
+    def _desk(self, node: NodeInfo) -> Desk:
+        if node.id in self.world.down:
+            raise PeerError(f"node {node.id}", why="down")
+        return self.world.nodes[node.id].desk
+
+    async def fetch(
+        self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
+    ) -> Body:
+        self.asked += 1
+        (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, epoch=epoch)
+        if isinstance(file, HeadraceError):
+            raise file
+        try:
+            if not file.ready(wanted.start, wanted.end):
+                await file.wait(wanted.start, wanted.end)
+            return os.pread(file.fileno(), wanted.end - wanted.start, wanted.start)
+        finally:
+            file.close()
+
+    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Body:
+        return await self.fetch(node, wanted, cached_only=False, epoch=epoch, deadline=deadline)
+
+    async def list(
+        self, node: NodeInfo, path: bytes, *, anew: bool, epoch: int, deadline: Deadline
+    ) -> AsyncIterator[Names]:
+        for page in await self._desk(node).names(ListShared(path, epoch, anew)):
+            yield page
+
+    async def lookup(
+        self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
+    ) -> Names:
+        return (await self._desk(node).names(LookupShared(path, name, epoch)))[0]
+
+    async def take(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
+        return (await self._desk(node).take(Take(files, epoch))).refused
+
+
+class OneNode:
+    def __init__(self, world: World, id: str, *, replicas: int) -> None:
+        self.id = id
+        folder = world.folder / id
+        self.store = Store.open(str(folder / "index"), [Volume(0, str(folder), 256 * MIB)])
+        self.disk = ThreadPoolExecutor(2)
+        self.peers = DirectPeers(world)
+        gate = Gate(Window(maximum=16), bytes_max=64 * MIB)
+        self.sources = ClusterSources(
+            gate,
+            timeout_s=5,
+            me=id,
+            peers=self.peers,  # type: ignore[arg-type]
+            peer_gate=Gate(Window(maximum=16), bytes_max=64 * MIB),
+            view=lambda: world.view,
+            replicas=replicas,
+            small_bytes_max=MIB,
+        )
+        names = OwnersNames(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
+        self.namespace = Namespace(
+            self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
+        )
+        self.namespace.attach(Mount("/", "memory://", world.origin, 3600.0))
+        self.reads = ReadPath(
+            self.namespace,
+            self.store,
+            self.sources,
+            self.disk,
+            ReadSettings(
+                range_bytes=2 * MIB,
+                small_file_bytes_max=MIB,
+                readahead_bytes=2 * MIB,
+                whole_file_after_bytes=64 * MIB,
+            ),
+            on_complete=lambda _: None,
+        )
+        self.desk = Desk(
+            self.namespace,
+            self.store,
+            self.reads,
+            owns=lambda path, start: any(
+                owner.id == id for owner in world.view.owners(path, start // SEGMENT_BYTES, replicas=replicas)
+            ),
+            on_forget=lambda _: None,
+        )
+        self.rebalance = Rebalance(
+            id,
+            self.store,
+            self.peers,  # type: ignore[arg-type]
+            view=lambda: world.view,
+            replicas=replicas,
+            bytes_s=1 << 40,
+        )
+
+    async def read(self, name: str) -> bytes:
+        entry = await self.entry(name)
+        await self.reads.fill(entry.id, 0, max(1, entry.version.size_bytes), sequential=False)
+        return self.content(entry.id)
+
+    async def entry(self, name: str) -> Entry:
+        return await self.namespace.resolve(b"/" + name.encode())
+
+    def content(self, id: FileId) -> bytes:
+        return Path(self.store.volumes[0].data_path(id)).read_bytes()
+
+    async def close(self) -> None:
+        await self.rebalance.stop()
+        await self.reads.close()
+        self.disk.shutdown()
+        self.store.close()
+
+
+class World:
+    def __init__(self, folder: Path, *, nodes: str = "abcd", replicas: int = 1) -> None:
+        self.folder = folder
+        self.origin = CountingOrigin()
+        self.bodies: dict[str, bytes] = {}
+        self.down: set[str] = set()
+        self.replicas = replicas
+        self.view = self._view_of(nodes, None)
+        self.nodes = {id: OneNode(self, id, replicas=replicas) for id in nodes}
+
+    def _view_of(self, ids: str, before: ClusterView | None) -> ClusterView:
+        infos = {id: NodeInfo(id, id, f"{id}:1", "", 256 * MIB, "0", 1) for id in ids}
+        return next_view(before, infos, epoch=before.epoch + 1 if before else 1)
+
+    def change(self, ids: str) -> None:
+        """Other members; those that are new start empty."""
+        for id in ids:
+            if id not in self.nodes:
+                self.nodes[id] = OneNode(self, id, replicas=self.replicas)
+        self.view = self._view_of(ids, self.view)
+
+    def put(self, name: str, body: bytes) -> None:
+        self.bodies[name] = body
+        self.origin.put(name, body)
+
+    def owner(self, name: str) -> OneNode:
+        return self.nodes[self.view.owners(b"/" + name.encode())[0].id]
+
+    async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
+        try:
+            await asyncio.wait_for(test(self), 30)
+        finally:
+            for node in self.nodes.values():
+                await node.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    return World(tmp_path)  # type: ignore[return-value]
+
+
+def body_of(size: int, salt: int) -> bytes:
+    return bytes((salt * 7 + at * at) % 251 for at in range(997)) * (size // 997 + 1)
+
+
+def filled(world: World, *, small: int = 20, large: int = 2) -> None:
+    for number in range(small):
+        world.put(f"s/{number}", body_of(1000 + number, number)[: 1000 + number])
+    for number in range(large):
+        size = 3 * MIB + number
+        world.put(f"l/{number}", body_of(size, number)[:size])
+
+
+def test_each_byte_leaves_the_origin_once(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world)
+        for name, body in world.bodies.items():
+            found = await asyncio.gather(*(node.read(name) for node in world.nodes.values()))
+            assert all(one == body for one in found), name
+        assert world.origin.bytes_read == sum(map(len, world.bodies.values()))
+        assert all(count == 1 for name, count in world.origin.reads.items() if name.startswith("s/"))
+        assert world.origin.listings <= 3  # the root, and each folder, by its owner
+        borrowed = [node.store.statistics()["borrowed_bytes"] for node in world.nodes.values()]
+        assert all(count > 0 for count in borrowed)
+
+    asyncio.run(world.run(test))
+
+
+def test_a_dead_owner_costs_no_error(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world)
+        world.down = {"a"}
+        for name, body in world.bodies.items():
+            for id in "bcd":
+                assert await world.nodes[id].read(name) == body
+
+    asyncio.run(world.run(test))
+
+
+def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        filled(world)
+        for name in world.bodies:
+            for owner in world.view.owners(b"/" + name.encode(), replicas=2):
+                await world.nodes[owner.id].read(name)
+        before = world.origin.bytes_read
+        assert before == sum(map(len, world.bodies.values()))
+        world.down = {"a"}
+        for name, body in world.bodies.items():
+            for id in "bcd":
+                assert await world.nodes[id].read(name) == body
+        assert world.origin.bytes_read == before
+
+    asyncio.run(World(tmp_path, replicas=2).run(test))
+
+
+def test_a_changed_object_is_never_mixed_with_its_old_version(world: World) -> None:
+    async def test(world: World) -> None:
+        world.put("x", b"old " * 300_000)
+        readers = [node for node in world.nodes.values() if node is not world.owner("x")]
+        assert await readers[0].read("x") == world.bodies["x"]
+        entry = await readers[1].entry("x")  # knows the old version
+        world.put("x", b"newer" * 300_000)
+        # the owner has the old version, whole: who asks for it gets it, whole
+        await readers[1].reads.fill(entry.id, 0, 1, sequential=False)
+        for node in world.nodes.values():
+            await node.namespace.refresh(FileId(1))
+            assert await node.read("x") == world.bodies["x"]
+        # one that asks for the old version, of nodes that don't have it any more
+        gone = await readers[2].entry("x")
+        world.put("x", b"third" * 300_000)
+        for node in world.nodes.values():
+            node.store.free((await node.entry("x")).id)
+            node.reads.forget([(await node.entry("x")).id])
+        with pytest.raises(VersionChangedError):
+            await readers[2].reads.fill(gone.id, 0, MIB, sequential=False)
+        assert await readers[2].read("x") == world.bodies["x"]
+
+    asyncio.run(world.run(test))
+
+
+def test_a_file_that_is_gone_is_gone_everywhere(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world, small=2, large=0)
+        for node in world.nodes.values():
+            await node.read("s/0")
+        world.origin.delete("s/0")
+        for node in world.nodes.values():
+            folder = await node.entry("s")
+            await node.namespace.refresh(folder.id)
+            with pytest.raises(PathNotFoundError):
+                await node.entry("s/0")
+
+    asyncio.run(world.run(test))
+
+
+def test_a_joining_node_fills_from_those_that_owned_before(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world, small=60)
+        for name in world.bodies:
+            await world.owner(name).read(name)
+        before = world.origin.bytes_read
+        owners = {name: world.owner(name).id for name in world.bodies}
+        world.change("abcde")
+        moved = [name for name in world.bodies if world.owner(name).id == "e"]
+        assert moved
+        assert all(world.owner(name).id in ("e", owners[name]) for name in world.bodies)
+        for name in moved[: len(moved) // 2]:  # on demand
+            assert await world.nodes["b"].read(name) == world.bodies[name]
+        for node in world.nodes.values():  # and the rest by hand-over
+            node.rebalance.on_view(world.view)
+        for node in world.nodes.values():
+            await node.rebalance.wait()
+        for name in moved:
+            id = (await world.nodes["e"].entry(name)).id
+            cached = world.nodes["e"].store.index.cached(id)
+            assert cached is not None and cached.complete and not cached.borrowed
+            assert world.nodes["e"].content(id) == world.bodies[name]
+            old = world.nodes[owners[name]]
+            copy = old.store.index.cached((await old.entry(name)).id)
+            assert copy is not None and copy.borrowed
+        assert world.origin.bytes_read == before
+        assert world.nodes["e"].store.statistics()["borrowed_bytes"] == 0
+
+    asyncio.run(world.run(test))
+
+
+def test_what_a_dead_node_held_is_copied_from_its_replicas(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        filled(world, small=40)
+        for name in world.bodies:
+            for owner in world.view.owners(b"/" + name.encode(), replicas=2):
+                await world.nodes[owner.id].read(name)
+        before = world.origin.bytes_read
+        world.down = {"a"}
+        world.change("bcd")
+        for id in "bcd":
+            world.nodes[id].rebalance.on_view(world.view)
+        for id in "bcd":
+            await world.nodes[id].rebalance.wait()
+        for name, body in world.bodies.items():
+            for owner in world.view.owners(b"/" + name.encode(), replicas=2):
+                node = world.nodes[owner.id]
+                id = (await node.entry(name)).id
+                assert node.store.index.cached(id) is not None, (name, owner.id)
+                assert node.content(id) == body
+        assert world.origin.bytes_read == before
+
+    asyncio.run(World(tmp_path, replicas=2).run(test))
+
+
+def test_borrowed_files_go_first(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world, small=40, large=8)
+        node = world.nodes["a"]
+        for name in world.bodies:
+            await node.read(name)
+        owned = [name for name in world.bodies if world.owner(name) is node]
+        node.store.volumes[0].capacity_bytes = node.store.used_bytes
+        while node.store.evict_if_needed():
+            pass
+        ids = {name: (await node.entry(name)).id for name in owned}
+        assert all(node.store.index.cached(id) is not None for id in ids.values())
+        assert node.store.evicted_files > 0
+
+    asyncio.run(world.run(test))

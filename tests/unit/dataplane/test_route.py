@@ -1,0 +1,89 @@
+"""Who is asked, in which order."""
+
+from __future__ import annotations
+
+from headrace.dataplane.route import route
+from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, alone, next_view
+
+PATHS = [b"/data/%d" % number for number in range(200)]
+
+
+def info(id: str, *, draining: bool = False) -> NodeInfo:
+    return NodeInfo(id, "i", f"{id}:1", "", 1 << 30, "0", 1, draining)
+
+
+def view_of(*ids: str, before: ClusterView | None = None) -> ClusterView:
+    return next_view(before, {id: info(id) for id in ids}, epoch=1)
+
+
+def ways(view: ClusterView, me: str, *, replicas: int = 1, for_peer: bool = False, moving: bool = False):  # type: ignore[no-untyped-def]
+    return {
+        path: route(view, me, path, 0, replicas=replicas, for_peer=for_peer, moving=moving) for path in PATHS
+    }
+
+
+def test_alone_asks_the_origin() -> None:
+    for way in ways(alone(info("a")), "a").values():
+        assert way.owned
+        assert way.hops == ()
+
+
+def test_an_owner_asks_the_origin_and_the_others_ask_the_owner() -> None:
+    view = view_of("a", "b", "c")
+    of = {me: ways(view, me) for me in "abc"}
+    for path in PATHS:
+        owner = view.owners(path)[0].id
+        for me in "abc":
+            way = of[me][path]
+            assert way.owned == (me == owner)
+            assert [hop.node.id for hop in way.hops] == ([] if me == owner else [owner])
+            assert not any(hop.cached_only for hop in way.hops)
+
+
+def test_replicas_come_after_the_owner_and_a_replica_asks_the_owner() -> None:
+    view = view_of("a", "b", "c", "d")
+    for path in PATHS:
+        owners = [owner.id for owner in view.owners(path, replicas=2)]
+        for me in "abcd":
+            way = route(view, me, path, 0, replicas=2, for_peer=False, moving=False)
+            assert way.owned == (me in owners)
+            expected = [] if me == owners[0] else [owner for owner in owners if owner != me]
+            assert [hop.node.id for hop in way.hops] == expected
+
+
+def test_for_a_peer_nobody_is_asked_to_fetch() -> None:
+    view = view_of("a", "b", "c", before=view_of("a", "b"))
+    for me in "abc":
+        for moving in (False, True):
+            for way in ways(view, me, replicas=2, for_peer=True, moving=moving).values():
+                assert all(hop.cached_only and hop.node.id != me for hop in way.hops)
+                assert moving or not way.hops
+
+
+def test_a_new_owner_asks_the_one_before() -> None:
+    before = view_of("a", "b")
+    view = view_of("a", "b", "c", before=before)
+    moved = [path for path in PATHS if view.owners(path)[0].id == "c"]
+    assert len(moved) > 20
+    for path in moved:
+        way = route(view, "c", path, 0, replicas=1, for_peer=False, moving=True)
+        assert [hop.node.id for hop in way.hops] == [before.owners(path)[0].id]
+        assert all(hop.cached_only for hop in way.hops)
+
+
+def test_one_that_left_is_not_asked() -> None:
+    view = view_of("a", "b", before=view_of("a", "b", "c"))
+    for me in "ab":
+        for way in ways(view, me, moving=True).values():
+            assert "c" not in [hop.node.id for hop in way.hops]
+
+
+def test_segments_of_a_large_file_have_owners_of_their_own() -> None:
+    view = view_of("a", "b", "c")
+    firsts = {
+        route(view, "x", b"/large", at * SEGMENT_BYTES, replicas=1, for_peer=False, moving=False)
+        .hops[0]
+        .node.id
+        for at in range(40)
+    }
+    assert firsts == {"a", "b", "c"}
