@@ -39,7 +39,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "mount list": ("headrace mount list",),
     "mount remove": ("headrace mount remove /imagenet",),
-    "node run": ("headrace node run --cache /nvme0/headrace:800GiB",),
+    "node run": (
+        "headrace node run --cache /nvme0/headrace:800GiB",
+        "headrace node run --cache /nvme0/headrace:800GiB --cluster etcd://etcd.example:2379/training",
+    ),
+    "node drain": ("headrace node drain",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
 }
@@ -60,8 +64,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),
     "cat": ("path", "base64"),
-    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "fsck"), _JOB),
-    "status": ("node", "cache", "index", "origin", "mounts", "fill", "sessions"),
+    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "fsck", "node drain"), _JOB),
+    "status": (
+        *("node", "cache", "index", "origin", "mounts", "fill", "peers", "cluster", "rebalance", "sessions"),
+    ),
     "mount add": ("path", "url"),
     "mount list": ("path", "url", "sync_interval_s"),
     "mount remove": ("path",),

@@ -27,14 +27,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="node")
 
 
-def run(cache: options.Cache = None, config: options.ConfigFile = None, json: options.Json = False) -> None:
+def run(
+    cache: options.Cache = None,
+    cluster: options.Cluster = None,
+    node_id: options.NodeId = None,
+    listen: options.Listen = None,
+    zone: options.Zone = None,
+    config: options.ConfigFile = None,
+    json: options.Json = False,
+) -> None:
     """Run a node with the configured mounts in the foreground, until SIGTERM or ^C."""
     from headrace.cli.process import error_of
     from headrace.cli.state import make_run_folder, remove_state, write_state
     from headrace.config.load import load, remember_capacity
     from headrace.node.node import run_node
 
-    found = load({"cache": cache}, file=config).config
+    flags = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen, "zone": zone}
+    found = load(flags, file=config).config
     remember_capacity(found)
     make_run_folder(found.run_folder)
     state = State(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)

@@ -20,6 +20,17 @@ Cache = Annotated[
         "--cache", metavar="DIR:SIZE[:TIER]", help="A folder for cache files and its size; may be repeated."
     ),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="etcd://HOST:PORT[/NAME]", help="Join the nodes that use this etcd."),
+]
+NodeId = Annotated[
+    str | None, typer.Option("--node-id", metavar="NAME", help="This node's name there, if not the host's.")
+]
+Listen = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
+]
+Zone = Annotated[str | None, typer.Option("--zone", metavar="NAME", help="Replicas go to different zones.")]
 _PATH_HELP = "A path below a mountpoint, one of the namespace, or one of the origin."
 Path = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
 PathOrAll = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default="all")]

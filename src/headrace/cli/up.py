@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,6 +43,10 @@ def up(
     profile: options.Profile = None,
     anonymous: options.Anonymous = False,
     option: options.OriginOption = None,
+    cluster: options.Cluster = None,
+    node_id: options.NodeId = None,
+    listen: options.Listen = None,
+    zone: options.Zone = None,
     io: options.Io = "auto",
     allow_other: options.AllowOther = False,
     detach: Annotated[
@@ -68,7 +72,7 @@ def up(
         origin_options(
             endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
         ),
-        cache=cache,
+        {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen, "zone": zone},
         file=config,
     )
     supervisor = _supervisor(
@@ -82,9 +86,9 @@ def up(
 
 
 def load_with_origin(
-    origin: str | None, given: dict[str, str], *, cache: list[str] | None, file: str | None
+    origin: str | None, given: dict[str, str], flags: dict[str, Any], *, file: str | None
 ) -> Loaded:
-    """The configuration with ORIGIN attached at the top of the namespace."""
+    """The configuration, with ORIGIN attached at the top of the namespace. flags: settings by name."""
     import msgspec
 
     from headrace.config.load import load
@@ -92,7 +96,7 @@ def load_with_origin(
 
     if origin is None and given:
         raise UsageError("options of an origin", why="there is no ORIGIN to use them for")
-    loaded = load({"cache": cache}, file=file)
+    loaded = load(flags, file=file)
     if origin is None:
         return loaded
     mounts = {**loaded.config.mounts, "/": MountConfig(url=url_of(origin), options=given)}

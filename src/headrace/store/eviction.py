@@ -182,6 +182,13 @@ class BorrowedFirst:
             self.borrowed_bytes += size_bytes
         (self._borrowed if borrowed else self._owned).insert(id, size_bytes)
 
+    def resize(self, id: FileId, size_bytes: int) -> None:
+        """Of a known file; it is a newcomer again."""
+        self.insert(id, size_bytes, borrowed=self._borrowed.size_of(id) > 0)
+
+    def __contains__(self, id: FileId) -> bool:
+        return self._owned.size_of(id) > 0 or self._borrowed.size_of(id) > 0
+
     def touch(self, id: FileId) -> None:
         self._owned.touch(id)
         self._borrowed.touch(id)

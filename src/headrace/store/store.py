@@ -18,6 +18,7 @@ from dataclasses import replace
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.checksum import block_checksum
 from headrace.store.eviction import BorrowedFirst, build_policy
 from headrace.store.files import map_bytes
@@ -28,6 +29,9 @@ from headrace.store.volume import Volume
 from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error, write_with_room
 
 PAGE_BYTES = 4096
+SPREAD_BYTES = SEGMENT_BYTES
+"""Larger files are worth keeping in parts, too: many nodes may own a part each, and who reads here and there in one
+never has it whole. Such a part has its place in the policy."""
 EVICT_STEP_BYTES = 8 << 20
 """What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
 CTIME_LAG_S = 0.05
@@ -131,8 +135,10 @@ class Store:
             volume = self._choose(entry.version.size_bytes)
             writer = CacheWriter.create(volume, entry.id, entry.version)
             failpoint.hit("create.files")
-            self.index.put_cached(self._record(entry, volume, complete=False, borrowed=borrowed))
+            record = self._record(entry, volume, complete=False, borrowed=borrowed)
+            self.index.put_cached(record)
             self._partial[entry.id] = (volume.number, 0)
+            self._place(record, PAGE_BYTES)
             return self._watch(writer)
 
     def writer(self, id: FileId) -> CacheWriter | None:
@@ -461,7 +467,7 @@ class Store:
         for id, (number, size_bytes) in self._partial.items():
             if bytes_needed <= 0:
                 break
-            if id == keep or id in self._pinned:
+            if id == keep or id in self._pinned or (not opened and id in self._policies[number]):
                 continue
             if number == volume.number and self._is_open(id) == opened:
                 found.append(id)
@@ -473,7 +479,9 @@ class Store:
         return writer is not None and not writer.closed
 
     def _policy_victims(self, volume: Volume, bytes_needed: int, _: FileId | None) -> list[FileId]:
-        return self._policies[volume.number].victims(bytes_needed, self._pinned.__contains__)
+        return self._policies[volume.number].victims(
+            bytes_needed, lambda id: id in self._pinned or self._is_open(id)
+        )
 
     # ------------------------------------------------------------ inside
 
@@ -560,6 +568,8 @@ class Store:
                 self._make_room(writer.volume, count, keep=writer.id)
             number, size_bytes = self._partial.pop(writer.id)
             self._partial[writer.id] = (number, size_bytes + count)
+            if writer.id in self._policies[number]:
+                self._policies[number].resize(writer.id, max(PAGE_BYTES, size_bytes + count))
             writer.volume.used_bytes += count
 
     def _forget_writer(self, id: FileId) -> None:
@@ -577,16 +587,23 @@ class Store:
         else:
             size_bytes = volume.allocated(cached.id)
             self._partial[cached.id] = (volume.number, size_bytes)
+            self._place(cached, size_bytes)
         volume.used_bytes += size_bytes
         if cached.pinned:
             self._pinned.add(cached.id)
         if cached.superseded:
             self._superseded.append(cached.id)
 
+    def _place(self, partial: CachedFile, size_bytes: int) -> None:
+        """Gives a part of a large file its place among those that are complete."""
+        if partial.size_bytes > SPREAD_BYTES and not partial.borrowed:
+            self._policies[partial.volume].insert(partial.id, max(PAGE_BYTES, size_bytes), borrowed=False)
+
     def _let_go(self, id: FileId) -> int:
         """Takes a file out of the accounts; the bytes it had."""
         number, size_bytes = self._partial.pop(id, (-1, 0))
         if number >= 0:
+            self._policies[number].remove(id)
             self.volumes[number].used_bytes -= size_bytes
             return size_bytes
         for volume, policy in zip(self.volumes, self._policies, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
@@ -13,6 +15,8 @@ BODY_BYTES_MAX = 16 << 20
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)
 _answers = msgspec.msgpack.Decoder(Answer)
+
+Kind = TypeVar("Kind")
 
 
 def encode(message: Message) -> bytes:
@@ -28,19 +32,21 @@ def body_length(header: bytes) -> int:
     return length
 
 
-def decode_request(body: bytes) -> Request:
+def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, what: str) -> Kind:
+    """ProtocolError when the body is not what the decoder knows. what: "request" or "answer"."""
     try:
-        request: Request = _requests.decode(body)
+        return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ProtocolError("request not understood", why=str(error)) from error
+        raise ProtocolError(f"{what} not understood", why=str(error)) from error
+
+
+def decode_request(body: bytes) -> Request:
+    request: Request = decode(_requests, body, what="request")
     return request
 
 
 def decode_answer(body: bytes) -> Answer:
-    try:
-        answer: Answer = _answers.decode(body)
-    except msgspec.DecodeError as error:
-        raise ProtocolError("answer not understood", why=str(error)) from error
+    answer: Answer = decode(_answers, body, what="answer")
     return answer
 
 

@@ -298,3 +298,65 @@ def test_a_repair_survives_a_power_loss(open_store: OpenStore) -> None:
     store = open_store(boot_id="boot-2")
     found = cached(store, id)
     assert not found.trusted
+
+
+def test_a_part_of_a_large_file_has_its_place_in_the_policy(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.store.store.SPREAD_BYTES", 4 * MIB)
+    store = open_store(64 * MIB, policy="lru")
+    older = [fill(store, b"older%d" % n, MIB) for n in range(20)]
+    entry, small = named(store, b"spread", 40 * MIB), named(store, b"part", 4 * MIB)
+    for one in (entry, small):
+        writer = store.create(one)
+        for block in range(3):
+            writer.write(block * MIB, b"p" * MIB)
+        writer.close()
+    newer = [fill(store, b"newer%d" % n, MIB) for n in range(30)]
+    store.volumes[0].capacity_bytes = 50 * MIB
+    while store.evict_if_needed():
+        pass
+    assert store.index.cached(small.id) is None  # an ordinary part is the first to go
+    assert store.index.cached(entry.id) is not None  # this one only after what was used before it
+    assert sum(store.index.cached(id) is None for id in older) >= 8
+    store.volumes[0].capacity_bytes = 20 * MIB
+    while store.evict_if_needed():
+        pass
+    assert store.index.cached(entry.id) is None
+    assert sum(store.index.cached(id) is not None for id in newer) >= 15
+    used = store.used_bytes
+    crash(store)
+    store = open_store(20 * MIB)
+    assert store.used_bytes == used
+
+
+def test_borrowed_files_have_a_share_and_go_first(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store(64 * MIB, policy="lru")
+    store._borrowed_share = 0.25
+    owned = [fill(store, b"owned%d" % n, MIB) for n in range(20)]
+    entries = [named(store, b"borrowed%d" % n, 1000) for n in range(5)] + [
+        named(store, b"large%d" % n, 2 * MIB) for n in range(10)
+    ]
+    store.complete_small_many(
+        [(entry, b"b" * 1000) for entry in entries[:5]], borrowed={entry.id for entry in entries}
+    )
+    for entry in entries[5:]:
+        writer = store.create(entry, borrowed=True)
+        writer.write(0, b"l" * (2 * MIB))
+        store.complete(writer)
+    assert store.statistics()["borrowed_bytes"] > 20 * MIB
+    while store.evict_if_needed():
+        pass
+    assert store.statistics()["borrowed_bytes"] <= 16 * MIB
+    assert all(store.index.cached(id) is not None for id in owned)
+    kept = [entry.id for entry in entries if store.index.cached(entry.id) is not None]
+    assert kept
+    store.set_borrowed(kept[-1], borrowed=False)
+    store.set_borrowed(owned[0], borrowed=True)
+    crash(store)
+    store = open_store(25 * MIB, policy="lru")
+    assert cached(store, owned[0]).borrowed
+    while store.evict_if_needed():
+        pass
+    assert store.index.cached(owned[0]) is None
+    assert store.index.cached(kept[-1]) is not None

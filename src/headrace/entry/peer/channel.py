@@ -1,0 +1,143 @@
+"""One connection of a peer as bytes. Never blocks: its methods are generators that yield what they wait for.
+
+Who runs them (`server.py`) waits for that on their behalf, without a thread, and goes on. Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import ssl
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from headrace.wire import peer_frame
+from headrace.wire.messages import Message
+from headrace.wire.peer_messages import PeerRequest
+
+RECEIVE_BYTES = 64 << 10
+REQUEST_BYTES_MAX = 4 << 20
+"""256 files with paths of 4 KiB, and then some."""
+TLS_CHUNK_BYTES = 256 << 10
+
+
+class Need(enum.Enum):
+    """REQUEST: the next request, which may be long in coming. READ: more of what has begun. WRITE: room."""
+
+    REQUEST = 1
+    READ = 2
+    WRITE = 3
+
+
+Result = TypeVar("Result")
+Steps = Generator[Need | Future[Any], None, Result]
+
+
+class HungUpError(Exception):
+    """The peer left, or must be left. Only of this room: ends the connection."""
+
+
+class Channel:
+    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # headers wait for their bytes by MSG_MORE
+        self.sock = sock
+        self.number = sock.fileno()
+        self._tls: ssl.SSLSocket | None = None
+        if tls is not None:
+            self._tls = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self.sock = self._tls
+        self._received = bytearray()
+        self._unsent = bytearray()
+
+    def handshake(self) -> Steps[None]:
+        if self._tls is None:
+            return
+        while True:
+            try:
+                return self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                yield Need.READ
+            except ssl.SSLWantWriteError:
+                yield Need.WRITE
+
+    def receive(self) -> Steps[PeerRequest]:
+        """HungUpError at the end; ProtocolError for nonsense."""
+        yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST)
+        length = peer_frame.body_length(bytes(self._received[: peer_frame.HEADER_BYTES]))
+        if length > REQUEST_BYTES_MAX:
+            raise HungUpError(f"a request of {length} bytes")
+        end = peer_frame.HEADER_BYTES + length
+        yield from self._have(end, first=Need.READ)
+        body = bytes(self._received[peer_frame.HEADER_BYTES : end])
+        del self._received[:end]
+        return peer_frame.decode_request(body)
+
+    def put(self, message: Message) -> None:
+        """Sent with what comes next, or by flush."""
+        self._unsent += peer_frame.encode(message)
+
+    def flush(self, *, more: bool = False) -> Steps[None]:
+        """more: bytes follow at once, so that no packet goes half empty."""
+        body, self._unsent = self._unsent, bytearray()
+        yield from self.send(body, more=more)
+
+    def send(self, body: bytes | bytearray | memoryview, *, more: bool = False) -> Steps[None]:
+        flags = socket.MSG_MORE if more and self._tls is None else 0
+        view = memoryview(body)
+        while view:
+            try:
+                view = view[self.sock.send(view, flags) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                yield Need.WRITE
+            except ssl.SSLWantReadError:
+                yield Need.READ
+
+    def send_file(self, file: int, start: int, end: int) -> Steps[None]:
+        """By the kernel, but for TLS. HungUpError where the file ends early; OSError of disk or socket."""
+        if self._tls is not None:
+            yield from self._send_read(file, start, end)
+            return
+        while start < end:
+            try:
+                sent = os.sendfile(self.number, file, start, end - start)
+            except BlockingIOError:
+                yield Need.WRITE
+                continue
+            if sent == 0:
+                raise HungUpError("a cache file is shorter than it should be")
+            start += sent
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+    def shut(self) -> None:
+        """Any thread: whoever waits for this connection finds it ended."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def _send_read(self, file: int, start: int, end: int) -> Steps[None]:
+        while start < end:
+            body = os.pread(file, min(TLS_CHUNK_BYTES, end - start), start)
+            if not body:
+                raise HungUpError("a cache file is shorter than it should be")
+            yield from self.send(body)
+            start += len(body)
+
+    def _have(self, length: int, *, first: Need) -> Steps[None]:
+        while len(self._received) < length:
+            try:
+                body = self.sock.recv(RECEIVE_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                yield Need.READ if self._received else first
+                continue
+            except ssl.SSLWantWriteError:
+                yield Need.WRITE
+                continue
+            if not body:
+                raise HungUpError("the peer closed the connection")
+            self._received += body

@@ -1,0 +1,109 @@
+"""What is said on one connection of a peer, from its hello to its end: a generator, see `channel.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, ProtocolError
+from headrace.entry.peer.channel import Channel, HungUpError, Result, Steps
+from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls
+from headrace.entry.peer.transfer import Transfer
+from headrace.wire.messages import Done, Message
+from headrace.wire.peer_frame import common_protocol, failure_of
+from headrace.wire.peer_messages import (
+    FILES_MAX,
+    Fetch,
+    Forget,
+    ListShared,
+    LookupShared,
+    PeerHello,
+    PeerRequest,
+    PeerWelcome,
+    Ping,
+    Take,
+)
+
+
+class Conversation:
+    """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        calls: DeskCalls,
+        *,
+        me: Callable[[], PeerWelcome],
+        cluster: str,
+        protocols: tuple[int, int],
+    ) -> None:
+        self._channel = channel
+        self._calls = calls
+        self._me = me
+        self._cluster = cluster
+        self._protocols = protocols
+        self._protocol = 0
+
+    def run(self) -> Steps[None]:
+        """HungUpError, OSError, ProtocolError: the connection ended."""
+        yield from self._channel.handshake()
+        yield from self._answer(self._hello, (yield from self._channel.receive()))
+        while self._protocol:
+            yield from self._answer(self._serve, (yield from self._channel.receive()))
+
+    def _answer(self, answer: Callable[[PeerRequest], Steps[None]], request: PeerRequest) -> Steps[None]:
+        try:
+            yield from answer(request)
+        except HeadraceError as error:
+            self._channel.put(failure_of(error))
+        yield from self._channel.flush()
+
+    def _hello(self, request: PeerRequest) -> Steps[None]:
+        if not isinstance(request, PeerHello):
+            raise ProtocolError("a request before the hello")
+        if request.cluster != self._cluster:
+            raise ProtocolError(
+                f"a node of cluster {request.cluster!r}", why=f"this node is of cluster {self._cluster!r}"
+            )
+        self._protocol = common_protocol(request.protocols, ours=self._protocols)
+        self._put(self._welcome())
+        return
+        yield
+
+    def _serve(self, request: PeerRequest) -> Steps[None]:
+        if isinstance(request, Fetch):
+            if not 0 < len(request.files) <= FILES_MAX:
+                raise ProtocolError(f"{len(request.files)} files in one request", why=f"1 to {FILES_MAX}")
+            yield from Transfer(self._channel, self._calls, request).run()
+        elif isinstance(request, ListShared | LookupShared):
+            pages = yield from self._ask(
+                self._calls.call(self._calls.desk.names(request), "listing for a peer", WORK_LIMIT_S)
+            )
+            for page in pages:
+                self._put(page)
+                yield from self._channel.flush()
+        elif isinstance(request, Forget):
+            work = self._calls.desk.forget(request)
+            yield from self._ask(self._calls.call(work, "forgetting for a peer", WORK_LIMIT_S))
+            self._put(Done())
+        elif isinstance(request, Take):
+            taking = self._calls.desk.take(request)
+            self._put((yield from self._ask(self._calls.call(taking, "taking files over", WORK_LIMIT_S))))
+        elif isinstance(request, Ping):
+            self._put(self._welcome())
+        else:
+            raise ProtocolError("a second hello")
+
+    def _ask(self, answer: Future[Result]) -> Steps[Result]:
+        yield answer
+        if answer.cancelled():
+            raise HungUpError("the peer left")
+        return answer.result()
+
+    def _welcome(self) -> PeerWelcome:
+        return msgspec.structs.replace(self._me(), protocol=self._protocol)
+
+    def _put(self, message: Message) -> None:
+        self._channel.put(message)
