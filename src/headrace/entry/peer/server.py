@@ -140,11 +140,16 @@ class PeerServer:
     def _wait_for_all(self) -> None:
         next_tick = 0.0
         while not self._stopping:
-            for number, _ in self._epoll.poll(TICK_S if self._connections or not self._accepting else None):
-                if self._listening is not None and number == self._listening.fileno():
-                    self._accept()
-                elif number != self._bell:
-                    self._woken(number)
+            woken = [
+                number
+                for number, _ in self._epoll.poll(
+                    TICK_S if self._connections or not self._accepting else None
+                )
+            ]
+            for number in woken:
+                self._woken(number)  # the bell and the listening socket are no connections
+            if self._listening is not None and self._listening.fileno() in woken:
+                self._accept()  # last: a new connection may get the number of one that ended
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_S
@@ -167,11 +172,13 @@ class PeerServer:
     def _welcome(self, sock: socket.socket, peer: str) -> None:
         if len(self._connections) >= CONNECTIONS_MAX:
             log.warning("connection of a peer refused peer=%s connections=%d", peer, len(self._connections))
-            return sock.close()
+            sock.close()
+            return
         try:
             channel = Channel(sock, self._tls)
         except OSError:  # gone already
-            return sock.close()
+            sock.close()
+            return
         talk = Conversation(
             channel, self._calls, me=self._me, cluster=self._cluster, protocols=self._protocols
         )

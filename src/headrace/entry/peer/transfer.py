@@ -109,9 +109,7 @@ class Transfer:
     def run(self) -> Steps[None]:
         """Up to Done. HungUpError, OSError: the connection is of no more use."""
         request = self._request
-        opening = self._calls.open_many(
-            request.files, cached_only=request.cached_only, epoch=request.epoch
-        )
+        opening = self._calls.open_many(request.files, cached_only=request.cached_only, epoch=request.epoch)
         yield opening
         if opening.cancelled():
             raise HungUpError("the peer left")

@@ -1,0 +1,232 @@
+"""One request to one peer, from connection to answer: what runs on the loop. Threads only move bytes (`talks.py`).
+
+A connection belongs to one request at a time; one whose request was cancelled or went wrong is closed. While a peer
+says nothing, no thread waits for it, and now and then it is asked on another connection whether it lives: a node that
+hangs is found out in seconds, one that waits for a slow origin is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PeerError
+from headrace.peer.breaker import Breaker
+from headrace.peer.link import Link
+from headrace.peer.talks import AskTalk, Talk
+from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
+
+IDLE_LINKS_MAX = 32
+IDLE_S_MAX = 60.0
+"""The other side waits longer (entry/peer/server.py), so that it is mostly this one that closes."""
+CONNECTING_MAX = 4
+"""At once to one peer: one that accepts and says nothing can't take all threads."""
+SILENCE_S = 2.0
+PING_S = 2.0
+GRACE_S = 0.1
+"""Threads keep the deadline themselves; what they miss is ended so much later."""
+
+Result = TypeVar("Result")
+
+
+class Peer:
+    """What is known of one node. instance: None: whoever answers at the address."""
+
+    def __init__(self, id: str, address: str, instance: str | None) -> None:
+        self.id = id
+        self.address = address
+        self.instance = instance
+        self.who = f"{id} at {address}" if id else f"at {address}"
+        self.breaker = Breaker()
+        self.idle: list[Link] = []
+        self.connecting = asyncio.Semaphore(CONNECTING_MAX)
+        self.heard_s = float("-inf")
+        self.checking: asyncio.Task[None] | None = None
+        self.requests = self.errors = self.bytes_received = self.files_received = 0
+
+    def close_idle(self, before_s: float = float("inf")) -> None:
+        for link in self.idle:
+            if link.idle_since_s < before_s:
+                link.close()
+        self.idle = [link for link in self.idle if link.idle_since_s >= before_s]
+
+
+class Exchange:
+    def __init__(self, hello: PeerHello, *, tls: ssl.SSLContext | None, threads: int) -> None:
+        self._hello = hello
+        self._tls = tls
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="peer")
+        self._busy: set[Link] = set()
+        self._closed = False
+
+    async def converse(self, peer: Peer, talk: Talk, deadline: Deadline, *, watch: bool = True) -> None:
+        """The talk is over on return. PeerError when the peer or the network failed it; of the peer's own errors the
+        talk knows. watch: ask whether the peer lives while it is silent."""
+        peer.requests += 1
+        limit = asyncio.timeout(None if deadline.at_s == float("inf") else deadline.left_s() + GRACE_S)
+        try:
+            async with limit:
+                await self._converse(peer, talk, deadline, watch=watch)
+        except (HeadraceError, TimeoutError) as error:
+            peer.errors += 1
+            now = time.monotonic()
+            if not limit.expired() or now - peer.heard_s > SILENCE_S + PING_S:
+                peer.breaker.failed(now, chance=random.random())
+            if limit.expired():
+                raise PeerError(f"node {peer.who}", why="no answer within the time allowed") from None
+            raise error
+        peer.breaker.succeeded()
+
+    async def ping(self, peer: Peer, deadline: Deadline) -> PeerWelcome:
+        talk = AskTalk(Ping(), PeerWelcome)
+        await self.converse(peer, talk, deadline, watch=False)
+        return talk.result()
+
+    def close(self) -> None:
+        """What is under way ends with PeerError. Waits for nothing."""
+        self._closed = True
+        for link in self._busy:
+            link.abort()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _converse(self, peer: Peer, talk: Talk, deadline: Deadline, *, watch: bool) -> None:
+        while True:
+            link = _take_idle(peer)
+            fresh = link is None
+            if link is None:
+                link = await self._connect(peer, deadline)
+            link.set_deadline(deadline)
+            self._busy.add(link)
+            try:
+                await self._drive(peer, link, talk, watch=watch)
+                break
+            except HeadraceError:
+                link.close()
+                if fresh or link.answered:
+                    raise
+                peer.close_idle()  # it died while it was idle; so did the others, most likely
+                talk.restart()
+            finally:
+                self._busy.discard(link)
+        self._give_back(peer, link)
+
+    async def _drive(self, peer: Peer, link: Link, talk: Talk, *, watch: bool) -> None:
+        while not await self._in_thread(lambda: talk.run(link), link):
+            if link.answered:
+                peer.heard_s = time.monotonic()
+            await self._readable(peer, link, watch=watch)
+        peer.heard_s = time.monotonic()
+
+    async def _in_thread(self, call: Callable[[], Result], link: Link) -> Result:
+        work = self._submit(call, link.who)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            link.abort()
+            work.cancel()
+            work.add_done_callback(lambda _: link.close())  # not under the thread's hands
+            if self._closed and not _being_cancelled():
+                raise PeerError(f"node {link.who}", why="this node stops") from None
+            raise
+
+    def _submit(self, call: Callable[[], Result], who: str) -> Future[Result]:
+        try:
+            return self._threads.submit(call)
+        except RuntimeError as error:
+            raise PeerError(f"node {who}", why="this node stops") from error
+
+    async def _readable(self, peer: Peer, link: Link, *, watch: bool) -> None:
+        """Until something came from the peer."""
+        loop = asyncio.get_running_loop()
+        came = asyncio.Event()
+        number = link.fileno()
+        loop.add_reader(number, came.set)
+        try:
+            while not came.is_set():
+                try:
+                    await asyncio.wait_for(came.wait(), SILENCE_S if watch else None)
+                except TimeoutError:
+                    await self._check(peer)
+        except BaseException:
+            loop.remove_reader(number)
+            link.close()
+            raise
+        loop.remove_reader(number)
+        link.waited()
+
+    async def _check(self, peer: Peer) -> None:
+        """PeerError when it does not live. One asks for all who wait."""
+        if time.monotonic() - peer.heard_s < SILENCE_S:
+            return
+        if peer.checking is None:
+            peer.checking = asyncio.ensure_future(self._ping_only(peer))
+            peer.checking.add_done_callback(lambda done: _checked(peer, done))
+        await asyncio.shield(peer.checking)
+
+    async def _ping_only(self, peer: Peer) -> None:
+        await self.ping(peer, Deadline.after(PING_S))
+
+    async def _connect(self, peer: Peer, deadline: Deadline) -> Link:
+        async with peer.connecting:
+            work = self._submit(
+                lambda: Link.connect(
+                    peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
+                ),
+                peer.who,
+            )
+            try:
+                link = await asyncio.wrap_future(work)
+            except asyncio.CancelledError:
+                work.cancel()
+                work.add_done_callback(_close_result)
+                if self._closed and not _being_cancelled():
+                    raise PeerError(f"node {peer.who}", why="this node stops") from None
+                raise
+        welcome = link.welcome
+        if peer.instance is not None and (welcome.node, welcome.instance) != (peer.id, peer.instance):
+            link.close()
+            raise PeerError(
+                f"node {peer.who}", why=f"another one answers there: {welcome.node}, run {welcome.instance}"
+            )
+        peer.heard_s = time.monotonic()
+        return link
+
+    def _give_back(self, peer: Peer, link: Link) -> None:
+        if self._closed or len(peer.idle) >= IDLE_LINKS_MAX:
+            link.close()
+            return
+        link.idle_since_s = time.monotonic()
+        peer.idle.append(link)
+
+
+def _take_idle(peer: Peer) -> Link | None:
+    """The one used last; those that ended meanwhile are closed."""
+    while peer.idle:
+        link = peer.idle.pop()
+        if not link.stale():
+            link.answered = False
+            return link
+        link.close()
+    return None
+
+
+def _checked(peer: Peer, task: asyncio.Task[None]) -> None:
+    peer.checking = None
+    if not task.cancelled():
+        task.exception()  # looked at: those who wait for it may have left
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _close_result(work: Future[Link]) -> None:
+    if not work.cancelled() and work.exception() is None:
+        work.result().close()

@@ -1,0 +1,182 @@
+"""One connection to a peer, blocking; used by one thread at a time, and cut by any.
+
+The only file that speaks to sockets here: what they raise leaves it as PeerError. No call waits beyond the deadline
+that was set last, nor longer than `stall_s` for a peer that is in the middle of a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PeerError, ProtocolError
+from headrace.wire import peer_frame
+from headrace.wire.messages import Failure, Message
+from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
+
+CONNECT_S_MAX = 3.0
+"""A host that is there answers within a round trip; a SYN that was lost is sent again after one second."""
+STALL_S = 10.0
+_TIMEVAL = struct.Struct("ll")
+
+
+class Link:
+    """who: for messages: the peer and its address. answered: something came since the connection was last taken."""
+
+    def __init__(self, sock: socket.socket, who: str, address: str) -> None:
+        self.who = who
+        self.address = address
+        self.idle_since_s = 0.0
+        self.answered = False
+        self._sock = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._deadline = Deadline.never()
+        self._waits_s = -1.0
+        self.welcome: PeerWelcome
+
+    @classmethod
+    def connect(
+        cls, address: str, hello: PeerHello, *, who: str, tls: ssl.SSLContext | None, deadline: Deadline
+    ) -> Link:
+        """Connected and greeted. PeerError; ProtocolError or another one that the peer says."""
+        limit = Deadline.after(min(CONNECT_S_MAX, deadline.left_s()))
+        sock = _connect(address, who, limit=limit, tls=tls)
+        link = cls(sock, who, address)
+        try:
+            link.set_deadline(limit)
+            link.send(hello)
+            answer = link.receive()
+            if isinstance(answer, Failure):
+                raise peer_frame.error_of(answer)
+            if not isinstance(answer, PeerWelcome):
+                raise link.broken("it does not greet")
+            if not hello.protocols[0] <= answer.protocol <= hello.protocols[1]:
+                raise link.broken(f"it greets with protocol {answer.protocol}")
+            link.welcome = answer
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def broken(self, why: str) -> PeerError:
+        return PeerError(f"node {self.who}", why=why)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def set_deadline(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+
+    def send(self, message: Message) -> None:
+        body = memoryview(peer_frame.encode(message))
+        try:
+            while body:
+                self._limit()
+                body = body[self._sock.send(body) :]
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def receive(self) -> PeerAnswer:
+        """The next message. Its Block's bytes, if it is one, are next: receive_into."""
+        header = bytearray(peer_frame.HEADER_BYTES)
+        self.receive_into(memoryview(header))
+        try:
+            body = bytearray(peer_frame.body_length(bytes(header)))
+            self.receive_into(memoryview(body))
+            return peer_frame.decode_answer(bytes(body))
+        except ProtocolError as error:
+            raise self.broken(f"it sends nonsense: {error}") from error
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fills it. Plain sockets take a whole block with one call to the kernel."""
+        flags = 0 if self._tls else socket.MSG_WAITALL
+        try:
+            while view:
+                self._limit()
+                received = self._sock.recv_into(view, 0, flags)
+                if received == 0:
+                    raise self.broken("it closed the connection")
+                self.answered = True
+                view = view[received:]
+        except OSError as error:
+            if isinstance(error, PeerError):
+                raise
+            import time
+
+            print(
+                "FAIL",
+                error,
+                self._waits_s,
+                len(view),
+                flags,
+                time.monotonic(),
+                file=__import__("sys").stderr,
+            )
+            raise self._failed(error) from error
+
+    def waits(self, milliseconds: int) -> bool:
+        """Whether nothing comes within that time."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return False
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return not poll.poll(milliseconds)
+
+    def waited(self) -> None:
+        """After a loop waited for it: libuv makes what it watches non-blocking, and leaves it so."""
+        if not self._tls:
+            self._sock.setblocking(True)
+
+    def stale(self) -> bool:
+        """Of one that is idle, and should have nothing to say."""
+        return not self.waits(0)
+
+    def abort(self) -> None:
+        """From any thread: whoever waits for it finds it ended. It must be closed all the same."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+    def _limit(self) -> None:
+        left_s = min(STALL_S, self._deadline.left_s())
+        if left_s <= 0:
+            raise TimeoutError
+        if self._tls:
+            self._sock.settimeout(left_s)
+        elif not 0 <= self._waits_s - left_s < 0.1:  # a system call; near enough is good enough
+            value = _TIMEVAL.pack(int(left_s), int(left_s % 1 * 1e6) or 1)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+            self._waits_s = left_s
+
+    def _failed(self, error: OSError) -> PeerError:
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return self.broken("it is silent")
+        return self.broken(error.strerror or str(error))
+
+
+def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock: socket.socket | None = None
+    try:
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout=max(0.01, limit.left_s()))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock.settimeout(max(0.01, limit.left_s()))
+            sock = tls.wrap_socket(sock)
+        else:
+            sock.settimeout(None)
+        return sock
+    except (OSError, ValueError) as error:
+        if sock is not None:
+            sock.close()
+        text = error.strerror if isinstance(error, OSError) else None
+        why = "no connection in time" if isinstance(error, TimeoutError) else text or str(error)
+        raise PeerError(f"node {who} can't be reached", why=why) from error

@@ -1,0 +1,243 @@
+"""A desk over real files, a node that serves it, and the asking side: for tests of the transfer between nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import ssl
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+import xxhash
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, NotOwnerError
+from headrace.base.model import BLOCK_SIZE_BYTES, block_range
+from headrace.entry.peer.server import PeerServer
+from headrace.peer.peers import Peers
+from headrace.ring.view import NodeInfo
+from headrace.wire.peer_frame import SPOKEN
+from headrace.wire.peer_messages import (
+    Forget,
+    ListShared,
+    LookupShared,
+    NameRow,
+    Names,
+    PeerWelcome,
+    Take,
+    Taken,
+    Wanted,
+)
+
+MIB = 1 << 20
+CLUSTER = "lab"
+
+
+def soon() -> Deadline:
+    return Deadline.after(20)
+
+
+@dataclass
+class DeskFile:
+    """One file: its bytes, which blocks have landed, and what goes wrong."""
+
+    body: bytes
+    fd: int
+    landed: set[int] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: HeadraceError | None = None
+    failure_of_open: HeadraceError | None = None
+    waits: int = 0
+    cancelled: int = 0
+
+    def blocks(self) -> range:
+        return block_range(0, len(self.body))
+
+    def land(self, *blocks: int) -> None:
+        for block in blocks:
+            start = block * BLOCK_SIZE_BYTES
+            os.pwrite(self.fd, self.body[start : start + BLOCK_SIZE_BYTES], start)
+            self.landed.add(block)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def fail(self, error: HeadraceError) -> None:
+        self.failure = error
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class DeskPiece:
+    def __init__(self, file: DeskFile) -> None:
+        self.file = file
+        self.fd = os.dup(file.fd)
+
+    async def wait(self, start: int, end: int) -> None:
+        self.file.waits += 1
+        try:
+            while not self.ready(start, end):
+                if self.file.failure is not None:
+                    raise self.file.failure
+                await self.file.changed.wait()
+        except asyncio.CancelledError:
+            self.file.cancelled += 1
+            raise
+
+    def ready(self, start: int, end: int) -> bool:
+        return all(block in self.file.landed for block in block_range(start, end))
+
+    def fileno(self) -> int:
+        assert self.fd >= 0
+        return self.fd
+
+    def checksum(self, block: int) -> int:
+        start = block * BLOCK_SIZE_BYTES
+        return xxhash.xxh3_64_intdigest(self.file.body[start : start + BLOCK_SIZE_BYTES])
+
+    def close(self) -> None:
+        assert self.fd >= 0, "closed twice"
+        os.close(self.fd)
+        self.fd = -1
+
+
+class FileDesk:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[bytes, DeskFile] = {}
+        self.requests: list[int] = []
+        self.forgotten: list[Forget] = []
+        self.taken: list[Take] = []
+        self.pages: list[Names] = []
+        self.threads: set[str] = set()
+
+    def add(self, name: str, size_bytes: int, *, landed: bool = True) -> Wanted:
+        """Random bytes; the whole of it, as it is wanted."""
+        body = random.Random(name).randbytes(size_bytes)
+        fd = os.open(self.folder / name.replace("/", "_"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(fd, size_bytes)
+        file = DeskFile(body, fd)
+        path = f"/data/{name}".encode()
+        self.files[path] = file
+        if landed:
+            file.land(*file.blocks())
+        return Wanted(path, size_bytes, 1, '"etag"', 0, size_bytes)
+
+    def body(self, wanted: Wanted) -> bytes:
+        return self.files[wanted.path].body[wanted.start : wanted.end]
+
+    def close(self) -> None:
+        for file in self.files.values():
+            os.close(file.fd)
+
+    async def open_many(
+        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
+    ) -> Sequence[DeskPiece | HeadraceError]:
+        self.requests.append(len(wanted))
+        self.threads.add(threading.current_thread().name)
+        return [self._open(one, cached_only=cached_only) for one in wanted]
+
+    def _open(self, one: Wanted, *, cached_only: bool) -> DeskPiece | HeadraceError:
+        file = self.files.get(one.path)
+        if file is None:
+            return NotOwnerError(os.fsdecode(one.path), why="none of it is here")
+        if file.failure_of_open is not None:
+            return file.failure_of_open
+        if cached_only and not all(block in file.landed for block in block_range(one.start, one.end)):
+            return NotOwnerError(os.fsdecode(one.path), why="not here")
+        return DeskPiece(file)
+
+    async def names(self, request: ListShared | LookupShared) -> list[Names]:
+        if isinstance(request, ListShared):
+            return self.pages
+        rows = [row for page in self.pages for row in page.rows if row.name == request.name]
+        return [Names(rows, 5.0, last=True)]
+
+    async def forget(self, request: Forget) -> None:
+        self.forgotten.append(request)
+
+    async def take(self, request: Take) -> Taken:
+        self.taken.append(request)
+        return Taken([index for index, one in enumerate(request.files) if one.path not in self.files])
+
+
+def page_of(count: int, first: int, *, last: bool) -> Names:
+    rows = [NameRow(b"name\xff%07d" % n, 1, n, n, f'"{n}"') for n in range(first, first + count)]
+    return Names(rows, 5.0, last=last)
+
+
+class Serving:
+    """A desk behind a door. peers: the asking side."""
+
+    def __init__(self, desk: FileDesk, server: PeerServer, node: NodeInfo, peers: Peers) -> None:
+        self.desk = desk
+        self.server = server
+        self.node = node
+        self.peers = peers
+
+    async def fetch(self, wanted: Wanted, *, cached_only: bool = False) -> bytes:
+        body = await self.peers.fetch(self.node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
+        return bytes(body)
+
+    async def fetch_small(self, wanted: Wanted) -> bytes:
+        return bytes(await self.peers.fetch_small(self.node, wanted, epoch=1, deadline=soon()))
+
+
+def node_info(address: str, *, id: str = "b", instance: str = "run1") -> NodeInfo:
+    return NodeInfo(id, instance, address, "", 1 << 30, "0", 1)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path,
+    *,
+    server_tls: ssl.SSLContext | None = None,
+    client_tls: ssl.SSLContext | None = None,
+    server_protocols: tuple[int, int] = SPOKEN,
+    client_protocols: tuple[int, int] = SPOKEN,
+    stall_s: float = 30.0,
+) -> AsyncIterator[Serving]:
+    desk = FileDesk(folder)
+    server = PeerServer(
+        lambda: PeerWelcome(0, "b", "run1", 7),
+        CLUSTER,
+        desk,
+        loop=asyncio.get_running_loop(),
+        tls=server_tls,
+        protocols=server_protocols,
+        stall_s=stall_s,
+    )
+    address = server.start("127.0.0.1", 0)
+    peers = Peers("a", CLUSTER, tls=client_tls, protocols=client_protocols)
+    try:
+        yield Serving(desk, server, node_info(address), peers)
+    finally:
+        peers.close()
+        await asyncio.to_thread(server.stop)
+        desk.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def peer_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("peer")]
+
+
+@contextlib.contextmanager
+def nothing_leaks() -> Iterator[None]:
+    """Around a whole event loop: its end joins the threads that end by themselves."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.sleep(0))  # the first loop of a process opens what is never closed
+    before = descriptors()
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("peer"):
+            thread.join(2)
+    assert peer_threads() == []
+    assert descriptors() == before
