@@ -105,17 +105,6 @@ class Link:
         except OSError as error:
             if isinstance(error, PeerError):
                 raise
-            import time
-
-            print(
-                "FAIL",
-                error,
-                self._waits_s,
-                len(view),
-                flags,
-                time.monotonic(),
-                file=__import__("sys").stderr,
-            )
             raise self._failed(error) from error
 
     def waits(self, milliseconds: int) -> bool:
