@@ -19,6 +19,7 @@ OURS = "headrace-passthrough"
 DOWNLOADERS = ("s5cmd", "obstore")
 LINKS = (0, 2)
 """Gbit/s between the server and everybody; 0: as it is, when what limits is the processors that both share."""
+EPOCH_LINKS = (0, 1)
 EPOCH_PROCESSES = 2
 EPOCH_LIMIT_S = 90
 S5CMD_PARTS = ["-c", "16", "-p", "8"]
@@ -111,16 +112,23 @@ def _turn(bench: Bench, case: Case, measure: str) -> None:
 
 
 def first_epoch(bench: Bench) -> None:
-    """Case 7: `headrace load` in the background, and at once an epoch in shuffled order."""
+    """Case 7: `headrace load` in the background, and at once an epoch in shuffled order; with and without a link."""
     bench.stop_cached()
     bench.results.note(f"7: {EPOCH_PROCESSES} reading processes, order shuffled; s5cmd with its 256 workers")
-    for turn in range(bench.repeat):
-        with bench.attempt("7 first epoch", OURS), bench.up("passthrough") as mount:
-            bench.results.add("7 first epoch", OURS, _epoch(bench, mount, turn), unit="s")
-        with bench.attempt("7 first epoch", "s5cmd"), destination(bench) as folder:
-            start = time.perf_counter()
-            s5cmd(bench.server, ["cp", f"s3://{bench.server.bucket}/small/*", folder], timeout_s=120)
-            bench.results.add("7 first epoch", "s5cmd", time.perf_counter() - start, unit="s")
+    for gbit in EPOCH_LINKS:
+        measure = "7 first epoch" + of_link(gbit)
+        with bench.attempt(measure, "all"), link(gbit):
+            for turn in range(bench.repeat):
+                _epoch_turn(bench, measure, turn)
+
+
+def _epoch_turn(bench: Bench, measure: str, turn: int) -> None:
+    with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
+        bench.results.add(measure, OURS, _epoch(bench, mount, turn), unit="s")
+    with bench.attempt(measure, "s5cmd"), destination(bench) as folder:
+        start = time.perf_counter()
+        s5cmd(bench.server, ["cp", f"s3://{bench.server.bucket}/small/*", folder], timeout_s=120)
+        bench.results.add(measure, "s5cmd", time.perf_counter() - start, unit="s")
 
 
 def _epoch(bench: Bench, mount: HeadraceMount, turn: int) -> float:

@@ -6,12 +6,13 @@ bodies don't pile up in memory before a disk that is slower than the network.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, VersionChangedError
@@ -20,14 +21,15 @@ from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
 from headrace.namespace.mounts import Mount
 from headrace.origin.origin import Body, Origin
+from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import Wanted
 
-if TYPE_CHECKING:
-    from headrace.peer.peers import Peers
-
 log = logging.getLogger(__name__)
 
+HEDGE_FACTOR = 2.0
+HEDGE_S = 0.05
+"""Where nothing is known of how long others take; a guess."""
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
 
@@ -114,7 +116,7 @@ class ClusterSources(Sources):
         self.replicas = replicas
         self.small_bytes_max = small_bytes_max
         self.peer_timeout_s = timeout_s
-        self.bytes_from_peers = self.reads_from_peers = self.reads_failed = 0
+        self.bytes_from_peers = self.reads_from_peers = self.reads_failed = self.reads_hedged = 0
         self._ring = view().ring
         self._changed_s = float("-inf")
 
@@ -136,6 +138,7 @@ class ClusterSources(Sources):
             "reads": self.reads_from_peers,
             "bytes_read": self.bytes_from_peers,
             "reads_failed": self.reads_failed,
+            "reads_hedged": self.reads_hedged,
         }
 
 
@@ -151,17 +154,47 @@ class PeersFirst:
 
     @asynccontextmanager
     async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+        peers = self.sources.peers
         way = self.sources.route(self.path, start, for_peer=for_peer)
-        for hop in way.hops:
-            if not self.sources.peers.usable(hop.node):
-                continue
+        hops = [hop for hop in way.hops if peers.usable(hop.node)]
+        for number, hop in enumerate(hops):
             async with self.sources.peer_gate.enter(end - start, background=background):
-                body = await self._ask(hop, start, end)
+                if peers.is_slow(hop.node) and not background:
+                    body = await self._ask_hedged(hop, hops[number + 1 :], start, end)
+                else:
+                    body = await self._ask(hop, start, end)
                 if body is not None:
                     yield body
                     return
         async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
             yield body
+
+    async def _ask_hedged(self, hop: Hop, rest: list[Hop], start: int, end: int) -> Body | None:
+        """A slow peer has as long as others usually take; then the next one, or the origin, is asked as well, and the
+        first answer counts."""
+        usual_s = self.sources.peers.usual_s(end - start)
+        asked = {asyncio.ensure_future(self._ask(hop, start, end))}
+        try:
+            done, _ = await asyncio.wait(asked, timeout=HEDGE_FACTOR * usual_s if usual_s else HEDGE_S)
+            if not done:
+                self.sources.reads_hedged += 1
+                second = self._ask(rest[0], start, end) if rest else self._ask_origin(start, end)
+                asked.add(asyncio.ensure_future(second))
+            waiting = set(asked)
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    if one.exception() is None and one.result() is not None:
+                        return one.result()
+            return None
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask_origin(self, start: int, end: int) -> Body:
+        async with self.origin.read(start, end, background=False, for_peer=False) as body:
+            return body
 
     async def _ask(self, hop: Hop, start: int, end: int) -> Body | None:
         sources, version = self.sources, self.version

@@ -96,11 +96,30 @@ class StatusAsk(Message, frozen=True):
 
 class JobStart(Message, frozen=True):
     """kind: load | free | pin | unpin | sync | fsck. → JobState, many: one at least every second, the last
-    has done=True. Closing the connection cancels the job."""
+    has done=True. Closing the connection cancels the job; but not one that has an id, which is the whole cluster's.
+    kind watch: path is such an id, and its states are told. options: jobs/options.py."""
 
     kind: str
     path: str
     options: dict[str, str] = {}
+
+
+class JobList(Message, frozen=True):
+    """The cluster's jobs, or the one that is named. → JobRows."""
+
+    id: str = ""
+
+
+class JobCancel(Message, frozen=True):
+    """Ends it on all nodes; what is done stays done. → Done, also when it was over already."""
+
+    id: str
+
+
+class JobRetry(Message, frozen=True):
+    """What failed of it, or all of it, once more. → Done, also while it is running."""
+
+    id: str
 
 
 class Shutdown(Message, frozen=True):
@@ -158,7 +177,8 @@ class Report(Message, frozen=True):
 
 
 class JobState(Message, frozen=True):
-    """failed: up to 1000 of (path, reason); failed_files counts all. files_total 0: not known yet."""
+    """failed: up to 1000 of (path, reason); failed_files counts all. files_total 0: not known yet. id, state: of a job
+    of the whole cluster: "running", "done", "cancelled" or "failed"; else ""."""
 
     done: bool
     files_done: int
@@ -168,6 +188,38 @@ class JobState(Message, frozen=True):
     failed_files: int
     failed: list[tuple[str, str]]
     listing: bool
+    id: str = ""
+    state: str = ""
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job of the cluster. node: that took it. attempt: 1, and one more with each retry. eta_s: None where it can't
+    be told. took_s: of the node that took longest, by its own clock."""
+
+    id: str
+    kind: str
+    path: str
+    options: dict[str, str]
+    node: str
+    state: str
+    attempt: int
+    files_done: int
+    files_total: int
+    bytes_done: int
+    bytes_total: int
+    failed_files: int
+    failed: list[tuple[str, str]]
+    listing: bool
+    bytes_s: float
+    eta_s: float | None
+    took_s: float
+    files_by_node: dict[str, int]
+
+
+class JobRows(Message, frozen=True):
+    """By id, the oldest first."""
+
+    rows: list[JobRow]
 
 
 class Failure(Message, frozen=True):
@@ -211,6 +263,9 @@ Request = (
     | MountList
     | StatusAsk
     | JobStart
+    | JobList
+    | JobCancel
+    | JobRetry
     | Shutdown
 )
 Answer = (
@@ -222,6 +277,7 @@ Answer = (
     | Mounts
     | Report
     | JobState
+    | JobRows
     | Failure
     | Invalidated
     | Evicted

@@ -65,6 +65,12 @@ class DirectPeers:
     def usable(self, node: NodeInfo) -> bool:
         return True
 
+    def is_slow(self, node: NodeInfo) -> bool:
+        return node.id in self.world.slow
+
+    def usual_s(self, size_bytes: int) -> float | None:
+        return 0.01
+
     def _desk(self, node: NodeInfo) -> Desk:
         if node.id in self.world.down:
             raise PeerError(f"node {node.id}", why="down")
@@ -74,6 +80,8 @@ class DirectPeers:
         self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
     ) -> Body:
         self.asked += 1
+        if node.id in self.world.slow:
+            await asyncio.sleep(3600)
         (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, epoch=epoch)
         if isinstance(file, HeadraceError):
             raise file
@@ -180,6 +188,7 @@ class World:
         self.origin = CountingOrigin()
         self.bodies: dict[str, bytes] = {}
         self.down: set[str] = set()
+        self.slow: set[str] = set()
         self.replicas = replicas
         self.view = self._view_of(nodes, None)
         self.nodes = {id: OneNode(self, id, replicas=replicas) for id in nodes}
@@ -268,6 +277,19 @@ def test_a_replica_answers_for_a_dead_owner(tmp_path: Path) -> None:
         assert world.origin.bytes_read == before
 
     asyncio.run(World(tmp_path, replicas=2).run(test))
+
+
+def test_a_slow_owner_is_hedged(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        filled(world)
+        world.slow = {"a"}
+        for name, body in world.bodies.items():
+            for id in "bcd":
+                assert await world.nodes[id].read(name) == body
+        assert sum(node.sources.reads_hedged for node in world.nodes.values()) > 0
+
+    for replicas in (1, 2):
+        asyncio.run(World(tmp_path / str(replicas), replicas=replicas).run(test))
 
 
 def test_a_changed_object_is_never_mixed_with_its_old_version(world: World) -> None:

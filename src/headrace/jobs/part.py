@@ -1,0 +1,241 @@
+"""This node's part of a cluster's job: the files that it owns by one ring, and how far it is with them.
+
+Each file is counted by its primary owner only, so that sums over nodes are true; replicas load it as well, and tell
+only what failed. When the ring is another one, the part begins anew: what it has is passed by quickly, and what it
+counted before goes on counting as long as it is still the primary of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.base.errors import HeadraceError
+from headrace.base.model import Entry, FileId
+from headrace.jobs.files import Span
+from headrace.jobs.job_records import FAILED_KEPT_MAX, Figures, JobRecord, PartRecord, ring_mark
+from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
+from headrace.jobs.options import parse_options
+from headrace.jobs.walk import walk
+from headrace.ring.ring import Ring, key_of
+
+log = logging.getLogger(__name__)
+
+RATE_WINDOW_S = 5.0
+EVERYWHERE = "everywhere"
+"""The mark of parts that every node does for what it has, whatever it owns."""
+
+
+class Tally:
+    """Files, by the places of their segments on the ring: 17 bytes each, so that millions can be counted again."""
+
+    def __init__(self) -> None:
+        self.files = self.bytes = 0
+        self._keys = array("Q")
+        self._sizes = array("Q")
+        self._first = array("b")
+
+    def add(self, key: int, size_bytes: int, *, first: bool, mine: bool) -> None:
+        """One segment. first: of its file, which is counted with it. mine: this node is its primary."""
+        self._keys.append(key)
+        self._sizes.append(size_bytes)
+        self._first.append(first)
+        if mine:
+            self.files += first
+            self.bytes += size_bytes
+
+    def under(self, ring: Ring, me: str) -> tuple[int, int]:
+        """Files and bytes of it of which this node is the primary by another ring. Some 2 µs each."""
+        files = size_bytes = 0
+        for key, size, first in zip(self._keys, self._sizes, self._first, strict=True):
+            owners = ring.owners(key)
+            if owners and owners[0].id == me:
+                files += first
+                size_bytes += size
+        return files, size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this node does of a file. spans: parts of a large file; none: all. segments: (key, bytes, first, mine)."""
+
+    path: bytes
+    entry: Entry
+    spans: tuple[Span, ...]
+    segments: tuple[tuple[int, int, bool, bool], ...]
+
+
+class Part:
+    """on_change: told when the part begins or is over, on the loop. before: the part of the same attempt by an
+    earlier ring."""
+
+    def __init__(
+        self,
+        me: str,
+        job: JobRecord,
+        jobs: Jobs,
+        *,
+        ring: Ring,
+        replicas: int,
+        segment_bytes: int,
+        on_change: Callable[[], None],
+        before: Part | None = None,
+    ) -> None:
+        self._me = me
+        self.job = job
+        self._jobs = jobs
+        self._ring = ring
+        self.mark = mark_of(job.kind, ring)
+        self._options = parse_options(job.kind, job.options)
+        self._copies = self._options.replicas or replicas
+        self._segment_bytes = segment_bytes
+        self._on_change = on_change
+        self._seen, self._done = Tally(), Tally()
+        self._floor_seen = before._seen.under(ring, me) if before is not None else (0, 0)
+        self._floor_done = before._done.under(ring, me) if before is not None else (0, 0)
+        self._sound: set[FileId] = before._sound if before is not None else set()
+        self._failed: list[tuple[str, str]] = []
+        self._failed_files = 0
+        self._listing = True
+        self.over = False
+        self._began_s = before._began_s if before is not None else time.monotonic()
+        self._took_s = 0.0
+        self._rate: deque[tuple[float, int]] = deque()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def record(self) -> PartRecord:
+        bytes_done = max(self._done.bytes, self._floor_done[1])
+        figures = Figures(
+            files_done=max(self._done.files, self._floor_done[0]),
+            files_total=max(self._seen.files, self._floor_seen[0]),
+            bytes_done=bytes_done,
+            bytes_total=max(self._seen.bytes, self._floor_seen[1]),
+            failed_files=self._failed_files,
+            failed=self._failed[:],
+            listing=self._listing,
+            bytes_s=0.0 if self.over else round(self._rate_of(bytes_done), 1),
+            took_s=round(self._took_s or time.monotonic() - self._began_s, 3),
+        )
+        return PartRecord(self.mark, self.job.attempt, self.over, figures)
+
+    def _rate_of(self, bytes_done: int) -> float:
+        now_s, seen = time.monotonic(), self._rate
+        seen.append((now_s, bytes_done))
+        while len(seen) > 2 and now_s - seen[0][0] > RATE_WINDOW_S:
+            seen.popleft()
+        first_s, first_bytes = seen[0]
+        return max(0.0, (bytes_done - first_bytes) / (now_s - first_s)) if now_s > first_s else 0.0
+
+    async def _run(self) -> None:
+        try:
+            await self._each_file()
+        except Exception as error:
+            log.exception("part of a job failed id=%s", self.job.id)
+            self._fail(self.job.path, f"a defect: {error!r}")
+        self._listing, self.over = False, True
+        self._floor_seen = self._floor_done = (0, 0)
+        self._took_s = time.monotonic() - self._began_s
+        self._on_change()
+
+    async def _each_file(self) -> None:
+        queue: asyncio.Queue[Share | None] = asyncio.Queue(QUEUE_MAX)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._worker(queue))
+            for path in self.job.paths or [self.job.path]:
+                await self._walk(os.fsencode(path), queue)
+            self._listing = False
+            for _ in range(WORKERS):
+                await queue.put(None)
+
+    async def _walk(self, path: bytes, queue: asyncio.Queue[Share | None]) -> None:
+        jobs, fetching = self._jobs, self.job.kind in FETCHING
+        try:
+            top = await jobs.namespace.resolve(path)
+        except HeadraceError as error:
+            if fetching:  # else this node has nothing of it
+                self._fail(os.fsdecode(path), str(error))
+            return
+        async for found, entry in walk(
+            jobs.namespace, jobs.store.index, top, fresh=fetching, failed=self._fail
+        ):
+            share = self._share_of(found, entry) if fetching else self._held(found, entry)
+            if share is None:
+                continue
+            for key, size_bytes, first, mine in share.segments:
+                self._seen.add(key, size_bytes, first=first, mine=mine)
+            await queue.put(share)
+
+    def _share_of(self, path: bytes, entry: Entry) -> Share | None:
+        """What this node owns of a file; None: nothing."""
+        size_bytes, step = entry.version.size_bytes, self._segment_bytes
+        spans: list[Span] = []
+        segments: list[tuple[int, int, bool, bool]] = []
+        for start in range(0, max(1, size_bytes), step):
+            key = key_of(path, start // step)
+            owners = [member.id for member in self._ring.owners(key, self._copies)]
+            if self._me in owners:
+                end = min(size_bytes, start + step)
+                spans.append((start, end))
+                segments.append((key, end - start, start == 0, owners[0] == self._me))
+        if not spans:
+            return None
+        whole = sum(end - start for start, end in spans) == size_bytes
+        return Share(path, entry, () if whole else tuple(spans), tuple(segments))
+
+    def _held(self, path: bytes, entry: Entry) -> Share | None:
+        """What this node has of a file and the job is about, owned or borrowed."""
+        files = self._jobs.files
+        held = files.is_cached(entry) if self.job.kind == "free" else files.is_pinned(entry)
+        if not held:
+            return None
+        return Share(path, entry, (), ((key_of(path, 0), entry.version.size_bytes, True, True),))
+
+    async def _worker(self, queue: asyncio.Queue[Share | None]) -> None:
+        while (share := await queue.get()) is not None:
+            try:
+                await self._do(share)
+            except HeadraceError as error:
+                self._fail(os.fsdecode(share.path), str(error))
+                continue
+            for key, size_bytes, first, mine in share.segments:
+                self._done.add(key, size_bytes, first=first, mine=mine)
+
+    async def _do(self, share: Share) -> None:
+        files, entry = self._jobs.files, share.entry
+        if self.job.kind == "free":
+            files.free(entry)
+            return
+        if self.job.kind == "unpin":
+            files.unpin(entry)
+            return
+        verify = self._options.verify and entry.id not in self._sound
+        priority = self._options.priority
+        if self.job.kind == "pin":
+            await files.pin(entry, share.spans, priority=priority, verify=verify)
+        elif verify:
+            await files.load_verified(entry, share.spans, priority=priority)
+        else:
+            await files.load(entry, share.spans, priority=priority)
+        files.own(entry)
+        if verify:
+            self._sound.add(entry.id)
+
+    def _fail(self, path: str, reason: str) -> None:
+        self._failed_files += 1
+        if len(self._failed) < FAILED_KEPT_MAX:
+            self._failed.append((path, reason))
+
+
+def mark_of(kind: str, ring: Ring) -> str:
+    return ring_mark(ring) if kind in FETCHING else EVERYWHERE
