@@ -25,10 +25,11 @@ import xxhash
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.integration.peer_desk import MIB, Serving, serving
+
 from headrace.base.deadline import Deadline
 from headrace.peer.assembly import buffer_of
 from headrace.wire.peer_messages import Wanted
-from tests.integration.peer_desk import MIB, Serving, serving
 
 BLOCK = MIB
 RANGE = 8 * MIB
@@ -76,6 +77,12 @@ def receive_to_raw_buffer(sock: socket.socket, file: int, length: int) -> None:
     receive_to_buffer(sock, file, length, new=buffer_of)
 
 
+def receive_to_one_buffer(sock: socket.socket, file: int, length: int) -> None:
+    """What the memory allocator could save at best."""
+    body = bytearray(min(RANGE, length))
+    receive_to_buffer(sock, file, length, new=lambda size: memoryview(body)[:size])
+
+
 def receive_by_splice(sock: socket.socket, file: int, length: int) -> None:
     read, write = os.pipe()
     import fcntl
@@ -103,6 +110,7 @@ def receive_by_splice(sock: socket.socket, file: int, length: int) -> None:
 RECEIVERS = {
     "recv_into a zeroed bytearray + xxh3 + pwrite": receive_to_bytearray,
     "recv_into a raw buffer + xxh3 + pwrite": receive_to_raw_buffer,
+    "recv_into one buffer + xxh3 + pwrite": receive_to_one_buffer,
     "splice to the file + xxh3 over mmap": receive_by_splice,
 }
 SENDERS = {"sendfile": send_by_sendfile, "read + send": send_by_read}
