@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.jobs.files import Span
-from headrace.jobs.job_records import FAILED_KEPT_MAX, Figures, JobRecord, PartRecord, ring_mark
+from headrace.jobs.job_records import FAILED_KEPT_MAX, Figures, JobRecord, PartRecord
 from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
 from headrace.jobs.options import parse_options
 from headrace.jobs.walk import walk
@@ -71,9 +71,19 @@ class Share:
     segments: tuple[tuple[int, int, bool, bool], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a part takes over from the one before it, of the same attempt by an earlier ring. seen, done: (files,
+    bytes) of it that count by the ring that is now; sound: were read back."""
+
+    seen: tuple[int, int]
+    done: tuple[int, int]
+    sound: set[FileId]
+    began_s: float
+
+
 class Part:
-    """on_change: told when the part begins or is over, on the loop. before: the part of the same attempt by an
-    earlier ring."""
+    """It runs from the beginning. mark: of the ring, or EVERYWHERE. on_change: told when it is over, on the loop."""
 
     def __init__(
         self,
@@ -82,29 +92,30 @@ class Part:
         jobs: Jobs,
         *,
         ring: Ring,
+        mark: str,
         replicas: int,
         segment_bytes: int,
         on_change: Callable[[], None],
-        before: Part | None = None,
+        carried: Carried | None = None,
     ) -> None:
         self._me = me
         self.job = job
         self._jobs = jobs
         self._ring = ring
-        self.mark = mark_of(job.kind, ring)
+        self.mark = mark
         self._options = parse_options(job.kind, job.options)
         self._copies = self._options.replicas or replicas
         self._segment_bytes = segment_bytes
         self._on_change = on_change
         self._seen, self._done = Tally(), Tally()
-        self._floor_seen = before._seen.under(ring, me) if before is not None else (0, 0)
-        self._floor_done = before._done.under(ring, me) if before is not None else (0, 0)
-        self._sound: set[FileId] = before._sound if before is not None else set()
+        carried = carried or Carried((0, 0), (0, 0), set(), time.monotonic())
+        self._floor_seen, self._floor_done = carried.seen, carried.done
+        self._sound = carried.sound
+        self._began_s = carried.began_s
         self._failed: list[tuple[str, str]] = []
         self._failed_files = 0
         self._listing = True
         self.over = False
-        self._began_s = before._began_s if before is not None else time.monotonic()
         self._took_s = 0.0
         self._rate: deque[tuple[float, int]] = deque()
         self._task = asyncio.ensure_future(self._run())
@@ -112,6 +123,12 @@ class Part:
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    async def carried(self, ring: Ring) -> Carried:
+        """For the part that comes after this one, which is stopped. Counts in a thread: millions take seconds."""
+        seen = await asyncio.to_thread(self._seen.under, ring, self._me)
+        done = await asyncio.to_thread(self._done.under, ring, self._me)
+        return Carried(seen, done, self._sound, self._began_s)
 
     def record(self) -> PartRecord:
         bytes_done = max(self._done.bytes, self._floor_done[1])
@@ -233,9 +250,9 @@ class Part:
 
     def _fail(self, path: str, reason: str) -> None:
         self._failed_files += 1
-        if len(self._failed) < FAILED_KEPT_MAX:
-            self._failed.append((path, reason))
+        if len(self._failed) < FAILED_KEPT_MAX:  # records are JSON, and names may be no UTF-8
+            self._failed.append((_printable(path), _printable(reason)))
 
 
-def mark_of(kind: str, ring: Ring) -> str:
-    return ring_mark(ring) if kind in FETCHING else EVERYWHERE
+def _printable(text: str) -> str:
+    return os.fsencode(text).decode(errors="backslashreplace")
