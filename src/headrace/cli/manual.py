@@ -46,6 +46,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "node drain": ("headrace node drain",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
+    "lab up": (
+        "headrace lab up --nodes 4",
+        "headrace lab up s3://data --endpoint http://minio.example:9000 --nodes 8 --rate 1Gbit --zones 2",
+    ),
+    "lab status": ("headrace lab status",),
+    "lab kill": ("headrace lab kill 2", "headrace lab kill 2 --only node"),
+    "lab stop": ("headrace lab stop 2",),
+    "lab cont": ("headrace lab cont 2",),
+    "lab cut": ("headrace lab cut 3", "headrace lab cut 3 --one-way out"),
+    "lab heal": ("headrace lab heal 3",),
+    "lab start": ("headrace lab start 2",),
+    "lab add": ("headrace lab add",),
+    "lab down": ("headrace lab down",),
 }
 
 _JOB = (
@@ -56,6 +69,8 @@ _READY = (
     *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "io", "why"),
     *("node_pid", "holder_pid", "session_pid", "log"),
 )
+
+_LAB = ("node", "address", "running", "cut", "pids", "mountpoint", "zone")
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
@@ -74,6 +89,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "node run": ("ready", "socket", "pid"),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
+    **{
+        f"lab {verb}": _LAB
+        for verb in ("up", "status", "kill", "stop", "cont", "cut", "heal", "start", "add")
+    },
 }
 """How they are arranged: the head of docs/cli.md, in describe.py."""
 

@@ -1,0 +1,205 @@
+"""The network of a lab: a bridge and a namespace a node with links shaped both ways, or plain loopback addresses.
+
+Shaping is `tc tbf`: on the node's own end what it sends, on the bridge's end what it gets. A cut puts the qdisc
+`blackhole` in its place, which drops without a word, each direction by itself; a healed link is shaped again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zlib
+from typing import Protocol
+
+from headrace.base.errors import HeadraceError, UsageError
+
+PORT = 7412
+BURST_S = 0.002
+BURST_BYTES_MIN = 128 << 10
+DIRECTIONS = ("in", "out")
+
+
+class Network(Protocol):
+    """Numbers of nodes begin at 1."""
+
+    kind: str
+    gateway: str
+    """Where what is not a node (etcd, an object store) is served."""
+
+    def make(self) -> None: ...
+
+    def add(self, number: int) -> None: ...
+
+    def address(self, number: int) -> str: ...
+
+    def inside(self, number: int) -> list[str]:
+        """What comes before a command for it to run there."""
+        ...
+
+    def cut(self, number: int, directions: tuple[str, ...]) -> None: ...
+
+    def heal(self, number: int) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+class Loopback:
+    """Where namespaces can't be had: each node has an address of its own of 127/8; nothing is shaped."""
+
+    kind = "loopback"
+    gateway = "127.0.0.1"
+
+    def __init__(self, folder: str) -> None:
+        self._third = 1 + zlib.crc32(folder.encode()) % 250
+
+    def make(self) -> None:
+        pass
+
+    def add(self, number: int) -> None:
+        pass
+
+    def address(self, number: int) -> str:
+        return f"127.77.{self._third}.{number}"
+
+    def inside(self, number: int) -> list[str]:
+        return []
+
+    def cut(self, number: int, directions: tuple[str, ...]) -> None:
+        raise UsageError(
+            "lab cut", why="nodes on loopback have no links", hint="run the lab as root, with tc"
+        )
+
+    def heal(self, number: int) -> None:
+        raise UsageError("lab heal", why="nodes on loopback have no links")
+
+    def remove(self) -> None:
+        pass
+
+
+class Namespaces:
+    """Of the range 198.18.0.0/15, which is set apart for benchmarks (RFC 2544). Needs root."""
+
+    kind = "namespaces"
+
+    def __init__(self, folder: str, rate_bits_s: int) -> None:
+        """rate_bits_s: of each link, each way; 0 for unshaped."""
+        mark = zlib.crc32(folder.encode())
+        self._prefix = f"hr{mark & 0xFFFFFF:06x}"  # device names have 15 characters at most
+        self._third = mark % 256
+        self._rate_bits_s = rate_bits_s
+        self.gateway = f"198.18.{self._third}.1"
+
+    def make(self) -> None:
+        """HeadraceError when the addresses are another's, or the kernel refuses."""
+        bridge = self._bridge
+        if f"198.18.{self._third}." in _run("ip", "-o", "addr", "show"):
+            raise HeadraceError(
+                f"198.18.{self._third}.0/24 is in use on this machine", hint="headrace lab down"
+            )
+        _run("ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0", "stp_state", "0")
+        _run("ip", "addr", "add", f"{self.gateway}/24", "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+
+    def add(self, number: int) -> None:
+        name, outside = self.namespace(number), self._outside(number)
+        _run("ip", "netns", "add", name)
+        _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _run("ip", "link", "set", outside, "master", self._bridge, "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+        _run("ip", "-n", name, "link", "set", "eth0", "up")
+        _run("ip", "-n", name, "route", "add", "default", "via", self.gateway)
+        self.heal(number)
+
+    def address(self, number: int) -> str:
+        return f"198.18.{self._third}.{10 + number}"
+
+    def inside(self, number: int) -> list[str]:
+        # not `ip netns exec`: that would hide the node's mounts from everybody else
+        return ["nsenter", f"--net=/run/netns/{self.namespace(number)}"]
+
+    def namespace(self, number: int) -> str:
+        return f"{self._prefix}-{number}"
+
+    def cut(self, number: int, directions: tuple[str, ...]) -> None:
+        """What is not in `directions` works as before."""
+        for direction in DIRECTIONS:
+            self._shape(number, direction, cut=direction in directions)
+
+    def heal(self, number: int) -> None:
+        self.cut(number, ())
+
+    def remove(self) -> None:
+        """Also of a half-made one. Nothing runs in the namespaces any more."""
+        made = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+        for name in made:
+            if name.startswith(self._prefix + "-"):
+                _run("ip", "netns", "del", name)
+        for name in os.listdir("/sys/class/net"):
+            if name.startswith(self._prefix):
+                # a veth goes with its namespace, some time after it: either way it is to be gone
+                subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20, check=False)
+
+    @property
+    def _bridge(self) -> str:
+        return f"{self._prefix}b"
+
+    def _outside(self, number: int) -> str:
+        return f"{self._prefix}v{number}"
+
+    def _shape(self, number: int, direction: str, *, cut: bool) -> None:
+        """in: what the node gets, which the bridge's end sends."""
+        where = [] if direction == "in" else ["-n", self.namespace(number)]
+        device = self._outside(number) if direction == "in" else "eth0"
+        if cut:
+            _run("tc", *where, "qdisc", "replace", "dev", device, "root", "blackhole")
+        elif self._rate_bits_s:
+            _run("tc", *where, "qdisc", "replace", "dev", device, "root", *self._tbf())
+        else:
+            _run("tc", *where, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000")
+
+    def _tbf(self) -> list[str]:
+        burst = max(BURST_BYTES_MIN, int(self._rate_bits_s / 8 * BURST_S))
+        return ["tbf", "rate", f"{self._rate_bits_s}bit", "burst", str(burst), "latency", "50ms"]
+
+
+def choose(folder: str, rate_bits_s: int) -> tuple[Network, str]:
+    """The network this machine allows, and why it is not the better one."""
+    missing = why_no_namespaces()
+    if missing:
+        return Loopback(folder), missing
+    return Namespaces(folder, rate_bits_s), ""
+
+
+def why_no_namespaces() -> str:
+    """Nothing where they can be had."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc", "nsenter"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    return ""
+
+
+def parse_rate(text: str) -> int:
+    """Bits a second of `1Gbit`, `200Mbit`, `56kbit`. UsageError."""
+    units = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+    number, unit = text[:-4], text[-4:].lower()
+    try:
+        rate = int(float(number) * units[unit])
+    except (KeyError, ValueError):
+        rate = 0
+    if rate <= 0:
+        raise UsageError(f"rate {text!r}", why="not a rate", hint="for example 1Gbit or 200Mbit")
+    return rate
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(list(words), capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode != 0:
+        why = (done.stderr or done.stdout).strip().splitlines()
+        raise HeadraceError(
+            f"`{' '.join(words)}` failed", why=why[-1] if why else f"status {done.returncode}"
+        )
+    return done.stdout

@@ -1,0 +1,62 @@
+"""What a lab is made of, in a file, so that later commands find it, also after a crash of the one that made it."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, StoreError
+
+NAME = "lab.json"
+
+
+class LabState(msgspec.Struct, kw_only=True):
+    """nodes: numbers from 1, those that were killed too. rate_bits_s: 0 for unshaped. made_folder: `folder` is ours
+    and goes with the lab. origin_options may hold the secrets of a test's object store: the file is for its owner only.
+    """
+
+    folder: str
+    network: str
+    rate_bits_s: int = 0
+    cache_bytes: int = 0
+    zones: int = 0
+    origin: str = ""
+    origin_options: dict[str, str] = {}
+    cluster: str = ""
+    settings: dict[str, str] = {}
+    nodes: list[int] = []
+    cuts: dict[int, str] = {}
+    made_folder: bool = False
+    why_loopback: str = ""
+
+
+def write(path: str, state: LabState) -> None:
+    """Replaced as a whole. StoreError."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as out:
+            out.write(msgspec.json.encode(state) + b"\n")
+        os.rename(path + ".new", path)
+    except OSError as error:
+        raise StoreError(f"state of the lab {path}", why=error.strerror or str(error)) from error
+
+
+def read(path: str) -> LabState | None:
+    """None when there is no lab. HeadraceError for a file of another version."""
+    try:
+        with open(path, "rb") as source:
+            return msgspec.json.decode(source.read(), type=LabState)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise HeadraceError(f"state of the lab {path}", why=str(error), hint="of another version?") from error
+
+
+def remove(path: str) -> None:
+    for one in (path, path + ".new"):
+        try:
+            os.unlink(one)
+        except FileNotFoundError:
+            pass
