@@ -126,8 +126,6 @@ class ClusterJobs:
             raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin or unpin")
         parse_options(kind, options)
         await self._jobs.namespace.resolve(os.fsencode(path))
-        if kind == "unpin":
-            await self.pins.remove(path)
         number = max((int(id) for id in self._known if id.isdecimal()), default=0)
         while True:
             number += 1
@@ -148,7 +146,8 @@ class ClusterJobs:
                 return
             async with self._changed:
                 try:
-                    await asyncio.wait_for(self._changed.wait(), WATCH_INTERVAL_S)
+                    async with asyncio.timeout(WATCH_INTERVAL_S):
+                        await self._changed.wait()
                 except TimeoutError:
                     pass
 
@@ -275,9 +274,8 @@ class ClusterJobs:
         while True:
             running = any(known.part is not None and not known.part.over for known in self._known.values())
             try:
-                await asyncio.wait_for(
-                    self._wake.wait(), PUBLISH_INTERVAL_S if running or self._away else None
-                )
+                async with asyncio.timeout(PUBLISH_INTERVAL_S if running or self._away else None):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
@@ -375,8 +373,10 @@ class ClusterJobs:
         whole = len(parts) == len(self._members(record)) and all(part.done for part in parts)
         if not whole or self._me != min(self._view().nodes, default=self._me):
             return
-        if record.kind == "pin":
+        if record.kind == "pin":  # only now: until then the job itself does it, and counts what it did
             await self.pins.add(record.path, record.options)
+        elif record.kind == "unpin":
+            await self.pins.remove(record.path)
         summary = together(part.figures for part in parts)
         state = FAILED if summary.failed_files else DONE
         ended = msgspec.structs.replace(record, state=state, summary=_ended(summary))

@@ -112,6 +112,10 @@ class FileWork:
     def is_cached(self, entry: Entry) -> bool:
         return self._store.index.cached(entry.id) is not None
 
+    def is_whole(self, entry: Entry) -> bool:
+        cached = self._store.index.cached(entry.id)
+        return cached is not None and cached.trusted
+
     def is_pinned(self, entry: Entry) -> bool:
         cached = self._store.index.cached(entry.id)
         return cached is not None and cached.pinned

@@ -138,7 +138,8 @@ class Pins:
         again_s: float | None = None
         while True:
             try:
-                await asyncio.wait_for(self._wake.wait(), again_s)
+                async with asyncio.timeout(again_s):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
@@ -201,6 +202,8 @@ class Pins:
         if not spans:
             if files.is_pinned(entry):
                 files.unpin(entry)
+            return
+        if files.is_pinned(entry) and files.is_whole(entry):
             return
         whole = sum(end - start for start, end in spans) == entry.version.size_bytes
         await files.pin(entry, () if whole else spans, priority=Priority.LOW, verify=False)
