@@ -117,7 +117,8 @@ class FileDesk:
 
     def add(self, name: str, size_bytes: int, *, landed: bool = True) -> Wanted:
         """Random bytes; the whole of it, as it is wanted."""
-        body = random.Random(name).randbytes(size_bytes)
+        chance = random.Random(name)
+        body = b"".join(chance.randbytes(min(MIB, size_bytes - at)) for at in range(0, size_bytes, MIB))
         fd = os.open(self.folder / name.replace("/", "_"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(fd, size_bytes)
         file = DeskFile(body, fd)
@@ -180,7 +181,10 @@ class Serving:
         self.peers = peers
 
     async def fetch(self, wanted: Wanted, *, cached_only: bool = False) -> bytes:
-        body = await self.peers.fetch(self.node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
+        return await self.fetch_at(self.node, wanted, cached_only=cached_only)
+
+    async def fetch_at(self, node: NodeInfo, wanted: Wanted, *, cached_only: bool = False) -> bytes:
+        body = await self.peers.fetch(node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
         return bytes(body)
 
     async def fetch_small(self, wanted: Wanted) -> bytes:

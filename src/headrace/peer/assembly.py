@@ -1,7 +1,7 @@
 """The answer to one Fetch, put together and checked as it comes. Sans-IO: the caller brings messages and bytes.
 
 Nothing a peer says is believed: blocks must follow one another, stay within what was asked for and match their
-checksums; a file that ended early is no file. PeerError says which rule was broken.
+checksums; a file that ended early is no file. LieError says which rule was broken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import cast
 
 import xxhash
 
-from headrace.base.errors import HeadraceError, PeerError
+from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.wire.peer_frame import error_of
 from headrace.wire.peer_messages import Block, FileEnd, Wanted
@@ -27,6 +27,10 @@ def buffer_of(length: int) -> bytearray:
     """Not zeroed: that is a tenth of what receiving costs (docs/decisions/0005-peer-transfer.md). The C API says that
     NULL means this."""
     return cast(bytearray, _new_bytearray(None, length))
+
+
+class LieError(Exception):
+    """The answer is not what was asked for. Only of this room: a PeerError that names the node is made of it."""
 
 
 class Assembly:
@@ -49,7 +53,7 @@ class Assembly:
         """Where its bytes go."""
         if self._open is None:
             if block.file not in self._left:
-                raise PeerError("answer", why=f"a block of file {block.file}, which is not awaited")
+                raise LieError(f"a block of file {block.file}, which is not awaited")
             one = self._wanted[block.file]
             self._open, self._at, self._body = block.file, one.start, buffer_of(one.end - one.start)
         one = self._wanted[self._open]
@@ -59,22 +63,20 @@ class Assembly:
             or not 0 < block.length <= BLOCK_SIZE_BYTES
             or block.start + block.length > one.end
         ):
-            raise PeerError(
-                "answer", why=f"block {block.start}+{block.length} of file {block.file} out of place"
-            )
+            raise LieError(f"block {block.start}+{block.length} of file {block.file} out of place")
         offset = block.start - one.start
         return memoryview(self._body)[offset : offset + block.length]
 
     def received(self, block: Block, body: memoryview) -> None:
         if xxhash.xxh3_64_intdigest(body) != block.checksum:
             path = os.fsdecode(self._wanted[block.file].path)
-            raise PeerError(f"{path} at {block.start}", why="the bytes don't match their checksum")
+            raise LieError(f"the bytes of {path} at {block.start} don't match their checksum")
         self._at += block.length
 
     def ended(self, end: FileEnd) -> bytearray | HeadraceError:
         """The file's bytes, or why the peer has them not."""
         if end.file not in self._left or self._open not in (None, end.file):
-            raise PeerError("answer", why=f"the end of file {end.file}, which is not awaited")
+            raise LieError(f"the end of file {end.file}, which is not awaited")
         one = self._wanted[end.file]
         whole = self._at == one.end if self._open is not None else one.start == one.end
         body, self._open, self._body = self._body, None, bytearray()
@@ -82,9 +84,9 @@ class Assembly:
         if end.failure is not None:
             return error_of(end.failure)
         if not whole:
-            raise PeerError(os.fsdecode(one.path), why="the answer ended before the file did")
+            raise LieError(f"the answer ended before the file did: {os.fsdecode(one.path)}")
         return body
 
     def done(self) -> None:
         if self._left:
-            raise PeerError("answer", why=f"{len(self._left)} files are missing")
+            raise LieError(f"{len(self._left)} files are missing")

@@ -47,6 +47,7 @@ class Peer:
         self.idle: list[Link] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
         self.heard_s = float("-inf")
+        self.unreached_s = float("-inf")
         self.checking: asyncio.Task[None] | None = None
         self.requests = self.errors = self.bytes_received = self.files_received = 0
 
@@ -173,7 +174,10 @@ class Exchange:
         await self.ping(peer, Deadline.after(PING_S))
 
     async def _connect(self, peer: Peer, deadline: Deadline) -> Link:
+        began_s = time.monotonic()
         async with peer.connecting:
+            if peer.unreached_s > began_s:  # others tried while this one waited for its turn
+                raise PeerError(f"node {peer.who} can't be reached", why="another attempt failed just now")
             work = self._submit(
                 lambda: Link.connect(
                     peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
@@ -187,6 +191,9 @@ class Exchange:
                 work.add_done_callback(_close_result)
                 if self._closed and not _being_cancelled():
                     raise PeerError(f"node {peer.who}", why="this node stops") from None
+                raise
+            except HeadraceError:
+                peer.unreached_s = time.monotonic()
                 raise
         welcome = link.welcome
         if peer.instance is not None and (welcome.node, welcome.instance) != (peer.id, peer.instance):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from headrace.base.errors import HeadraceError
-from headrace.peer.assembly import Assembly
+from headrace.peer.assembly import Assembly, LieError
 from headrace.peer.link import Link
 from headrace.wire.messages import Done, Failure, Message
 from headrace.wire.peer_frame import error_of
@@ -74,6 +74,8 @@ class FetchTalk(Talk):
     def run(self, link: Link) -> bool:
         try:
             return super().run(link)
+        except LieError as error:
+            raise link.broken(str(error)) from error
         finally:
             self._hand_on()
 

@@ -1,0 +1,434 @@
+"""Peers that lie, hang, break off or are somebody else: an error in time, never other bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PeerError, UsageError
+from headrace.peer.exchange import PING_S, SILENCE_S
+from headrace.peer.peers import Peers
+from headrace.peer.tls import Contexts, build_contexts
+from headrace.ring.view import NodeInfo
+from headrace.wire.peer_messages import Wanted
+from tests.integration.peer_desk import CLUSTER, MIB, nothing_leaks, serving, soon
+
+pytestmark = pytest.mark.timeout(60)
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    def go(work: Coroutine[Any, Any, None]) -> None:
+        with nothing_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work)
+
+    yield go
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+class Meddler:
+    """A proxy for bytes on their way from the node: after so many it does what `fault` says, once a connection."""
+
+    def __init__(self, upstream: str, fault: str, after_bytes: int) -> None:
+        self.upstream = upstream
+        self.fault = fault
+        self.after_bytes = after_bytes
+        self.met = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._ended = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def close(self) -> None:
+        self._ended.set()
+        for sock in [self._listening, *self._sockets]:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in [self._listening, *self._sockets]:
+            sock.close()
+
+    def _accept(self) -> None:
+        while not self._ended.is_set():
+            try:
+                down, _ = self._listening.accept()
+            except OSError:
+                return
+            host, port = self.upstream.split(":")
+            up = socket.create_connection((host, int(port)))
+            self._sockets += [down, up]
+            for move in (self._forward, self._meddle):
+                thread = threading.Thread(target=self._moving, args=(move, down, up))
+                self._threads.append(thread)
+                thread.start()
+
+    def _moving(
+        self, move: Callable[[socket.socket, socket.socket], None], down: socket.socket, up: socket.socket
+    ) -> None:
+        with contextlib.suppress(OSError):
+            move(down, up)
+        for sock in (up,) if self.fault == "reset" else (down, up):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _forward(self, down: socket.socket, up: socket.socket) -> None:
+        while body := down.recv(65536):
+            up.sendall(body)
+
+    def _meddle(self, down: socket.socket, up: socket.socket) -> None:
+        left = self.after_bytes
+        while body := up.recv(65536):
+            if len(body) <= left or self.fault == "none":
+                down.sendall(body)
+                left -= len(body)
+                continue
+            self.met += 1
+            down.sendall(body[:left])
+            rest = bytearray(body[left:])
+            if self.fault == "truncate":
+                return
+            if self.fault == "reset":
+                down.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                down.shutdown(socket.SHUT_RD)  # the other thread lets go of it
+                down.close()
+                return
+            if self.fault == "stall":
+                self._ended.wait()
+                return
+            if self.fault == "flip":
+                rest[0] ^= 1
+            elif self.fault == "nonsense":
+                rest = bytearray(os.urandom(len(rest)))
+            down.sendall(rest)
+            left = 1 << 60
+
+
+def at(node: NodeInfo, address: str) -> NodeInfo:
+    return NodeInfo(node.id, node.instance, address, node.zone, node.capacity_bytes, node.version, 1)
+
+
+@pytest.mark.parametrize("after_bytes", [10, 5_000, 100_000, 2 * MIB + 5])
+@pytest.mark.parametrize("fault", ["truncate", "flip", "nonsense", "reset"])
+def test_a_lie_is_an_error_and_never_other_bytes(
+    run: Run, tmp_path: Path, fault: str, after_bytes: int
+) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", 3 * MIB)
+            meddler = Meddler(pair.node.address, fault, after_bytes)
+            node = at(pair.node, meddler.address)
+            try:
+                for _ in range(2):
+                    with pytest.raises((PeerError, HeadraceError)) as raised:
+                        body = await pair.peers.fetch(
+                            node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(2)
+                        )
+                        # a flipped bit may fall into what doesn't matter, as the epoch of the welcome
+                        assert bytes(body) == pair.desk.body(wanted)
+                        raise PeerError("right after all")
+                    assert isinstance(raised.value, PeerError), raised.value
+                assert meddler.met
+                meddler.fault = "none"
+                assert await pair.fetch(wanted) == pair.desk.body(wanted)
+            finally:
+                await asyncio.to_thread(meddler.close)
+
+    run(work())
+
+
+def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            files = [pair.desk.add(f"f{n}", 50_000) for n in range(60)]
+            meddler = Meddler(pair.node.address, "flip", 1_200_000)
+            node = at(pair.node, meddler.address)
+
+            async def one(wanted: Wanted) -> bool:
+                try:
+                    body = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
+                except PeerError as error:
+                    assert "node b at" in str(error)
+                    return False
+                assert bytes(body) == pair.desk.body(wanted)
+                return True
+
+            try:
+                right = await asyncio.gather(*map(one, files))
+                assert True in right
+                assert False in right
+            finally:
+                await asyncio.to_thread(meddler.close)
+
+    run(work())
+
+
+def test_a_peer_that_stalls_in_the_middle_of_a_block(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", 3 * MIB)
+            meddler = Meddler(pair.node.address, "stall", MIB)
+            node = at(pair.node, meddler.address)
+            try:
+                began_s = time.monotonic()
+                with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1"):
+                    await pair.peers.fetch(
+                        node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(0.6)
+                    )
+                assert 0.5 < time.monotonic() - began_s < 1.1
+            finally:
+                await asyncio.to_thread(meddler.close)
+
+    run(work())
+
+
+def test_nobody_there_and_the_breaker(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", 1000)
+            with socket.create_server(("127.0.0.1", 0)) as empty:
+                address = f"127.0.0.1:{empty.getsockname()[1]}"
+            gone = at(pair.node, address)
+            began_s = time.monotonic()
+            while pair.peers.usable(gone):
+                with pytest.raises(PeerError, match=r"node b at 127\.0\.0\.1.*can't be reached"):
+                    await pair.peers.fetch(gone, wanted, cached_only=False, epoch=1, deadline=soon())
+            assert time.monotonic() - began_s < 2
+            assert pair.peers.statistics()["b"]["breaker"] == "open"
+            meddler = Meddler(pair.node.address, "none", 0)
+            try:
+                back = at(pair.node, meddler.address)
+                assert pair.peers.usable(back)  # it came back elsewhere: a clean record
+                assert await pair.fetch(wanted) == pair.desk.body(wanted)
+            finally:
+                await asyncio.to_thread(meddler.close)
+
+    run(work())
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+import uvloop
+from tests.integration.peer_desk import MIB, serving
+
+async def work():
+    async with serving(Path(sys.argv[1])) as pair:
+        pair.desk.add("f", 3 * MIB)
+        print(pair.node.address, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(work())
+"""
+
+
+def start_server(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+        text=True,
+    )
+
+
+def test_a_node_that_is_stopped_and_comes_back(run: Run, tmp_path: Path) -> None:
+    """SIGSTOP: its kernel goes on to accept connections, and nobody answers."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+
+    async def work() -> None:
+        process = start_server(there)
+        try:
+            assert process.stdout is not None
+            address = (await asyncio.to_thread(process.stdout.readline)).strip()
+            async with serving(here) as pair:
+                wanted = pair.desk.add("f", 3 * MIB)  # the same bytes as there: they follow from the name
+                node = at(pair.node, address)
+                assert bytes(
+                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+                ) == pair.desk.body(wanted)
+                process.send_signal(signal.SIGSTOP)
+                began_s = time.monotonic()
+                with pytest.raises(PeerError):
+                    deadline = Deadline.after(0.5)
+                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=deadline)
+                assert time.monotonic() - began_s < 1.0
+                calls = [
+                    pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(60))
+                    for _ in range(100)  # more than there are threads
+                ]
+                began_s = time.monotonic()
+                others = asyncio.gather(*calls, return_exceptions=True)
+                assert await pair.fetch_at(pair.node, wanted) == pair.desk.body(wanted)
+                assert time.monotonic() - began_s < 2  # the one that hangs doesn't hold up others
+                failures = await others
+                assert {type(failure) for failure in failures} == {PeerError}
+                assert time.monotonic() - began_s < 4 * (SILENCE_S + PING_S)
+                process.send_signal(signal.SIGCONT)
+                await until(lambda: pair.peers.usable(node))
+                assert bytes(
+                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+                ) == pair.desk.body(wanted)
+        finally:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    run(work())
+
+
+def test_a_cache_file_that_is_shorter_than_it_should_be(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", 3 * MIB)
+            os.truncate(tmp_path / "f", 2 * MIB + 77)
+            with pytest.raises(PeerError, match="closed the connection"):
+                await pair.fetch(wanted)
+
+    run(work())
+
+
+def test_a_rotten_block_of_the_owner_does_not_get_through(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", 3 * MIB)
+            os.pwrite(pair.desk.files[wanted.path].fd, b"rotten", MIB + 500_000)
+            with pytest.raises(PeerError, match="checksum"):
+                await pair.fetch(wanted)
+            part = Wanted(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
+            with pytest.raises(HeadraceError, match="checksum"):
+                await pair.fetch(part)
+
+    run(work())
+
+
+# ---------------------------------------------------------------- TLS
+
+
+def openssl(*words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+def authority(folder: Path) -> Path:
+    folder.mkdir()
+    subject = ["-subj", f"/CN={folder.name}", "-days", "2", "-nodes", "-newkey", "ec"]
+    openssl(
+        "req", "-x509", *subject, "-pkeyopt", "ec_paramgen_curve:P-256",
+        "-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.pem"),
+    )  # fmt: skip
+    return folder
+
+
+def certified(folder: Path, name: str) -> Contexts:
+    key, request, certificate = (str(folder / f"{name}.{kind}") for kind in ("key", "csr", "pem"))
+    openssl(
+        "req", "-new", "-subj", f"/CN={name}", "-nodes", "-newkey", "ec",
+        "-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", key, "-out", request,
+    )  # fmt: skip
+    openssl(
+        "x509", "-req", "-in", request, "-CA", str(folder / "ca.pem"), "-CAkey", str(folder / "ca.key"),
+        "-CAcreateserial", "-days", "2", "-out", certificate,
+    )  # fmt: skip
+    return build_contexts(certificate, key, str(folder / "ca.pem"))
+
+
+def test_tls(run: Run, tmp_path: Path) -> None:
+    mine = authority(tmp_path / "mine")
+    server, client = certified(mine, "server").server, certified(mine, "client").client
+
+    async def work() -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        async with serving(folder, server_tls=server, client_tls=client) as pair:
+            large = pair.desk.add("f", 9 * MIB + 3)
+            files = [pair.desk.add(f"s{n}", 20_000 + n) for n in range(200)]
+            slow = pair.desk.add("slow", 3 * MIB, landed=False)
+            waiting = asyncio.ensure_future(pair.fetch(slow))
+            bodies = await asyncio.gather(*map(pair.fetch_small, files), pair.fetch(large))
+            assert bodies == [pair.desk.body(one) for one in [*files, large]]
+            await until(lambda: pair.desk.files[slow.path].waits == 1)
+            pair.desk.files[slow.path].land(0, 1, 2)
+            assert await waiting == pair.desk.body(slow)
+
+    run(work())
+
+
+def test_without_the_right_certificate_nobody_is_served(run: Run, tmp_path: Path) -> None:
+    mine = certified(authority(tmp_path / "mine"), "server")
+    other = certified(authority(tmp_path / "other"), "other")
+    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
+    credulous = certified(tmp_path / "other", "credulous").client
+    credulous.verify_mode = ssl.CERT_NONE
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    async def work() -> None:
+        async with serving(folder, server_tls=mine.server, client_tls=mine.client) as pair:
+            wanted = pair.desk.add("f", 1000)
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
+            for context in (other.client, nobody, credulous, None):
+                peers = Peers("a", CLUSTER, tls=context)
+                with pytest.raises(PeerError):
+                    await peers.fetch(
+                        pair.node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(4)
+                    )
+                peers.close()
+            assert pair.desk.requests == [1]
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
+
+    run(work())
+
+
+def test_tls_against_a_plain_node(run: Run, tmp_path: Path) -> None:
+    client = certified(authority(tmp_path / "mine"), "client").client
+
+    async def work() -> None:
+        folder = tmp_path / "files"
+        folder.mkdir()
+        async with serving(folder, client_tls=client) as pair:
+            wanted = pair.desk.add("f", 1000)
+            with pytest.raises(PeerError, match="node b at"):
+                await pair.fetch(wanted)
+
+    run(work())
+
+
+def test_certificates_that_are_missing_or_wrong(tmp_path: Path) -> None:
+    folder = authority(tmp_path / "mine")
+    certified(folder, "a")
+    good = [str(folder / name) for name in ("a.pem", "a.key", "ca.pem")]
+    build_contexts(*good)
+    (tmp_path / "empty").write_text("")
+    for index in range(3):
+        for wrong in (str(tmp_path / "missing"), str(tmp_path / "empty")):
+            with pytest.raises(UsageError, match="tls_"):
+                build_contexts(*[*good[:index], wrong, *good[index + 1 :]])
