@@ -1,23 +1,23 @@
-"""Runs a job in the node and shows how far it is: load, free, pin, unpin, sync, fsck."""
+"""Runs a job, of the node or of its cluster, and shows how far it is: load, free, pin, unpin, sync, fsck."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from headrace.base.errors import CancelledByUserError
+from headrace.base.errors import CancelledByUserError, NodeUnavailableError, UsageError
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
-    from headrace.wire.messages import JobState
+    from headrace.wire.messages import JobStart, JobState
 
 FAILED_SHOWN_MAX = 20
 
@@ -28,41 +28,118 @@ class Shown(Protocol):
     def __call__(self, state: JobState) -> None: ...
 
 
-def run_job(kind: str, path: str, *, socket: str | None, cache: str | None, as_json: bool) -> None:
-    """Blocks until it is done; ^C cancels it. typer.Exit when files failed."""
+def register(app: typer.Typer) -> None:
+    """The word `job` itself; what it does is in jobs.py."""
+    from headrace.cli.jobs import register_group
+
+    register_group(app)
+
+
+def run_job(
+    kind: str,
+    path: str,
+    *,
+    socket: str | None,
+    cache: str | None,
+    as_json: bool,
+    wanted: Mapping[str, str] | None = None,
+    detach: bool = False,
+) -> None:
+    """Blocks until it is done; ^C cancels it. typer.Exit when files failed. wanted: options of the job. detach: its id
+    is printed, and it goes on."""
     from headrace.cli.target import find_target
-    from headrace.sdk.connection import Connection
-    from headrace.wire.messages import JobStart, JobState
+    from headrace.wire.messages import JobStart
 
     target = find_target(socket, cache, path)
-    connection = Connection(target.socket, role="cli")
+    start = JobStart(kind=kind, path=target.path, options=dict(wanted or {}))
+    if detach:
+        _begin(start, target.socket, as_json=as_json)
+    else:
+        follow(start, target.socket, (kind, target.path), as_json=as_json)
+
+
+def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
+    """Shows a job until it is over; ^C cancels it, of a cluster by an explicit word: a lost connection means nothing
+    there. name: its kind and path. typer.Exit when files failed."""
+    from headrace.sdk.connection import Connection
+    from headrace.wire.messages import JobState
+
+    kind, path = name
+    connection = Connection(socket, role="cli")
     began_s = time.monotonic()
     last: JobState | None = None
     try:
         with _progress(kind, wanted=not as_json and sys.stderr.isatty()) as show:
-            for state in connection.stream(JobStart(kind=kind, path=target.path)):
+            for state in connection.stream(start):
                 assert isinstance(state, JobState)
                 last = state
                 show(state)
     except KeyboardInterrupt:
-        raise CancelledByUserError(
-            f"{kind} {target.path}", why="cancelled; what is done stays done"
-        ) from None
+        raise _cancelled(f"{kind} {path}", last, socket) from None
+    except NodeUnavailableError as error:
+        if last is None or not last.id:
+            raise
+        hint = f"the job goes on: `headrace job show {last.id}` on any node"
+        raise NodeUnavailableError(error.what, why=error.why, hint=hint) from None
     finally:
         connection.close()
     assert last is not None
-    _show_result(kind, target.path, last, time.monotonic() - began_s, as_json=as_json)
+    _show_result(kind, path, last, time.monotonic() - began_s, as_json=as_json)
+    if last.state == "cancelled":
+        raise CancelledByUserError(
+            f"{kind} {path}", why=f"job {last.id} was cancelled; what is done stays done"
+        )
     if last.failed_files:
         raise typer.Exit(SOME_FAILED)
 
 
+def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
+    from headrace.sdk.connection import Connection
+    from headrace.wire.messages import JobState
+
+    connection = Connection(socket, role="cli")
+    try:
+        state = next(connection.stream(start))
+    finally:
+        connection.close()
+    assert isinstance(state, JobState)
+    if not state.id:
+        raise UsageError(
+            f"{start.kind} --detach",
+            why="this node has no cluster, and its jobs end with their command",
+            hint="leave --detach away",
+        )
+    if as_json:
+        print_json({"kind": start.kind, "path": start.path, "took_s": 0.0, **_fields(state)})
+    else:
+        say(f"job {state.id}")
+
+
+def _cancelled(what: str, last: JobState | None, socket: str) -> CancelledByUserError:
+    if last is None or not last.id:
+        return CancelledByUserError(what, why="cancelled; what is done stays done")
+    from headrace.sdk.connection import Connection
+    from headrace.wire.messages import JobCancel
+
+    connection = Connection(socket, role="cli")
+    try:
+        connection.ask(JobCancel(id=last.id))
+    finally:
+        connection.close()
+    return CancelledByUserError(what, why="cancelled on all nodes; what is done stays done")
+
+
+def _fields(state: JobState) -> dict[str, Any]:
+    import msgspec
+
+    fields: dict[str, Any] = msgspec.to_builtins(state)
+    del fields["type"]
+    return fields
+
+
 def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
-        fields = msgspec.to_builtins(state)
-        del fields["type"]
-        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **fields})
+        print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **_fields(state)})
         return
     what = "folders" if kind == "sync" else "files"
     size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""

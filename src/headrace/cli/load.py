@@ -1,4 +1,4 @@
-"""`headrace load`: a job in the node."""
+"""`headrace load`: a job of the node, or of its cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ def load(
     path: options.PathOrAll = "/",
     socket: options.Socket = None,
     cache: options.CacheOf = None,
+    replicas: options.Replicas = None,
+    priority: options.JobPriority = "normal",
+    verify: options.Verify = False,
+    detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
     """Fetch everything below PATH into the cache."""
     from headrace.cli.job import run_job
 
-    run_job("load", path, socket=socket, cache=cache, as_json=json)
+    wanted = options.job_options(replicas, priority, verify=verify)
+    run_job("load", path, socket=socket, cache=cache, as_json=json, wanted=wanted, detach=detach)

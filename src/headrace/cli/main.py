@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = (
-    "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "fsck",
+    "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "fsck", "job",
     "mount", "fuse", "node", "config", "lab",
 )  # fmt: skip
 

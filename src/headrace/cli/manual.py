@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace load",
         "headrace load /mnt/imagenet/train",
         "headrace load s3://training-data/imagenet/train",
+        "headrace load /imagenet --replicas 2 --verify --detach",
     ),
     "free": ("headrace free /mnt/imagenet/old",),
     "pin": ("headrace pin /mnt/imagenet/validation",),
@@ -33,6 +34,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": ("headrace status", "headrace status /mnt/imagenet --json"),
     "fsck": ("headrace fsck",),
     "fuse": ("headrace fuse /mnt/second", "headrace fuse /mnt/second --cache /nvme0/headrace"),
+    "job list": ("headrace job list",),
+    "job show": ("headrace job show 7", "headrace job show 7 --follow"),
+    "job cancel": ("headrace job cancel 7",),
+    "job retry": ("headrace job retry 7",),
     "mount add": (
         "headrace mount add /imagenet s3://training-data/imagenet",
         "headrace mount add /local /nfs/dataset",
@@ -63,7 +68,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 _JOB = (
     *("kind", "path", "took_s", "done", "files_done", "files_total", "bytes_done", "bytes_total"),
-    *("failed_files", "failed", "listing"),
+    *("failed_files", "failed", "listing", "id", "state"),
+)
+_JOB_ROW = (
+    *("id", "kind", "path", "options", "node", "state", "attempt", "files_done", "files_total", "bytes_done"),
+    *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
 )
 _READY = (
     *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "io", "why"),
@@ -83,6 +92,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "status": (
         *("node", "cache", "index", "origin", "mounts", "fill", "peers", "cluster", "rebalance", "sessions"),
     ),
+    "job list": _JOB_ROW,
+    "job show": _JOB_ROW,
+    "job cancel": ("id",),
+    "job retry": _JOB,
     "mount add": ("path", "url"),
     "mount list": ("path", "url", "sync_interval_s"),
     "mount remove": ("path",),

@@ -51,7 +51,31 @@ Profile = Annotated[
     str | None, typer.Option("--profile", metavar="NAME", help="Profile of the credentials file.")
 ]
 Anonymous = Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")]
+Replicas = Annotated[
+    int | None,
+    typer.Option("--replicas", metavar="N", help="In a cluster: nodes that keep a copy of each file."),
+]
+JobPriority = Annotated[
+    str, typer.Option("--priority", metavar="P", help="Against other jobs: high, normal or low.")
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read back what was loaded, and compare it with its checksums.")
+]
+DetachJob = Annotated[
+    bool, typer.Option("--detach", help="In a cluster: print the job's id and end; the job goes on.")
+]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="As `headrace job list` shows it.")]
 OriginOption = Annotated[
     list[str] | None,
     typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the origin; may be repeated."),
 ]
+
+
+def job_options(replicas: int | None, priority: str, *, verify: bool) -> dict[str, str]:
+    """As a job takes them; the node says what it does not understand."""
+    found = {"priority": priority} if priority != "normal" else {}
+    if replicas is not None:
+        found["replicas"] = str(replicas)
+    if verify:
+        found["verify"] = "true"
+    return found

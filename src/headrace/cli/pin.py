@@ -1,4 +1,4 @@
-"""`headrace pin`: a job in the node."""
+"""`headrace pin`: a job of the node, or of its cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ def pin(
     path: options.PathOrAll = "/",
     socket: options.Socket = None,
     cache: options.CacheOf = None,
+    replicas: options.Replicas = None,
+    priority: options.JobPriority = "normal",
+    verify: options.Verify = False,
+    detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
     """Fetch everything below PATH and never evict it."""
     from headrace.cli.job import run_job
 
-    run_job("pin", path, socket=socket, cache=cache, as_json=json)
+    wanted = options.job_options(replicas, priority, verify=verify)
+    run_job("pin", path, socket=socket, cache=cache, as_json=json, wanted=wanted, detach=detach)

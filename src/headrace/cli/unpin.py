@@ -1,4 +1,4 @@
-"""`headrace unpin`: a job in the node."""
+"""`headrace unpin`: a job of the node, or of its cluster."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def unpin(
     path: options.PathOrAll = "/",
     socket: options.Socket = None,
     cache: options.CacheOf = None,
+    detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
     """Let what is below PATH be evicted again."""
     from headrace.cli.job import run_job
 
-    run_job("unpin", path, socket=socket, cache=cache, as_json=json)
+    run_job("unpin", path, socket=socket, cache=cache, as_json=json, detach=detach)

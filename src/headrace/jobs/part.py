@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.base.errors import HeadraceError
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
 from headrace.jobs.files import Span
 from headrace.jobs.job_records import FAILED_KEPT_MAX, Figures, JobRecord, PartRecord
@@ -28,6 +29,8 @@ from headrace.ring.ring import Ring, key_of
 log = logging.getLogger(__name__)
 
 RATE_WINDOW_S = 5.0
+PATH_PATIENCE_S = 3.0
+PATH_LOOK_S = 0.25
 EVERYWHERE = "everywhere"
 """The mark of parts that every node does for what it has, whatever it owns."""
 
@@ -178,7 +181,7 @@ class Part:
     async def _walk(self, path: bytes, queue: asyncio.Queue[Share | None]) -> None:
         jobs, fetching = self._jobs, self.job.kind in FETCHING
         try:
-            top = await jobs.namespace.resolve(path)
+            top = await self._resolved(path)
         except HeadraceError as error:
             if fetching:  # else this node has nothing of it
                 self._fail(os.fsdecode(path), str(error))
@@ -192,6 +195,17 @@ class Part:
             for key, size_bytes, first, mine in share.segments:
                 self._seen.add(key, size_bytes, first=first, mine=mine)
             await queue.put(share)
+
+    async def _resolved(self, path: bytes) -> Entry:
+        """Whoever took the job knew the path; a mount that was added a moment ago reaches this node soon."""
+        give_up = Deadline.after(PATH_PATIENCE_S if self.job.kind in FETCHING else 0)
+        while True:
+            try:
+                return await self._jobs.namespace.resolve(path)
+            except PathNotFoundError:
+                if give_up.passed():
+                    raise
+                await asyncio.sleep(PATH_LOOK_S)
 
     def _share_of(self, path: bytes, entry: Entry) -> Share | None:
         """What this node owns of a file; None: nothing."""

@@ -186,7 +186,7 @@ class Pins:
         try:
             top = await jobs.namespace.resolve(os.fsencode(path))
         except FileNotFoundError:
-            return True  # it went at its origin, and with it what was pinned
+            return False  # it went at its origin, or its mount is not here yet: looked at again
         except HeadraceError as error:
             fail(path, str(error))
             return False
