@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from headrace.base.errors import CancelledByUserError, NodeUnavailableError, UsageError
+from headrace.base.errors import CancelledByUserError, HeadraceError, NodeUnavailableError, UsageError
 from headrace.cli.exit_codes import SOME_FAILED
 from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
+    from headrace.sdk.connection import Connection
     from headrace.wire.messages import JobStart, JobState
 
 FAILED_SHOWN_MAX = 20
+ID_LIMIT_S = 2.0
 
 
 class Shown(Protocol):
@@ -75,7 +77,8 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
                 last = state
                 show(state)
     except KeyboardInterrupt:
-        raise _cancelled(f"{kind} {path}", last, socket) from None
+        id = last.id if last is not None else _id_of(start, connection)
+        raise _cancelled(f"{kind} {path}", id, socket) from None
     except NodeUnavailableError as error:
         if last is None or not last.id:
             raise
@@ -115,15 +118,28 @@ def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
         say(f"job {state.id}")
 
 
-def _cancelled(what: str, last: JobState | None, socket: str) -> CancelledByUserError:
-    if last is None or not last.id:
+def _id_of(start: JobStart, connection: Connection) -> str:
+    """Of a job that has not told its state yet; "" where it is of this node only, or the node does not answer."""
+    from headrace.base.deadline import Deadline
+
+    if start.kind == "watch":
+        return start.path
+    try:
+        return str(getattr(connection.receive(deadline=Deadline.after(ID_LIMIT_S)), "id", ""))
+    except HeadraceError:
+        return ""
+
+
+def _cancelled(what: str, id: str, socket: str) -> CancelledByUserError:
+    """After ^C: the job is cancelled on return, where closing the connection is not enough."""
+    if not id:
         return CancelledByUserError(what, why="cancelled; what is done stays done")
     from headrace.sdk.connection import Connection
     from headrace.wire.messages import JobCancel
 
     connection = Connection(socket, role="cli")
     try:
-        connection.ask(JobCancel(id=last.id))
+        connection.ask(JobCancel(id=id))
     finally:
         connection.close()
     return CancelledByUserError(what, why="cancelled on all nodes; what is done stays done")
