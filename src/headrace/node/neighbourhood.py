@@ -59,9 +59,7 @@ class Neighbourhood:
         self.records = EtcdRecords(self.endpoints, prefix=f"/headrace/{self.name}/", lease_s=config.lease_s)
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
-        self.membership = Membership(
-            self.records, self.info, lease_s=config.lease_s, on_view=self._viewed, is_alive=self._is_alive
-        )
+        self.membership = Membership(self.records, self.info, on_view=self._viewed, is_alive=self._is_alive)
         self._server: PeerServer | None = None
 
     def view(self) -> ClusterView:

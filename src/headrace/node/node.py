@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import msgspec
 import uvloop
 
 from headrace.base.deadline import Deadline
@@ -20,7 +19,6 @@ from headrace.base.model import FileId
 from headrace.config.schema import Config, is_secret
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
-from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import Sources
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
@@ -29,7 +27,6 @@ from headrace.namespace.tree import Namespace
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
-from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.messages import (
@@ -40,8 +37,11 @@ from headrace.wire.messages import (
     Fill,
     Filled,
     Invalidated,
+    JobCancel,
+    JobList,
+    JobRetry,
+    JobRows,
     JobStart,
-    JobState,
     List,
     Lookup,
     MountAdd,
@@ -62,9 +62,9 @@ from headrace.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from headrace.dataplane.rebalance import Rebalance
+    from headrace.jobs.cluster_jobs import ClusterJobs
     from headrace.node.neighbourhood import Neighbourhood
-    from headrace.node.shared_mounts import SharedMounts
+    from headrace.node.together import Together
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,6 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
-DRAIN_LOOK_S = 0.25
 CONFIGURED = "configured"
 """Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
@@ -127,10 +126,8 @@ class Node:
             generation=store.generation,
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
-        self.rebalance: Rebalance | None = None
-        self.mount_records: SharedMounts | None = None
+        self.together: Together | None = None
         self._upkeep: asyncio.Task[None] | None = None
-        self._relisting: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def start(cls, config: Config, *, again: bool = False) -> Node:
@@ -146,6 +143,7 @@ class Node:
     async def _started(cls, config: Config, *, again: bool) -> Node:
         store = _open_store(config)
         hood: Neighbourhood | None = None
+        node: Node | None = None
         try:
             hood = _neighbourhood(config, store)
             node = cls(config, store, hood)
@@ -155,7 +153,9 @@ class Node:
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
         except BaseException:
-            if hood is not None:
+            if node is not None and node.together is not None:
+                await node.together.stop()
+            elif hood is not None:
                 await hood.stop()
             _close_after_failure(store)
             raise
@@ -163,34 +163,24 @@ class Node:
         return node
 
     async def _join(self, hood: Neighbourhood) -> None:
-        """Peers are answered and the cluster's mounts are attached, or soon are, on return."""
-        from headrace.dataplane.rebalance import Rebalance
-        from headrace.node.shared_mounts import MountRecord, SharedMounts
+        """Peers are answered, and the cluster's mounts are attached, or soon are, on return."""
+        from headrace.node.shared_mounts import MountRecord
+        from headrace.node.together import Together
 
-        desk = Desk(
-            self.namespace,
-            self.store,
-            self.reads,
-            owns=lambda path, start: hood.owns(path, start // SEGMENT_BYTES, self.config.replicas),
-            on_forget=self._relist,
+        self.together = Together(
+            hood,
+            self.config,
+            store=self.store,
+            namespace=self.namespace,
+            reads=self.reads,
+            jobs=self.jobs,
+            attach=self._attach_shared,
+            detach=self._mount_remove_here,
         )
-        self.rebalance = Rebalance(
-            hood.info.id,
-            self.store,
-            hood.peers,
-            view=hood.view,
-            replicas=self.config.replicas,
-            bytes_s=self.config.rebalance_bytes_s,
-        )
-        hood.on_view = self.rebalance.on_view
-        await hood.start(desk)
-        self.mount_records = SharedMounts(
-            hood.records, attach=self._attach_shared, detach=self._mount_remove_here
-        )
-        own = {m.path: MountRecord(m.url, {}) for m in self.mounts.all()}
+        own = {mount.path: MountRecord(mount.url) for mount in self.mounts.all()}
         for path, mount in self.config.mounts.items():
             own[normal_path(path)] = MountRecord(mount.url, dict(mount.options))
-        await self.mount_records.start(own)
+        await self.together.start(own)
 
     async def _attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
         """One that was added on another node; its origin need not answer just now."""
@@ -198,21 +188,12 @@ class Node:
         self.store.index.put_mount(path, {"url": url, **options})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
-    def _relist(self, path: bytes) -> None:
-        task = asyncio.ensure_future(self.namespace.relist_below(path))
-        self._relisting.add(task)
-        task.add_done_callback(self._relisting.discard)
-
     async def stop(self) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
         await self.server.stop()
-        if self.rebalance is not None:
-            await self.rebalance.stop()
-        if self.mount_records is not None:
-            await self.mount_records.stop()
-        if self.hood is not None:
-            await self.hood.stop()
+        if self.together is not None:
+            await self.together.stop()
         await self.reads.close()
         for mount in self.mounts.all():
             await mount.origin.close()
@@ -274,10 +255,25 @@ class Node:
                 return Mounts(rows=rows)
             case StatusAsk():
                 return Report(status=self.status())
+            case JobList(id=id):
+                return JobRows(rows=self._cluster_jobs().rows(id))
+            case JobCancel(id=id):
+                await self._cluster_jobs().cancel(id)
+                return Done()
+            case JobRetry(id=id):
+                await self._cluster_jobs().retry(id)
+                return Done()
             case Shutdown():
                 self.stopping.set()
                 return Done()
         raise UsageError(f"request {type(request).__name__}", why="not answered here")
+
+    def _cluster_jobs(self) -> ClusterJobs:
+        if self.together is None:
+            raise UsageError(
+                "jobs", why="this node is alone, and its jobs end with the command that started them"
+            )
+        return self.together.jobs
 
     def status(self) -> dict[str, object]:
         """What `headrace status --json` prints of a node."""
@@ -301,53 +297,21 @@ class Node:
             ],
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
-            "cluster": {} if self.hood is None else self.hood.status(),
-            "rebalance": {} if self.rebalance is None else self.rebalance.statistics(),
+            **({"cluster": {}, "rebalance": {}} if self.together is None else self.together.status()),
         }
 
     async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
         try:
-            if request.kind == "sync" and self.hood is not None:
-                async for state in self._sync_all(self.hood, request):
-                    yield state
-                return
-            states = (
-                self._drain()
-                if request.kind == "drain"
-                else self.jobs.run(request.kind, request.path, request.options)
-            )
+            together = self.together
+            if together is not None and together.runs(request):
+                states = together.run(request)
+            else:
+                states = self.jobs.run(request.kind, request.path, request.options)
             async for state in states:
                 yield state
         except CorruptIndexError as error:
             self._give_up_index(error)
             raise
-
-    async def _sync_all(self, hood: Neighbourhood, request: JobStart) -> AsyncIterator[JobState]:
-        """Every node forgets first; then the owners ask the origin, and the others them. A node that can't be told
-        sees the change when its listings expire."""
-        path = os.fsencode(request.path)
-        untold = await hood.forget(path, relist=False)
-        async for state in self.jobs.run(request.kind, request.path, request.options):
-            if not state.done:
-                yield state
-                continue
-            untold += [failed for failed in await hood.forget(path, relist=True) if failed not in untold]
-            yield msgspec.structs.replace(
-                state, failed=[*state.failed, *untold], failed_files=state.failed_files + len(untold)
-            )
-
-    async def _drain(self) -> AsyncIterator[JobState]:
-        """Everything this node owned is with the others when it is done, but for what failed."""
-        hood, rebalance = self.hood, self.rebalance
-        if hood is None or rebalance is None or len(hood.view().nodes) < 2:
-            raise UsageError("node drain", why="there is no other node to hand over to")
-        await hood.membership.drain()
-        while any(member.id == hood.info.id for member in hood.view().ring.members):  # noqa: ASYNC110
-            await asyncio.sleep(DRAIN_LOOK_S)  # until the cluster has told us so
-        while rebalance.running:
-            yield rebalance.state(done=False)
-            await asyncio.sleep(DRAIN_LOOK_S)
-        yield rebalance.state(done=True)
 
     async def _attach_configured(self, *, check: bool) -> None:
         """Mounts of the configuration win over those that the index remembers. The index has their URLs, too, for
@@ -378,10 +342,10 @@ class Node:
         self.namespace.attach(mount, known=known)
 
     async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
-        if self.mount_records is None:
+        if self.together is None:
             await self._mount_add_here(path, url, options)
         else:
-            await self.mount_records.add(path, url, options, attach=self._mount_add_here)
+            await self.together.mounts.add(path, url, options, attach=self._mount_add_here)
 
     async def _mount_add_here(self, path: str, url: str, options: dict[str, str]) -> None:
         await self._attach(path, url, options, check=True)
@@ -391,10 +355,10 @@ class Node:
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:
-        if self.mount_records is None:
+        if self.together is None:
             await self._mount_remove_here(path)
         else:
-            await self.mount_records.remove(path)
+            await self.together.mounts.remove(path)
 
     async def _mount_remove_here(self, path: str) -> None:
         mount = self.namespace.detach(path)
@@ -402,6 +366,8 @@ class Node:
         await mount.origin.close()
 
     def _names_changed(self, names: list[tuple[FileId, bytes]]) -> None:
+        if self.together is not None:
+            self.together.names_changed(names)
         for at in range(0, len(names), NAMES_A_MESSAGE):
             part = names[at : at + NAMES_A_MESSAGE]
             self.subscribers.publish(Invalidated(names=[(int(parent), name) for parent, name in part]))

@@ -1,0 +1,48 @@
+"""Records in memory: of one process, for one node without etcd and for tests. Nothing is ever away."""
+
+from __future__ import annotations
+
+import builtins
+
+from headrace.cluster.records import Followers, Heard
+
+
+class EmbeddedRecords:
+    """Leased records go with `close`. Several may share one: each node its own lease."""
+
+    def __init__(self, shared: Followers | None = None) -> None:
+        self.shared = shared or Followers()
+        self._leased: set[str] = set()
+
+    async def get(self, key: str) -> bytes | None:
+        return self.shared.mirror.get(key)
+
+    async def list(self, prefix: str) -> builtins.dict[str, bytes]:
+        return {key: value for key, value in self.shared.mirror.items() if key.startswith(prefix)}
+
+    async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
+        (self._leased.add if leased else self._leased.discard)(key)
+        self.shared.tell(key, value)
+
+    async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
+        if key in self.shared.mirror:
+            return False
+        await self.put(key, value, leased)
+        return True
+
+    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
+        if self.shared.mirror.get(key) != old:
+            return False
+        self.shared.tell(key, new)
+        return True
+
+    async def delete(self, key: str) -> None:
+        self._leased.discard(key)
+        self.shared.tell(key, None)
+
+    async def follow(self, prefix: str, callback: Heard) -> None:
+        self.shared.add(prefix, callback)
+
+    async def close(self) -> None:
+        for key in builtins.list(self._leased):
+            await self.delete(key)

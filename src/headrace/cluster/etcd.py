@@ -1,0 +1,273 @@
+"""Records in etcd, version 3. Knows nothing of Headrace.
+
+One task (`_follow`) keeps a mirror of all records below the prefix: it takes all of them, then watches from that
+revision on; whenever the watch breaks, or etcd does not answer a small question within some seconds, it begins anew
+with the next endpoint, and tells the differences. Another one (`_keep_lease`) renews the lease; when it was lost, a new
+one is taken and every leased record is written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from headrace.base.errors import ClusterUnavailableError, UsageError
+from headrace.cluster.records import Followers, Heard
+
+log = logging.getLogger(__name__)
+
+CALL_S = 3.0
+CHECK_S = 1.0
+"""How often etcd is asked whether it still answers; a watch on a host that is gone is silent for ever."""
+PAUSE_S = 0.3
+LEASE_PARTS = 4
+"""A lease is renewed so often within its time."""
+
+Answer = TypeVar("Answer")
+
+
+class EtcdRecords:
+    """endpoints: "host:port" of the members. lease_s: of leased records. On one asyncio loop."""
+
+    def __init__(self, endpoints: builtins.list[str], *, prefix: str, lease_s: float) -> None:
+        self._aetcd = _library()
+        self._endpoints = endpoints
+        self._prefix = prefix
+        self._ttl_s = max(1, round(lease_s))
+        self._client: Any = None
+        self._turn = 0
+        self._followers = Followers()
+        self._leased: dict[str, bytes] = {}
+        self._lease: int | None = None
+        self._lease_lock = asyncio.Lock()
+        self._tasks: builtins.list[asyncio.Task[None]] = []
+        self._first = asyncio.Event()
+        self.revision = 0
+        self.away_since_s: float | None = None
+        self.leases_lost = 0
+
+    async def start(self) -> None:
+        """All records are known on return. ClusterUnavailableError."""
+        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
+        try:
+            await asyncio.wait_for(self._first.wait(), CALL_S * (len(self._endpoints) + 1))
+        except TimeoutError:
+            await self.close()
+            raise ClusterUnavailableError(
+                f"etcd at {', '.join(self._endpoints)}", why="it does not answer", hint="is it running?"
+            ) from None
+
+    async def close(self) -> None:
+        """Leased records are gone on return, where etcd answers."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._lease is not None:
+            with contextlib.suppress(ClusterUnavailableError):
+                await self._call(lambda client: client.revoke_lease(self._lease))
+        self._lease = None
+        await self._drop_client()
+
+    # ------------------------------------------------------------ records
+
+    async def get(self, key: str) -> bytes | None:
+        found = await self._call(lambda client: client.get(self._key(key)))
+        return None if found is None else bytes(found.value)
+
+    async def list(self, prefix: str) -> builtins.dict[str, bytes]:
+        found = await self._call(lambda client: client.get_prefix(self._key(prefix)))
+        return {self._name(one.key): bytes(one.value) for one in found}
+
+    async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
+        if leased:
+            self._leased[key] = value
+        else:
+            self._leased.pop(key, None)
+        lease = await self._own_lease() if leased else None
+        await self._call(lambda client: client.put(self._key(key), value, lease=lease))
+
+    async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
+        lease = await self._own_lease() if leased else None
+        name = self._key(key)
+
+        async def ask(client: Any) -> bool:
+            words = client.transactions
+            done, _ = await client.transaction(
+                compare=[words.version(name) == 0], success=[words.put(name, value, lease)], failure=[]
+            )
+            return bool(done)
+
+        created = await self._call(ask)
+        if created and leased:
+            self._leased[key] = value
+        return created
+
+    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
+        lease = await self._own_lease() if key in self._leased else None
+        name = self._key(key)
+
+        async def ask(client: Any) -> bool:
+            words = client.transactions
+            done, _ = await client.transaction(
+                compare=[words.value(name) == old], success=[words.put(name, new, lease)], failure=[]
+            )
+            return bool(done)
+
+        replaced = await self._call(ask)
+        if replaced and key in self._leased:
+            self._leased[key] = new
+        return replaced
+
+    async def delete(self, key: str) -> None:
+        self._leased.pop(key, None)
+        await self._call(lambda client: client.delete(self._key(key)))
+
+    async def follow(self, prefix: str, callback: Heard) -> None:
+        self._followers.add(prefix, callback)
+
+    def disown(self, key: str) -> None:
+        """A leased record that another node has now: it is not written again."""
+        self._leased.pop(key, None)
+
+    # ------------------------------------------------------------ inside
+
+    def _key(self, key: str) -> bytes:
+        return (self._prefix + key).encode("utf-8", "surrogateescape")
+
+    def _name(self, key: bytes) -> str:
+        return key.decode("utf-8", "surrogateescape")[len(self._prefix) :]
+
+    async def _call(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        """With one more endpoint tried when the first does not answer."""
+        problem = ""
+        for _ in range(min(2, len(self._endpoints))):
+            client = await self._connected()
+            try:
+                async with asyncio.timeout(CALL_S):
+                    return await ask(client)
+            except TimeoutError:
+                problem = f"no answer within {CALL_S:g} s"
+            except Exception as error:  # noqa: BLE001 - whatever the library and grpc raise is etcd being away
+                problem = str(error) or type(error).__name__
+            if client is self._client:
+                await self._drop_client()
+        raise ClusterUnavailableError(
+            f"etcd at {', '.join(self._endpoints)}", why=problem.splitlines()[0] if problem else "no answer"
+        )
+
+    async def _connected(self) -> Any:
+        if self._client is None:
+            host, _, port = self._endpoints[self._turn % len(self._endpoints)].rpartition(":")
+            self._client = self._aetcd.Client(host=host, port=int(port), timeout=CALL_S)
+        return self._client
+
+    async def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        self._turn += 1
+        if client is not None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(1):
+                    await client.close()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._follow_once()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                if self.away_since_s is None:
+                    self.away_since_s = time.monotonic()
+                    log.warning("etcd is away, the last records are used error=%s", error)
+            await self._drop_client()
+            await asyncio.sleep(PAUSE_S)
+
+    async def _follow_once(self) -> None:
+        client = await self._connected()
+        async with asyncio.timeout(CALL_S):
+            found = await client.get_prefix(self._key(""))
+        if self.away_since_s is not None:
+            log.warning("etcd is back away_s=%.0f", time.monotonic() - self.away_since_s)
+            self.away_since_s = None
+        self.revision = found.header.revision
+        self._followers.tell_all({self._name(one.key): bytes(one.value) for one in found})
+        await self._write_leased_again()
+        self._first.set()
+        checking = asyncio.ensure_future(self._check(client))
+        watching = asyncio.ensure_future(self._watch(client, found.header.revision + 1))
+        try:
+            done, _ = await asyncio.wait((checking, watching), return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in (checking, watching):
+                one.cancel()
+            await asyncio.gather(checking, watching, return_exceptions=True)
+
+    async def _watch(self, client: Any, revision: int) -> None:
+        async with asyncio.timeout(CALL_S):
+            watch = await client.watch_prefix(self._key(""), start_revision=revision)
+        deleted = self._aetcd.EventKind.DELETE
+        async for event in watch:
+            self.revision = max(self.revision, event.kv.mod_revision)
+            gone = event.kind == deleted
+            self._followers.tell(self._name(event.kv.key), None if gone else bytes(event.kv.value))
+
+    async def _check(self, client: Any) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            async with asyncio.timeout(CALL_S):
+                await client.get(self._key(""))
+
+    async def _own_lease(self) -> int:
+        async with self._lease_lock:
+            if self._lease is None:
+                lease = await self._call(lambda client: client.lease(self._ttl_s))
+                self._lease = int(lease.id)
+            return self._lease
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(self._ttl_s / LEASE_PARTS)
+            if self._lease is None or self._client is None:
+                continue
+            try:
+                left = await self._call(lambda client: client.refresh_lease(self._lease))
+                if left.TTL <= 0:
+                    await self._lost_lease()
+            except ClusterUnavailableError:
+                pass  # _follow tells of it
+
+    async def _lost_lease(self) -> None:
+        log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
+        self.leases_lost += 1
+        self._lease = None
+        for key, value in list_of(self._leased):
+            await self.put(key, value, leased=True)
+
+    async def _write_leased_again(self) -> None:
+        """What is not there although it should be: etcd lost its data, or the lease ended while it was away."""
+        if any(self._followers.mirror.get(key) is None for key in self._leased):
+            self._lease = None
+            for key, value in list_of(self._leased):
+                await self.put(key, value, leased=True)
+
+
+def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
+    return builtins.list(table.items())
+
+
+def _library() -> Any:
+    try:
+        import aetcd
+    except ImportError as error:
+        raise UsageError(
+            "setting cluster", why="the library for etcd is missing", hint="pip install 'headrace[cluster]'"
+        ) from error
+    return aetcd

@@ -1,0 +1,150 @@
+"""Who is in the cluster: each node's own record, and the view that follows from all of them.
+
+Record `nodes/<id>`: NodeInfo as JSON, leased. A node that is killed is out when its lease has ended. While etcd is away
+the last view stays, and nobody stops reading.
+
+Epoch: grows by one with every change of the nodes that this node heard of; all that matters is that it grows here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import NodeIdTakenError
+from headrace.cluster.etcd import EtcdRecords
+from headrace.ring.view import ClusterView, NodeInfo, next_view
+
+log = logging.getLogger(__name__)
+
+PREFIX = "nodes/"
+SETTLE_S = 0.05
+"""Changes that come together make one view."""
+
+
+class Membership:
+    """info: of this node. on_view: told each new view, on the loop. is_alive: whether a node with that id, address and
+    instance answers."""
+
+    def __init__(
+        self,
+        records: EtcdRecords,
+        info: NodeInfo,
+        *,
+        on_view: Callable[[ClusterView], None],
+        is_alive: Callable[[NodeInfo], Awaitable[bool]],
+    ) -> None:
+        self._records = records
+        self._info = info
+        self._on_view = on_view
+        self._is_alive = is_alive
+        self._nodes: dict[str, NodeInfo] = {}
+        self._changed = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        self._evicted_by = ""
+        self.view: ClusterView | None = None
+
+    async def start(self) -> None:
+        """This node is in the view on return. NodeIdTakenError, ClusterUnavailableError."""
+        await self._records.start()
+        await self._register()
+        await self._records.follow(PREFIX, self._heard)
+        self._nodes[self._info.id] = self._info
+        await self._make_view()
+        self._work = asyncio.ensure_future(self._keep())
+
+    async def stop(self) -> None:
+        """Out of the cluster on return, where etcd answers."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+        await self._records.close()
+
+    async def drain(self) -> None:
+        """This node owns nothing any more, in everybody's next view. ClusterUnavailableError."""
+        self._info = msgspec.structs.replace(self._info, draining=True)
+        await self._records.put(self._key, msgspec.json.encode(self._info), leased=True)
+        self._changed.set()
+
+    def status(self) -> dict[str, Any]:
+        away_since_s = self._records.away_since_s
+        away_s = 0.0 if away_since_s is None else time.monotonic() - away_since_s
+        trouble = self._evicted_by
+        if not trouble and away_since_s is not None:
+            trouble = f"etcd is away for {away_s:.0f} s: the last members are used"
+        return {
+            "etcd_away_s": round(away_s, 1),
+            "leases_lost": self._records.leases_lost,
+            "draining": self._info.draining,
+            "trouble": trouble,
+        }
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def _key(self) -> str:
+        return f"{PREFIX}{self._info.id}"
+
+    async def _register(self) -> None:
+        mine = msgspec.json.encode(self._info)
+        while not await self._records.create(self._key, mine, leased=True):
+            raw = await self._records.get(self._key)
+            other = None if raw is None else _unpacked(raw)
+            if other is not None and await self._is_alive(other):
+                raise NodeIdTakenError(
+                    f"node id {self._info.id!r}",
+                    why=f"the node at {other.address} has it, and is alive",
+                    hint="set another node_id",
+                )
+            if raw is not None:  # of a run that was killed
+                await self._records.delete(self._key)
+
+    def _heard(self, key: str, value: bytes | None) -> None:
+        id = key.removeprefix(PREFIX)
+        info = None if value is None else _unpacked(value)
+        if id == self._info.id:
+            if info is not None and info.instance != self._info.instance:
+                self._replaced(info)
+            return
+        if info is None:
+            self._nodes.pop(id, None)
+        else:
+            self._nodes[id] = info
+        self._changed.set()
+
+    def _replaced(self, other: NodeInfo) -> None:
+        """Two nodes of one id: this one goes on reading and gives the place up; it must not fight."""
+        self._evicted_by = f"another node took the id {other.id!r}, at {other.address}: set another node_id"
+        log.error("another node has this node's id id=%s address=%s", other.id, other.address)
+        self._records.disown(self._key)
+
+    async def _keep(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(SETTLE_S)
+            self._changed.clear()
+            await self._make_view()
+
+    async def _make_view(self) -> None:
+        """The ring is built in a thread: it takes some ms a node."""
+        before, nodes = self.view, {**self._nodes, self._info.id: self._info}
+        if before is not None and dict(before.nodes) == nodes:
+            return
+        epoch = 1 if before is None else before.epoch + 1
+        self.view = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: next_view(before, nodes, epoch=epoch)
+        )
+        self._on_view(self.view)
+
+
+def _unpacked(raw: bytes) -> NodeInfo | None:
+    try:
+        return msgspec.json.decode(raw, type=NodeInfo)
+    except msgspec.DecodeError as error:
+        log.warning("node record not understood error=%s", error)
+        return None

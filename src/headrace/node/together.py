@@ -1,0 +1,138 @@
+"""What a node does together with the others of its cluster: it answers them, takes its part of jobs, hands over what
+moved, attaches the mounts that all have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import UsageError
+from headrace.base.model import FileId
+from headrace.config.schema import Config
+from headrace.dataplane.read import ReadPath
+from headrace.dataplane.rebalance import Rebalance
+from headrace.dataplane.serve import Desk
+from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
+from headrace.jobs.jobs import Jobs
+from headrace.namespace.tree import Namespace
+from headrace.node.neighbourhood import Neighbourhood
+from headrace.node.shared_mounts import Attach, Detach, MountRecord, SharedMounts
+from headrace.ring.view import SEGMENT_BYTES, ClusterView
+from headrace.store.store import Store
+from headrace.wire.messages import JobStart, JobState
+
+LOOK_S = 0.25
+
+
+class Together:
+    """hood: not started yet; `stop` stops it, too. attach, detach: a mount, on this node only."""
+
+    def __init__(
+        self,
+        hood: Neighbourhood,
+        config: Config,
+        *,
+        store: Store,
+        namespace: Namespace,
+        reads: ReadPath,
+        jobs: Jobs,
+        attach: Attach,
+        detach: Detach,
+    ) -> None:
+        self._hood = hood
+        self._namespace = namespace
+        self._local_jobs = jobs
+        self._replicas = config.replicas
+        self._desk = Desk(namespace, store, reads, owns=self._owns, on_forget=self._relist)
+        self._rebalance = Rebalance(
+            hood.info.id,
+            store,
+            hood.peers,
+            view=hood.view,
+            replicas=config.replicas,
+            bytes_s=config.rebalance_bytes_s,
+        )
+        self.mounts = SharedMounts(hood.records, attach=attach, detach=detach)
+        self.jobs = ClusterJobs(hood.info.id, hood.records, jobs, view=hood.view, replicas=config.replicas)
+        self._relisting: set[asyncio.Task[None]] = set()
+        hood.on_view = self._viewed
+
+    async def start(self, own: dict[str, MountRecord]) -> None:
+        """Peers are answered and this node is in the cluster on return. own: the mounts of its configuration. Errors
+        as of Neighbourhood.start, and UsageError where the cluster has another origin at one of them."""
+        await self._hood.start(self._desk)
+        await self.mounts.start(own)
+        await self.jobs.start()
+
+    async def stop(self) -> None:
+        await self.jobs.stop()
+        await self._rebalance.stop()
+        await self.mounts.stop()
+        for task in self._relisting:
+            task.cancel()
+        await self._hood.stop()
+
+    def runs(self, request: JobStart) -> bool:
+        """Whether it is a job for all nodes, or waits for them."""
+        return request.kind in (*KINDS, WATCH, "sync", "drain")
+
+    def run(self, request: JobStart) -> AsyncIterator[JobState]:
+        if request.kind == "sync":
+            return self._sync(request)
+        if request.kind == "drain":
+            return self._drain()
+        return self.jobs.run(request.kind, request.path, request.options)
+
+    def names_changed(self, names: Iterable[tuple[FileId, bytes]]) -> None:
+        """(parent, name) that mean something else than before."""
+        self.jobs.pins.names_changed(names)
+
+    def status(self) -> dict[str, Any]:
+        return {"cluster": self._hood.status(), "rebalance": self._rebalance.statistics()}
+
+    # ------------------------------------------------------------ inside
+
+    def _viewed(self, view: ClusterView) -> None:
+        self._rebalance.on_view(view)
+        self.jobs.on_view()
+
+    def _owns(self, path: bytes, start: int) -> bool:
+        return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)
+
+    def _relist(self, path: bytes) -> None:
+        task = asyncio.ensure_future(self._namespace.relist_below(path))
+        self._relisting.add(task)
+        task.add_done_callback(self._relisting.discard)
+
+    async def _sync(self, request: JobStart) -> AsyncIterator[JobState]:
+        """Every node forgets first; then the owners ask the origin, and the others them. A node that can't be told
+        sees the change when its listings expire."""
+        path = os.fsencode(request.path)
+        untold = await self._hood.forget(path, relist=False)
+        async for state in self._local_jobs.run(request.kind, request.path, request.options):
+            if not state.done:
+                yield state
+                continue
+            untold += [
+                failed for failed in await self._hood.forget(path, relist=True) if failed not in untold
+            ]
+            yield msgspec.structs.replace(
+                state, failed=[*state.failed, *untold], failed_files=state.failed_files + len(untold)
+            )
+
+    async def _drain(self) -> AsyncIterator[JobState]:
+        """Everything this node owned is with the others when it is done, but for what failed."""
+        if len(self._hood.view().nodes) < 2:
+            raise UsageError("node drain", why="there is no other node to hand over to")
+        await self._hood.membership.drain()
+        me = self._hood.info.id
+        while any(member.id == me for member in self._hood.view().ring.members):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)  # until the cluster has told us so
+        while self._rebalance.running:
+            yield self._rebalance.state(done=False)
+            await asyncio.sleep(LOOK_S)
+        yield self._rebalance.state(done=True)

@@ -1,0 +1,99 @@
+"""Several hosts with one origin and one etcd: a cluster as its users run it, on loopback ports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.testing.servers import free_ports
+from tests.integration.cli.host import Host, Up, wait_until
+
+SEEN_WITHIN_S = 20.0
+
+
+class Town:
+    """Nodes `n0`, `n1`, …; each with a mount. settings: of every node."""
+
+    def __init__(self, base: Path, etcd: str, **settings: object) -> None:
+        self.base = base
+        self.truth = base / "truth"
+        self.truth.mkdir()
+        self.hosts: list[Host] = []
+        self.ups: list[Up] = []
+        self._cluster = f"etcd://{etcd}/{base.name}"
+        self._settings = {"lease_s": 2, "sync_interval_s": 3600, "log_level": "info", **settings}
+
+    def add(self, **settings: object) -> Host:
+        """One more host, whose node is not started yet."""
+        number = len(self.hosts)
+        base = self.base / f"n{number}"
+        base.mkdir()
+        (port,) = free_ports(1)
+        host = Host(
+            base,
+            cluster=self._cluster,
+            node_id=f"n{number}",
+            listen=f"127.0.0.1:{port}",
+            **{**self._settings, **settings},
+        )
+        host.truth = self.truth
+        self.hosts.append(host)
+        return host
+
+    def start(self, count: int) -> None:
+        """So many hosts, which see each other on return."""
+        for _ in range(count):
+            self.up(self.add())
+        self.wait_members(count)
+
+    def up(self, host: Host, *words: object) -> Up:
+        one = host.up(*words, cache=f"{host.cache}:256MiB") if words else host.up(
+            self.truth, host.mount, cache=f"{host.cache}:256MiB"
+        )
+        self.ups.append(one)
+        return one
+
+    def put(self, name: str, size_bytes: int, seed: int = 0) -> bytes:
+        return Host.put(self._any(), name, size_bytes, seed)
+
+    def _any(self) -> Host:
+        if self.hosts:
+            return self.hosts[0]
+        host = object.__new__(Host)
+        host.truth = self.truth
+        return host
+
+    def status(self, host: Host) -> dict[str, Any]:
+        found: dict[str, Any] = host.json("status")
+        return found
+
+    def members(self, host: Host) -> list[str]:
+        return [one["id"] for one in self.status(host)["cluster"]["members"]]
+
+    def wait_members(self, count: int, hosts: list[Host] | None = None) -> None:
+        for host in hosts if hosts is not None else self.hosts:
+            wait_until(lambda host=host: len(self.members(host)) == count, SEEN_WITHIN_S)  # type: ignore[misc]
+
+    def origin(self, key: str = "bytes_read", hosts: list[Host] | None = None) -> int:
+        """What the nodes together had from the origin."""
+        return sum(self.status(host)["origin"][key] for host in (hosts or self.hosts))
+
+    def truth_bytes(self) -> int:
+        return sum(one.stat().st_size for one in self.truth.rglob("*") if one.is_file())
+
+    def wait_for(self, condition: Callable[[], object], limit_s: float = SEEN_WITHIN_S) -> None:
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.close()
+        for up in self.ups:
+            if up.process.poll() is None:
+                os.killpg(up.pid, 9)
+            up.process.wait(10)
