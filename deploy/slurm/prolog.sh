@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Slurm's Prolog (slurm.conf: Prolog=/etc/headrace/prolog.sh): the mount is there before the job begins.
+# A host where it can't be had must not run the job: a failure here makes Slurm drain the host.
+# Settings: /etc/headrace/headrace.env, as of the systemd unit; HEADRACE_DRY_RUN=1 prints what it would do.
+set -euo pipefail
+
+settings=${HEADRACE_SETTINGS:-/etc/headrace/headrace.env}
+if [ -r "$settings" ]; then
+  set -a
+  # shellcheck disable=SC1090
+  . "$settings"
+  set +a
+fi
+: "${ORIGIN:?headrace prolog: ORIGIN is not set in $settings}"
+: "${MOUNTPOINT:?headrace prolog: MOUNTPOINT is not set in $settings}"
+headrace=${HEADRACE_PROGRAM:-/opt/headrace/bin/headrace}
+
+run() {
+  if [ "${HEADRACE_DRY_RUN:-0}" = 1 ]; then
+    echo "would run: $*"
+  else
+    "$@"
+  fi
+}
+
+if mountpoint -q "$MOUNTPOINT" 2>/dev/null; then
+  run timeout 30 "$headrace" status "$MOUNTPOINT" --json >/dev/null && exit 0
+  run timeout 60 "$headrace" down "$MOUNTPOINT" || true # what a killed one left
+fi
+run mkdir -p "$MOUNTPOINT"
+run timeout 120 "$headrace" up "$ORIGIN" "$MOUNTPOINT" --allow-other --detach
