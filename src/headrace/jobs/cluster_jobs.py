@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.cluster.records import Records
 from headrace.jobs.job_records import (
     CANCELLED,
     DONE,
@@ -31,7 +32,6 @@ from headrace.jobs.job_records import (
     Figures,
     JobRecord,
     PartRecord,
-    Records,
     job_key,
     parse_key,
     part_key,

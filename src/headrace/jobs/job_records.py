@@ -10,8 +10,7 @@ All are JSON. No time of one machine is compared with that of another: durations
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -24,22 +23,6 @@ FAILED_KEPT_MAX = 100
 
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
-
-
-class Records(Protocol):
-    """Of the cluster. All raise ClusterUnavailableError within a deadline."""
-
-    async def get(self, key: str) -> bytes | None: ...
-
-    async def put(self, key: str, value: bytes, leased: bool = False) -> None: ...  # noqa: FBT001, FBT002
-
-    async def create(self, key: str, value: bytes, leased: bool = False) -> bool: ...  # noqa: FBT001, FBT002
-
-    async def replace(self, key: str, old: bytes, new: bytes) -> bool: ...
-
-    async def delete(self, key: str) -> None: ...
-
-    async def follow(self, prefix: str, callback: Callable[[str, bytes | None], None]) -> None: ...
 
 
 class Figures(msgspec.Struct, frozen=True):

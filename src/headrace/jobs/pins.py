@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
+from headrace.cluster.records import Records
 from headrace.jobs.files import Span
-from headrace.jobs.job_records import Records
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.options import Priority
 from headrace.jobs.walk import walk

@@ -12,11 +12,11 @@ from typing import Any
 
 from headrace.base.errors import ClusterUnavailableError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.cluster.records import Records
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
 from headrace.jobs.cluster_jobs import ClusterJobs
-from headrace.jobs.job_records import Records
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace

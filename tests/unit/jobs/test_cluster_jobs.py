@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ClusterUnavailableError, OriginDeniedError, PathNotFoundError, UsageError
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.records import Followers
 from headrace.origin.origin import Origin
 from headrace.testing.faulty import FaultyOrigin
 from headrace.wire.messages import JobState
@@ -372,3 +374,20 @@ def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise AssertionError([row.id for row in w.runners["c"].jobs.rows()])
 
     run(World(tmp_path), test)
+
+
+def test_records_that_tell_at_once(tmp_path: Path) -> None:
+    """As those of one process do: what is written is heard before the write returns."""
+
+    async def test(w: World) -> None:
+        names = w.put_many(30)
+        id = await w.runners["b"].jobs.submit("load", "/d", {"replicas": "2"})
+        assert (await w.agree(id)).files_done == 30
+        await w.check_loaded(names, copies=2)
+        await w.join("d")
+        await w.agree(await w.runners["d"].jobs.submit("load", "/d", {"replicas": "2"}))
+        assert await w.agree(await w.runners["d"].jobs.submit("free", "/d", {}))
+        assert not any([await one.has(name) for one in w.runners.values() for name in names])
+
+    shared = Followers()
+    run(World(tmp_path, records=lambda _: EmbeddedRecords(shared)), test)
