@@ -135,11 +135,18 @@ class Membership:
         before, nodes = self.view, {**self._nodes, self._info.id: self._info}
         if before is not None and dict(before.nodes) == nodes:
             return
-        epoch = 1 if before is None else before.epoch + 1
         self.view = await asyncio.get_running_loop().run_in_executor(
-            None, lambda: next_view(before, nodes, epoch=epoch)
+            None, lambda: _view_of(nodes, before, me=self._info.id)
         )
         self._on_view(self.view)
+
+
+def _view_of(nodes: dict[str, NodeInfo], before: ClusterView | None, *, me: str) -> ClusterView:
+    """The first view of a node that joins has a ring before it, of those who were there: they have what it owns now."""
+    others = {id: info for id, info in nodes.items() if id != me}
+    if before is None and others:
+        before = next_view(None, others, epoch=0)
+    return next_view(before, nodes, epoch=1 if before is None else before.epoch + 1)
 
 
 def _unpacked(raw: bytes) -> NodeInfo | None:

@@ -32,13 +32,8 @@ class Town:
         base = self.base / f"n{number}"
         base.mkdir()
         (port,) = free_ports(1)
-        host = Host(
-            base,
-            cluster=self._cluster,
-            node_id=f"n{number}",
-            listen=f"127.0.0.1:{port}",
-            **{**self._settings, **settings},
-        )
+        own = {"cluster": self._cluster, "node_id": f"n{number}", "listen": f"127.0.0.1:{port}"}
+        host = Host(base, **{**self._settings, **own, **settings})
         host.truth = self.truth
         self.hosts.append(host)
         return host
