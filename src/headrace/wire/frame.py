@@ -36,7 +36,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, what: str) ->
     """ProtocolError when the body is not what the decoder knows. what: "request" or "answer"."""
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for text that is none
         raise ProtocolError(f"{what} not understood", why=str(error)) from error
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.errors import ProtocolError
 from headrace.wire import peer_frame
-from headrace.wire.messages import Done
+from headrace.wire.messages import Done, Failure
 from headrace.wire.peer_messages import Block, Fetch, FileEnd, NameRow, Names, Ping, Wanted
 
 
@@ -26,6 +26,12 @@ def test_round_trip() -> None:
 def test_nonsense_is_no_request(nonsense: bytes) -> None:
     with pytest.raises(ProtocolError):
         peer_frame.decode_request(nonsense)
+
+
+def test_text_that_is_not_text() -> None:
+    data = peer_frame.encode(Failure(code="c", what="what", why="", hint=""))[4:]
+    with pytest.raises(ProtocolError):
+        peer_frame.decode_answer(data.replace(b"what", b"\xff\xfe\xfd\xfc"))
 
 
 def test_a_request_is_no_answer() -> None:
