@@ -153,6 +153,10 @@ class EtcdRecords:
                     return await ask(client)
             except TimeoutError:
                 problem = f"no answer within {CALL_S:g} s"
+            except asyncio.CancelledError:
+                if _being_cancelled():
+                    raise
+                problem = "the connection was closed"  # grpc cancels what is under way
             except Exception as error:  # noqa: BLE001 - whatever the library and grpc raise is etcd being away
                 problem = str(error) or type(error).__name__
             if client is self._client:
@@ -179,9 +183,9 @@ class EtcdRecords:
         while True:
             try:
                 await self._follow_once()
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
+                if _being_cancelled():
+                    raise
                 if self.away_since_s is None:
                     self.away_since_s = time.monotonic()
                     log.warning("etcd is away, the last records are used error=%s", error)
@@ -217,7 +221,11 @@ class EtcdRecords:
         async for event in watch:
             self.revision = max(self.revision, event.kv.mod_revision)
             gone = event.kind == deleted
-            self._followers.tell(self._name(event.kv.key), None if gone else bytes(event.kv.value))
+            name = self._name(event.kv.key)
+            self._followers.tell(name, None if gone else bytes(event.kv.value))
+            if gone and name in self._leased:
+                log.error("own record is gone: this node was out of the cluster key=%s", name)
+                await self._write_leased_again()
 
     async def _check(self, client: Any) -> None:
         while True:
@@ -239,10 +247,12 @@ class EtcdRecords:
                 continue
             try:
                 left = await self._call(lambda client: client.refresh_lease(self._lease))
-                if left.TTL <= 0:
+                if left is not None and left.TTL <= 0:  # None: the stream ended without an answer
                     await self._lost_lease()
             except ClusterUnavailableError:
                 pass  # _follow tells of it
+            except Exception:
+                log.exception("renewing the lease failed")  # and must go on
 
     async def _lost_lease(self) -> None:
         log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
@@ -257,6 +267,11 @@ class EtcdRecords:
             self._lease = None
             for key, value in list_of(self._leased):
                 await self.put(key, value, leased=True)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:

@@ -61,9 +61,12 @@ class SharedMounts:
         """Attached here, by `attach`, which checks it, and in the records on return; on the others within a second."""
         if path in self._here:
             raise PathExistsError(f"mount {path}", why=f"{self._here[path].url} is attached there")
-        record = MountRecord(url, options)
-        await attach(path, url, options)
-        self._here[path] = record
+        self._here[path] = record = MountRecord(url, options)
+        try:
+            await attach(path, url, options)
+        except BaseException:
+            del self._here[path]
+            raise
         try:
             await self._publish(path, record)
         except HeadraceError:
@@ -74,8 +77,12 @@ class SharedMounts:
     async def remove(self, path: str) -> None:
         if path not in self._here:
             raise PathNotFoundError(f"mount {path}", why="nothing is attached there")
-        await self._records.put(_key(path), _packed(MountRecord("")))
-        self._here.pop(path, None)
+        here = self._here.pop(path)  # first: then what we hear of it ourselves is no news
+        try:
+            await self._records.put(_key(path), _packed(MountRecord("")))
+        except HeadraceError:
+            self._here[path] = here
+            raise
         await self._detach(path)
 
     async def _publish(self, path: str, record: MountRecord) -> None:

@@ -1,0 +1,140 @@
+"""Shares, movement, zones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.ring.ring import _INDEX_BITS, MEMBERS_MAX, Member, Ring, key_of
+from headrace.ring.view import NodeInfo, next_view
+
+KEYS = [key_of(b"/data/%d" % number, 0) for number in range(2000)]
+
+ids = st.text("abcdefghij0123456789-", min_size=1, max_size=8)
+members = st.lists(
+    st.builds(Member, ids, st.integers(1, 1 << 45), st.sampled_from(["", "a", "b", "c"])),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda member: member.id,
+)
+
+
+def shares(ring: Ring) -> dict[str, float]:
+    """Of the circle, exactly: from each point to the one before it."""
+    found = dict.fromkeys((member.id for member in ring.members), 0)
+    before = ring._points[-1] - (1 << 64)
+    for point in ring._points:
+        found[ring.members[point & _INDEX_BITS].id] += point - before
+        before = point
+    return {id: share / (1 << 64) for id, share in found.items()}
+
+
+def named(count: int, *, weight: int = 1 << 40) -> list[Member]:
+    return [Member(f"node-{number}", weight) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 8, 64, 1000])
+def test_equal_members_have_equal_shares_within_a_tenth(count: int) -> None:
+    for share in shares(Ring(named(count))).values():
+        assert 0.9 / count <= share <= 1.1 / count
+
+
+def test_shares_follow_the_weights() -> None:
+    weights = {"small": 1 << 40, "middle": 3 << 39, "large": 4 << 40}
+    found = shares(Ring([Member(id, weight) for id, weight in weights.items()]))
+    for id, weight in weights.items():
+        assert found[id] == pytest.approx(weight / sum(weights.values()), rel=0.1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(members, st.builds(Member, st.just("joins"), st.integers(1, 1 << 40)))
+def test_who_joins_takes_keys_only_for_itself(before: list[Member], joins: Member) -> None:
+    heaviest = max(member.weight for member in before)
+    joins = Member(joins.id, min(joins.weight, heaviest))
+    old, new = Ring(before), Ring([*before, joins])
+    for key in KEYS[:300]:
+        assert new.owners(key)[0] in (old.owners(key)[0], joins)
+
+
+@settings(max_examples=60, deadline=None)
+@given(members, st.integers(1, 4))
+def test_who_leaves_gives_away_only_its_own(before: list[Member], count: int) -> None:
+    leaves = min(before, key=lambda member: member.weight)
+    rest = [member for member in before if member is not leaves]
+    old, new = Ring(before), Ring(rest)
+    for key in KEYS[:200]:
+        owners = old.owners(key, count)
+        if leaves not in owners and all(member.zone == "" for member in before):
+            assert new.owners(key, count) == owners
+        elif owners[0] != leaves:
+            assert new.owners(key)[0] == owners[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(members, st.integers(1, 14))
+def test_owners_are_distinct_and_of_distinct_zones_while_there_are_any(
+    all_members: list[Member], count: int
+) -> None:
+    ring = Ring(all_members)
+    zones = {member.zone for member in all_members}
+    for key in KEYS[:50]:
+        owners = ring.owners(key, count)
+        assert len(owners) == min(count, len(all_members))
+        assert len(set(owners)) == len(owners)
+        assert owners[0] == ring.owners(key)[0]
+        first = owners[: len(zones)]
+        assert len({owner.zone for owner in first}) == len(first)
+        for fewer in range(1, count):  # asking for more changes nothing of those before
+            assert ring.owners(key, fewer) == owners[:fewer]
+
+
+def test_order_of_the_members_is_no_matter_and_ids_are_unique() -> None:
+    forward, backward = Ring(named(9)), Ring(reversed(named(9)))
+    assert [forward.owners(key, 3) for key in KEYS] == [backward.owners(key, 3) for key in KEYS]
+    with pytest.raises(ValueError, match="two members"):
+        Ring([*named(2), *named(1)])
+    with pytest.raises(ValueError, match="at most"):
+        Ring(Member(str(number), 1) for number in range(MEMBERS_MAX + 1))
+    assert Ring([]).owners(1, 3) == ()
+
+
+def test_keys_spread_by_segment_and_path() -> None:
+    assert len({key_of(b"/a", segment) for segment in range(1000)}) == 1000
+    assert key_of(b"/a", 0) != key_of(b"/b", 0)
+
+
+def info(id: str, *, draining: bool = False) -> NodeInfo:
+    return NodeInfo(id, "i", f"{id}:1", "", 1 << 40, "0", 1, draining)
+
+
+def table(infos: Iterable[NodeInfo]) -> dict[str, NodeInfo]:
+    return {one.id: one for one in infos}
+
+
+def test_views_remember_the_rings_before() -> None:
+    view = next_view(None, table(map(info, "ab")), epoch=1)
+    assert view.former == ()
+    same = next_view(view, table([info("a"), info("b")]), epoch=2)
+    assert same.ring is view.ring
+    joined = next_view(same, table(map(info, "abc")), epoch=3)
+    moved = [path for path in (b"/%d" % n for n in range(500)) if joined.owners(path)[0].id == "c"]
+    assert moved
+    for path in moved:
+        assert joined.former_owners(path) == view.owners(path)
+    drained = next_view(joined, table([info("a"), info("b"), info("c", draining=True)]), epoch=4)
+    assert all(drained.owners(path)[0].id != "c" for path in moved)
+    assert all("c" in [one.id for one in drained.former_owners(path)] for path in moved)
+    gone = next_view(drained, table(map(info, "ab")), epoch=5)
+    assert gone.ring is drained.ring
+    assert all("c" not in [one.id for one in gone.former_owners(path)] for path in moved)
+    for number in range(20):
+        gone = next_view(gone, table(map(info, "ab" if number % 2 else "abc")), epoch=6 + number)
+    assert len(gone.former) <= 4
+
+
+def test_nodes_that_all_drain_go_on_owning() -> None:
+    view = next_view(None, table([info("a", draining=True)]), epoch=1)
+    assert view.owners(b"/x")[0].id == "a"
