@@ -1,0 +1,1 @@
+"""Cases and tables of `bench/compare/cluster.py`."""

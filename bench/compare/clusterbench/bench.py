@@ -1,0 +1,168 @@
+"""What all cases share: labs, data in their object stores, readers at their mounts, counters of their nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nodebench.machine import NotRunError, Workplace, kill_group, run
+from nodebench.results import Results
+
+from headrace.base.errors import HeadraceError
+from headrace.lab import services
+from headrace.lab.lab import Lab, LabPlan
+
+from . import raw, reader
+
+Files = dict[str, tuple[int, int]]
+"""Name → size and CRC-32."""
+MIB = 1 << 20
+UPLOADS = 8
+
+
+@dataclass
+class Bench:
+    place: Workplace
+    results: Results
+    scale: float
+    repeat: int
+    end_at: float
+    """Monotonic time after which no new case begins."""
+
+    def say(self, text: str) -> None:
+        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def attempt(self, measure: str) -> Iterator[None]:
+        """What fails inside is listed as not run, with its reason; the others go on."""
+        try:
+            yield
+        except (NotRunError, HeadraceError, OSError, KeyError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            self.say(f"  not run: {reason}")
+            self.results.skip(measure, "headrace", reason)
+
+    @contextmanager
+    def lab(self, nodes: int, rate_mbit: int, **settings: str) -> Iterator[Lab]:
+        """Over an empty bucket; rate 0: not shaped."""
+        folder = self.place.folder("lab")
+        with Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}")) as one:
+            plan = LabPlan(nodes=nodes, rate_bits_s=rate_mbit * 10**6, sample=False, settings=settings)
+            one.up(plan)
+            if one.record.why_loopback:
+                raise NotRunError(one.record.why_loopback)
+            if len(one.report(1)["cluster"].get("members", [])) != nodes:
+                raise NotRunError("the nodes know nothing of each other")
+            yield one
+
+    def put(self, lab: Lab, prefix: str, count: int, size: int) -> Files:
+        """Random objects; what is put is what readers are to find."""
+        client, names = services.client_of(lab.store()), [f"{prefix}/{n:06d}.bin" for n in range(count)]
+
+        def put_one(name: str) -> tuple[int, int]:
+            data = random.Random(name).randbytes(size)
+            client.put(name, data)
+            return len(data), zlib.crc32(data)
+
+        with ThreadPoolExecutor(UPLOADS) as pool:
+            return dict(zip(names, pool.map(put_one, names), strict=True))
+
+    def load(self, lab: Lab, path: str, *, timeout_s: float = 600) -> float:
+        """Seconds of `headrace load`, started at node 1."""
+        words = ["load", path, "--cache", os.path.join(lab.folder(1), "cache"), "--json"]
+        began_s = time.perf_counter()
+        run([*services.python_words(), *words], timeout_s=timeout_s, env=lab.environment(1))
+        return time.perf_counter() - began_s
+
+    def counts(self, lab: Lab, nodes: Sequence[int]) -> dict[str, float]:
+        """Of the nodes together."""
+        total: dict[str, float] = {"origin_bytes": 0, "origin_reads": 0, "peer_bytes": 0, "moved_bytes": 0}
+        for number in nodes:
+            report = lab.report(number)
+            total["origin_bytes"] += report["origin"]["bytes_read"]
+            total["origin_reads"] += sum(one["read_requests"] for one in report["origin"]["mounts"].values())
+            total["peer_bytes"] += report["peers"].get("bytes_read", 0)
+            total["moved_bytes"] += report["rebalance"].get("bytes_handed_over", 0)
+        return total
+
+
+def grown(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {key: after[key] - before[key] for key in before}
+
+
+class Readers:
+    """One process a node; all begin when told."""
+
+    def __init__(self, bench: Bench, lab: Lab, work: Mapping[int, Files], *, threads: int) -> None:
+        folder = bench.place.folder("readers")
+        self._gate = os.path.join(folder, "go")
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        for number, files in work.items():
+            names = os.path.join(folder, f"{number}.json")
+            with open(names, "w") as out:
+                json.dump(files, out)
+            words = [sys.executable, reader.__file__, lab.mountpoint(number), names, str(threads), self._gate]
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+            self._processes[number] = process
+            bench.place.undo.callback(kill_group, process)
+        self.wait_for("ready")
+
+    def wait_for(self, word: str) -> None:
+        for process in self._processes.values():
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if line.strip() != word:
+                raise NotRunError(f"a reader said {line!r}, not {word}")
+
+    def go(self) -> None:
+        open(self._gate, "w").close()
+
+    def results(self, *, timeout_s: float = 300) -> dict[int, dict[str, Any]]:
+        """NotRunError when one does not end in time."""
+        found = {}
+        for number, process in self._processes.items():
+            try:
+                out, _ = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                raise NotRunError(f"the reader of node {number} did not end in {timeout_s:.0f} s") from None
+            found[number] = json.loads(out.strip().splitlines()[-1])
+        return found
+
+
+def read_all(
+    bench: Bench, lab: Lab, work: Mapping[int, Files], *, threads: int = 4
+) -> dict[int, dict[str, Any]]:
+    """At once, at each node's mount. NotRunError when a byte is wrong or a read failed."""
+    readers = Readers(bench, lab, work, threads=threads)
+    readers.go()
+    found = readers.results()
+    for number, one in found.items():
+        if one["failed"] or one["wrong"]:
+            raise NotRunError(
+                f"node {number}: {one['failed']} reads failed ({one['errors']}), {one['wrong']} wrong"
+            )
+    return found
+
+
+def raw_bytes_s(lab: Lab, size: int) -> float:
+    """What the link from node 2 to node 1 carries by sendfile."""
+    there = [*lab.inside(2), sys.executable, raw.__file__, "serve", lab.address(2), str(size)]
+    server = subprocess.Popen(there, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        here = [*lab.inside(1), sys.executable, raw.__file__, "get", lab.address(2), str(size)]
+        return size / float(run(here, timeout_s=120))
+    finally:
+        kill_group(server)

@@ -1,0 +1,175 @@
+"""The eight rows of what a cluster must reach. Every case has labs of its own, and readers check every byte.
+
+Rates are low on purpose: eight links of 100 Mbit/s are 100 MB/s together, which two cores carry; so the links are the
+limit, as in a cluster, and not the processors that all nodes share here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from nodebench.machine import NotRunError, tool
+from nodebench.machine import run as run_tool
+
+from .bench import MIB, Bench, Files, Readers, grown, raw_bytes_s, read_all
+
+OURS = "headrace"
+NODES = 8
+RATE_MBIT = 100
+SMALL_BYTES = 110_000
+LOAD_MBIT = 20
+LOAD_BYTES = 10_000
+THREADS = 16
+SETTLE_WITHIN_S = 120.0
+
+
+def scaled(bench: Bench, count: int, least: int = 1) -> int:
+    return max(least, round(count * bench.scale))
+
+
+def origin_once(bench: Bench) -> None:
+    """All nodes read all of the data set, cold, at once."""
+    numbers = range(1, NODES + 1)
+    for _ in range(bench.repeat):
+        with bench.lab(NODES, RATE_MBIT) as lab:
+            files = bench.put(lab, "set", scaled(bench, 96, 8), MIB)
+            before = bench.counts(lab, numbers)
+            found = read_all(bench, lab, dict.fromkeys(numbers, files))
+            asked = grown(before, bench.counts(lab, numbers))
+            total = sum(size for size, _ in files.values())
+            bench.results.add("1 origin bytes of data set", OURS, asked["origin_bytes"] / total, unit="")
+            slowest = max(one["seconds"] for one in found.values())
+            bench.results.add("1 read by all nodes, cold", OURS, NODES * total / slowest / 1e6, unit="MB/s")
+
+
+def one_request(bench: Bench) -> None:
+    """One object, all nodes at once."""
+    numbers = range(1, NODES + 1)
+    with bench.lab(NODES, RATE_MBIT) as lab:
+        for turn in range(max(3, bench.repeat)):
+            files = bench.put(lab, f"one-{turn}", 1, 512 << 10)
+            before = bench.counts(lab, numbers)
+            read_all(bench, lab, dict.fromkeys(numbers, files))
+            asked = grown(before, bench.counts(lab, numbers))
+            bench.results.add("2 origin requests for one object", OURS, asked["origin_reads"], unit="")
+
+
+def scaling(bench: Bench) -> None:
+    """Warm at its owners, read by 1, 2, 4, 8 nodes that have none of it but what they own; against raw sendfile."""
+    each = scaled(bench, 32, 8)
+    with bench.lab(NODES, RATE_MBIT) as lab:
+        for turn in range(bench.repeat):
+            for readers in (1, 2, 4, 8):
+                sets = {n: bench.put(lab, f"w{turn}-{readers}-{n}", each, MIB) for n in range(1, readers + 1)}
+                for number in sets:
+                    bench.load(lab, f"/w{turn}-{readers}-{number}")
+                before = bench.counts(lab, range(1, NODES + 1))
+                found = read_all(bench, lab, sets)
+                asked = grown(before, bench.counts(lab, range(1, NODES + 1)))
+                if asked["origin_bytes"]:
+                    bench.results.note(f"case 3: {asked['origin_bytes']:.0f} bytes came from the origin")
+                slowest = max(one["seconds"] for one in found.values())
+                rate = asked["peer_bytes"] / slowest / 1e6
+                bench.results.add(f"3 remote read, {readers} nodes", OURS, rate, unit="MB/s")
+            bench.results.add("4 one link", "sendfile", raw_bytes_s(lab, each * MIB) / 1e6, unit="MB/s")
+
+
+def small_files(bench: Bench) -> None:
+    """Of one peer's cache, links not shaped: many at a time against one after the other, both through the mount."""
+    count = scaled(bench, 1000, 100)
+    with bench.lab(2, 0) as lab:
+        for turn in range(bench.repeat):
+            for name, threads in (("one at a time", 1), (OURS, THREADS)):
+                prefix = f"small-{turn}-{threads}"
+                files = bench.put(lab, prefix, count, SMALL_BYTES)
+                bench.load(lab, f"/{prefix}")
+                before = bench.counts(lab, (1, 2))
+                took_s = read_all(bench, lab, {1: files}, threads=threads)[1]["seconds"]
+                remote = grown(before, bench.counts(lab, (1, 2)))["peer_bytes"] / SMALL_BYTES
+                bench.results.add("5 small files, remote", name, remote / took_s, unit="files/s")
+
+
+def join(bench: Bench) -> None:
+    """A fifth node while readers go on."""
+    count = scaled(bench, 2000, 200)
+    with bench.lab(4, RATE_MBIT) as lab:
+        files = bench.put(lab, "join", count, SMALL_BYTES)
+        bench.load(lab, "/join")
+        parts = part(files, 4)
+        calm = read_all(bench, lab, parts, threads=1)
+        before = bench.counts(lab, range(1, 5))
+        shifted = {
+            number: parts[1 + number % 4] for number in parts
+        }  # of other nodes' parts: not borrowed yet
+        readers = Readers(bench, lab, shifted, threads=1)
+        readers.go()
+        lab.add()
+        moving = readers.results()
+        settle(bench, lab, 5)
+        after = bench.counts(lab, range(1, 5))
+        moved = grown(before, after)
+        origin_bytes = moved["origin_bytes"] + bench.counts(lab, (5,))["origin_bytes"]
+        bench.results.add("6 join: bytes moved", OURS, moved["moved_bytes"] / 1e6, unit="MB")
+        if moved["moved_bytes"]:
+            bench.results.add(
+                "6 join: origin bytes of moved", OURS, 100 * origin_bytes / moved["moved_bytes"], unit="%"
+            )
+        for name, found in (("before", calm), ("join", moving)):
+            slow = max(one["p99_s"] for one in found.values())
+            bench.results.add("6 p99 of a read", name, slow * 1e3, unit="ms")
+
+
+def settle(bench: Bench, lab: object, nodes: int) -> None:
+    """Until no node hands over any more. NotRunError when it takes too long."""
+    until_s = time.monotonic() + SETTLE_WITHIN_S
+    last, calm = -1.0, 0
+    while calm < 3:
+        now = bench.counts(lab, range(1, nodes + 1))["moved_bytes"]  # type: ignore[arg-type]
+        calm, last = (calm + 1 if now == last else 0), now
+        if time.monotonic() > until_s:
+            raise NotRunError(f"the hand-over did not end in {SETTLE_WITHIN_S:.0f} s")
+        time.sleep(1)  # between two looks
+
+
+def killed(bench: Bench) -> None:
+    """kill -9 of one of four nodes in the middle of an epoch; the readers are at the three others."""
+    with bench.lab(4, RATE_MBIT, lease_s="5") as lab:
+        files = bench.put(lab, "epoch", scaled(bench, 20_000, 300), LOAD_BYTES)
+        readers = Readers(bench, lab, part(files, 3), threads=4)
+        readers.go()
+        readers.wait_for("half")
+        lab.kill(4)
+        found = readers.results(timeout_s=600)
+        for key in ("failed", "wrong"):
+            total = sum(one[key] for one in found.values())
+            bench.results.add(f"7 kill: reads {key}", OURS, total, unit="")
+        errors = sorted({text for one in found.values() for text in one["errors"]})
+        if errors:
+            bench.results.note(f"case 7: {', '.join(errors)}")
+
+
+def load(bench: Bench) -> None:
+    """Small objects into the cache of four nodes, against s5cmd in one node's namespace."""
+    program = tool("s5cmd")
+    with bench.lab(4, LOAD_MBIT) as lab:
+        files = bench.put(lab, "many", scaled(bench, 100_000, 500), LOAD_BYTES)
+        total = sum(size for size, _ in files.values())
+        took_s = bench.load(lab, "/many", timeout_s=1200)
+        links = 4 * LOAD_MBIT * 1e6 / 8
+        bench.results.add("8 load", OURS, total / took_s / 1e6, unit="MB/s")
+        bench.results.add("8 load, of links' limit", OURS, total / took_s / links, unit="")
+        options = lab.store().options
+        words = ["--endpoint-url", options["endpoint"], "cp", "s3://data/many/*"]
+        target = bench.place.folder("s5cmd")
+        keys = {"AWS_ACCESS_KEY_ID": options["access_key_id"], "AWS_REGION": "us-east-1"}
+        keys["AWS_SECRET_ACCESS_KEY"] = options["secret_access_key"]
+        began_s = time.perf_counter()
+        run_tool([*lab.inside(1), program, *words, target + os.sep], timeout_s=1200, env=keys)
+        bench.results.add("8 load", "s5cmd", total / (time.perf_counter() - began_s) / 1e6, unit="MB/s")
+
+
+def part(files: Files, parts: int) -> dict[int, Files]:
+    """Dealt to nodes 1, 2, …"""
+    names = list(files)
+    return {n + 1: {name: files[name] for name in names[n::parts]} for n in range(parts)}

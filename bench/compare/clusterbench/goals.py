@@ -1,0 +1,48 @@
+"""What issue 3 wants of a cluster, against what was measured."""
+
+from __future__ import annotations
+
+from nodebench.report import Goal, divide, number
+from nodebench.results import Results
+
+from .cases import OURS
+
+
+def goals(r: Results) -> list[Goal]:
+    one = r.median("3 remote read, 1 nodes", OURS)
+    found = [
+        Goal("1 origin bytes of data set", 1.01, False, r.median("1 origin bytes of data set", OURS)),
+        Goal(
+            "2 origin requests for one object", 1, False, r.median("2 origin requests for one object", OURS)
+        ),
+    ]
+    for nodes in (2, 4, 8):
+        bandwidth = divide(r.median(f"3 remote read, {nodes} nodes", OURS), one)
+        linear = bandwidth / nodes if bandwidth is not None else None
+        found.append(Goal(f"3 remote read, {nodes} nodes: of {nodes} × one", 0.97, True, linear))
+    small = r.ratio("5 small files, remote", OURS, "one at a time")
+    origin = r.median("6 join: origin bytes of moved", OURS)
+    found += [
+        Goal(
+            "4 one node's remote read: of sendfile",
+            0.95,
+            True,
+            divide(one, r.median("4 one link", "sendfile")),
+        ),
+        Goal("5 small files: of one at a time", 5, True, small),
+        Goal("6 join: origin bytes of moved", 1, False, origin, "%"),
+        Goal("6 join: p99 of before", 2, False, r.ratio("6 p99 of a read", "join", "before")),
+        Goal("7 kill -9: failed reads", 0, False, r.median("7 kill: reads failed", OURS)),
+        Goal("7 kill -9: wrong bytes", 0, False, r.median("7 kill: reads wrong", OURS)),
+        Goal("8 load: of links' limit", 0.9, True, r.median("8 load, of links' limit", OURS)),
+    ]
+    return found
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        sign = "≥" if goal.at_least else "≤"
+        measured = f"{number(goal.measured)} {goal.unit}".strip() if goal.measured is not None else "–"
+        lines.append(f"| {goal.text} | {sign} {goal.limit:g} {goal.unit} | {measured} | {goal.verdict} |")
+    return "\n".join(lines)
