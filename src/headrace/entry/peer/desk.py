@@ -44,6 +44,9 @@ class Piece(Protocol):
     def close(self) -> None: ...
 
 
+Opened = Sequence[Piece | HeadraceError]
+
+
 class Desk(Protocol):
     """Called on the node's loop. Raises HeadraceError, which the asker gets as it is."""
 
@@ -80,11 +83,12 @@ class DeskCalls:
             return gone
 
     def open_many(
-        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
-    ) -> Future[Sequence[Piece | HeadraceError]]:
-        """What was opened for an asker who left meanwhile is closed."""
+        self, wanted: list[Wanted], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
+    ) -> Future[Opened]:
+        """keep: told on the loop of what was opened, so that it can be closed although the asker left meanwhile and the
+        future was cancelled."""
         work = self.desk.open_many(wanted, cached_only=cached_only, epoch=epoch)
-        return self.call(self._whole(work), "opening files for a peer", OPEN_LIMIT_S)
+        return self.call(self._whole(work, keep), "opening files for a peer", OPEN_LIMIT_S)
 
     def soon(self, call: Callable[[], None]) -> None:
         """On the loop, after what was asked and cancelled before; here and now when the loop is gone."""
@@ -93,15 +97,15 @@ class DeskCalls:
         except RuntimeError:
             call()
 
-    async def _whole(
-        self, work: Coroutine[Any, Any, Sequence[Piece | HeadraceError]]
-    ) -> Sequence[Piece | HeadraceError]:
+    async def _whole(self, work: Coroutine[Any, Any, Opened], keep: Callable[[Opened], None]) -> Opened:
         task = asyncio.ensure_future(work)
         try:
-            return await asyncio.shield(task)
+            opened = await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_close_opened)
+            task.add_done_callback(_close_result)
             raise
+        keep(opened)
+        return opened
 
     async def _limited(self, work: Coroutine[Any, Any, Result], what: str, limit_s: float) -> Result:
         limit = asyncio.timeout(limit_s)
@@ -117,8 +121,12 @@ class DeskCalls:
             raise HeadraceError(what, why=repr(error), hint="see the node's log") from error
 
 
-def _close_opened(task: asyncio.Task[Sequence[Piece | HeadraceError]]) -> None:
+def close_opened(opened: Opened) -> None:
+    for piece in opened:
+        if not isinstance(piece, HeadraceError):
+            piece.close()
+
+
+def _close_result(task: asyncio.Task[Opened]) -> None:
     with contextlib.suppress(asyncio.CancelledError, HeadraceError):
-        for piece in task.result():
-            if not isinstance(piece, HeadraceError):
-                piece.close()
+        close_opened(task.result())

@@ -11,7 +11,6 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import xxhash
@@ -19,7 +18,7 @@ import xxhash
 from headrace.base.errors import CorruptBlockError, HeadraceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.entry.peer.channel import Channel, HungUpError, Steps
-from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls, Piece
+from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls, Opened, Piece, close_opened
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import failure_of
 from headrace.wire.peer_messages import Block, Fetch, FileEnd, Wanted
@@ -105,28 +104,27 @@ class Transfer:
         self._calls = calls
         self._request = request
         self._arrivals = Arrivals()
+        self._opened: list[Piece | HeadraceError] = []
 
     def run(self) -> Steps[None]:
         """Up to Done. HungUpError, OSError: the connection is of no more use."""
         request = self._request
-        opening = self._calls.open_many(request.files, cached_only=request.cached_only, epoch=request.epoch)
-        yield opening
-        if opening.cancelled():
-            raise HungUpError("the peer left")
-        failed = opening.exception()
-        if isinstance(failed, HeadraceError):
-            self._channel.put(failure_of(failed))
-            return (yield from self._channel.flush())
-        pieces = opening.result()
+        opening = self._calls.open_many(
+            request.files, cached_only=request.cached_only, epoch=request.epoch, keep=self._opened.extend
+        )
         try:
-            yield from self._send_all(pieces)
+            yield opening
+            if opening.cancelled():
+                raise HungUpError("the peer left")
+            yield from self._send_all(opening.result())
         finally:
+            opening.cancel()
             self._arrivals.cancel()
-            self._calls.soon(lambda: _close(pieces))  # not while one of them still waits
+            self._calls.soon(lambda: close_opened(self._opened))  # not while one of them still waits
         self._channel.put(Done())
         yield from self._channel.flush()
 
-    def _send_all(self, pieces: Sequence[Piece | HeadraceError]) -> Steps[None]:
+    def _send_all(self, pieces: Opened) -> Steps[None]:
         together = len(pieces) > 1  # one file after the other on the wire: begun only when all of it is there
         for index, piece in enumerate(pieces):
             if isinstance(piece, HeadraceError):
@@ -203,9 +201,3 @@ def _read_block(file: int, start: int, end: int, *, checksum: int) -> bytes:
     if xxhash.xxh3_64_intdigest(body) != checksum:
         raise CorruptBlockError("file for a peer", why=f"block at {start} does not match its checksum")
     return body
-
-
-def _close(pieces: Sequence[Piece | HeadraceError]) -> None:
-    for piece in pieces:
-        if not isinstance(piece, HeadraceError):
-            piece.close()
