@@ -20,11 +20,12 @@ It costs a few rounds of answers."""
 
 class Window:
     """The limit itself. It doubles with every round of answers until the first sign of queueing, as TCP does; from
-    there it goes up by one a round and down by one a round, and is halved by an overloaded origin."""
+    there it goes up by one a round and down by one a round, and is halved by an overloaded origin. start: where it
+    begins; one that is told of nothing stays there."""
 
-    def __init__(self, *, maximum: int) -> None:
+    def __init__(self, *, maximum: int, start: int = START) -> None:
         self.maximum = maximum
-        self.limit = float(min(START, maximum))
+        self.limit = float(min(start, maximum))
         self._best_s: dict[
             int, float
         ] = {}  # by the size's power of two: small reads don't compare with large

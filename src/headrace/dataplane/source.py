@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
 from headrace.base.model import Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 HEDGE_FACTOR = 2.0
 HEDGE_S = 0.05
 """Where nothing is known of how long others take; a guess."""
+IN_VAIN_MAX = 64
+"""A node that had nothing of what it owned before, so often in a row, is not asked again until members change."""
+VIEWS_MAX = 2
+VIEW_WAIT_S = 1.0
+VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
 
@@ -119,6 +124,7 @@ class ClusterSources(Sources):
         self.bytes_from_peers = self.reads_from_peers = self.reads_failed = self.reads_hedged = 0
         self._ring = view().ring
         self._changed_s = float("-inf")
+        self._in_vain: dict[str, int] = {}
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
@@ -130,8 +136,26 @@ class ClusterSources(Sources):
         view = self.view()
         if view.ring is not self._ring:
             self._ring, self._changed_s = view.ring, time.monotonic()
+            self._in_vain.clear()
         moving = time.monotonic() - self._changed_s < MOVING_S
         return route(view, self.me, path, start, replicas=self.replicas, for_peer=for_peer, moving=moving)
+
+    def worth_asking(self, hop: Hop) -> bool:
+        """Not one that is down, nor one that was asked in vain again and again for what it may have had before."""
+        if hop.cached_only and self._in_vain.get(hop.node.id, 0) >= IN_VAIN_MAX:
+            return False
+        return self.peers.usable(hop.node)
+
+    def answered(self, hop: Hop, *, in_vain: bool) -> None:
+        if hop.cached_only:
+            self._in_vain[hop.node.id] = self._in_vain.get(hop.node.id, 0) + 1 if in_vain else 0
+
+    async def other_view(self, before: ClusterView) -> bool:
+        """Waits a little for a newer view, where a peer has another one than this node; whether it came."""
+        end_s = time.monotonic() + VIEW_WAIT_S
+        while self.view() is before and time.monotonic() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(VIEW_LOOK_S)
+        return self.view() is not before
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -154,22 +178,30 @@ class PeersFirst:
 
     @asynccontextmanager
     async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
-        peers = self.sources.peers
-        way = self.sources.route(self.path, start, for_peer=for_peer)
-        hops = [hop for hop in way.hops if peers.usable(hop.node)]
-        for number, hop in enumerate(hops):
-            async with self.sources.peer_gate.enter(end - start, background=background):
-                if peers.is_slow(hop.node) and not background:
-                    body = await self._ask_hedged(hop, hops[number + 1 :], start, end)
-                else:
-                    body = await self._ask(hop, start, end)
-                if body is not None:
-                    yield body
-                    return
+        sources = self.sources
+        for _ in range(VIEWS_MAX):
+            view = sources.view()
+            hops = sources.route(self.path, start, for_peer=for_peer).hops
+            hops = tuple(hop for hop in hops if sources.worth_asking(hop))
+            refused = False
+            for number, hop in enumerate(hops):
+                async with sources.peer_gate.enter(end - start, background=background):
+                    if sources.peers.is_slow(hop.node) and not background:
+                        found = await self._ask_hedged(hop, hops[number + 1 :], start, end)
+                    else:
+                        found = await self._ask(hop, start, end)
+                    if not isinstance(found, HeadraceError):
+                        yield found
+                        return
+                    refused = refused or (isinstance(found, NotOwnerError) and not hop.cached_only)
+            if not refused or not await sources.other_view(view):
+                break
         async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
             yield body
 
-    async def _ask_hedged(self, hop: Hop, rest: list[Hop], start: int, end: int) -> Body | None:
+    async def _ask_hedged(
+        self, hop: Hop, rest: tuple[Hop, ...], start: int, end: int
+    ) -> Body | HeadraceError:
         """A slow peer has as long as others usually take; then the next one, or the origin, is asked as well, and the
         first answer counts."""
         usual_s = self.sources.peers.usual_s(end - start)
@@ -184,19 +216,24 @@ class PeersFirst:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
-                    if one.exception() is None and one.result() is not None:
-                        return one.result()
-            return None
+                    found = one.result()
+                    if not isinstance(found, HeadraceError):
+                        return found
+            return found
         finally:
             for one in asked:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _ask_origin(self, start: int, end: int) -> Body:
-        async with self.origin.read(start, end, background=False, for_peer=False) as body:
-            return body
+    async def _ask_origin(self, start: int, end: int) -> Body | HeadraceError:
+        try:
+            async with self.origin.read(start, end, background=False, for_peer=False) as body:
+                return body
+        except HeadraceError as error:
+            return error
 
-    async def _ask(self, hop: Hop, start: int, end: int) -> Body | None:
+    async def _ask(self, hop: Hop, start: int, end: int) -> Body | HeadraceError:
+        """The bytes, or why they did not come."""
         sources, version = self.sources, self.version
         wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         epoch, deadline = sources.view().epoch, Deadline.after(sources.peer_timeout_s)
@@ -212,7 +249,9 @@ class PeersFirst:
                 sources.reads_failed += 1
                 level = logging.INFO if isinstance(error, VersionChangedError) else logging.WARNING
                 log.log(level, "peer did not give what it owns node=%s error=%s", hop.node.id, error)
-            return None
+            sources.answered(hop, in_vain=True)
+            return error
+        sources.answered(hop, in_vain=False)
         sources.reads_from_peers += 1
         sources.bytes_from_peers += end - start
         return body

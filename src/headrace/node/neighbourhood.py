@@ -30,7 +30,8 @@ from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 log = logging.getLogger(__name__)
 
 PORT = 7412
-PEER_READS_MAX = 64
+PEER_READS_MAX = 256
+"""At once, from all peers. Their own doors and the network are what limits; more than bytes allow is never asked."""
 PING_LIMIT_S = 2.0
 FORGET_LIMIT_S = 10.0
 LISTING_LIMIT_FACTOR = 10
@@ -73,7 +74,9 @@ class Neighbourhood:
             timeout_s=config.origin_timeout_s,
             me=self.info.id,
             peers=self.peers,
-            peer_gate=Gate(Window(maximum=PEER_READS_MAX), bytes_max=config.fill_bytes_max),
+            peer_gate=Gate(
+                Window(maximum=PEER_READS_MAX, start=PEER_READS_MAX), bytes_max=config.fill_bytes_max
+            ),
             view=self.view,
             replicas=config.replicas,
             small_bytes_max=config.small_file_bytes_max,

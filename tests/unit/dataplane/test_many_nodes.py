@@ -379,9 +379,9 @@ def test_what_a_dead_node_held_is_copied_from_its_replicas(tmp_path: Path) -> No
         for name, body in world.bodies.items():
             for owner in world.view.owners(b"/" + name.encode(), replicas=2):
                 node = world.nodes[owner.id]
-                id = (await node.entry(name)).id
-                assert node.store.index.cached(id) is not None, (name, owner.id)
-                assert node.content(id) == body
+                file = (await node.entry(name)).id
+                assert node.store.index.cached(file) is not None, (name, owner.id)
+                assert node.content(file) == body
         assert world.origin.bytes_read == before
 
     asyncio.run(World(tmp_path, replicas=2).run(test))
