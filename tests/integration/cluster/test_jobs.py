@@ -42,6 +42,7 @@ def test_the_node_that_took_the_job_is_killed(make_town: MakeTown) -> None:
     town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
     os.kill(town.hosts[0].pid_of("node"), signal.SIGKILL)
     left = town.hosts[1:]
+    assert left[0].json("job", "show", taken["id"])["state"] == "running"
     town.wait_for(lambda: left[0].json("job", "show", taken["id"])["state"] != "running", 60)
     row = left[1].json("job", "show", taken["id"])
     assert (row["state"], row["files_done"], row["files_total"], row["failed_files"]) == (
