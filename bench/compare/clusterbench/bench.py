@@ -57,6 +57,7 @@ class Bench:
         """Over an empty bucket; rate 0: not shaped."""
         folder = self.place.folder("lab")
         with Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}")) as one:
+            self.place.undo.callback(one.down)  # a second time, should a signal end the first
             plan = LabPlan(nodes=nodes, rate_bits_s=rate_mbit * 10**6, sample=False, settings=settings)
             one.up(plan)
             if one.record.why_loopback:
@@ -75,14 +76,22 @@ class Bench:
             return len(data), zlib.crc32(data)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
-            return dict(zip(names, pool.map(put_one, names), strict=True))
+            made = dict(zip(names, pool.map(put_one, names), strict=True))
+        for number in lab.record.nodes:  # they looked at the bucket before: what they know of it is empty
+            self.ask(lab, number, "sync", "/", timeout_s=120)
+        return made
 
     def load(self, lab: Lab, path: str, *, timeout_s: float = 600) -> float:
         """Seconds of `headrace load`, started at node 1."""
-        words = ["load", path, "--cache", os.path.join(lab.folder(1), "cache"), "--json"]
         began_s = time.perf_counter()
-        run([*services.python_words(), *words], timeout_s=timeout_s, env=lab.environment(1))
+        self.ask(lab, 1, "load", path, timeout_s=timeout_s)
         return time.perf_counter() - began_s
+
+    def ask(self, lab: Lab, number: int, *words: str, timeout_s: float) -> None:
+        """A command of headrace's to one node, to its end."""
+        cache = os.path.join(lab.folder(number), "cache")
+        command = [*services.python_words(), *words, "--cache", cache, "--json"]
+        run(command, timeout_s=timeout_s, env=lab.environment(number))
 
     def counts(self, lab: Lab, nodes: Sequence[int]) -> dict[str, float]:
         """Of the nodes together."""
