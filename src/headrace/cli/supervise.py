@@ -103,7 +103,7 @@ class Supervisor:
             self._await(self._node)
 
     def _suspect_index(self) -> None:
-        from headrace.node.node import mark_index_corrupt
+        from headrace.node.cache import mark_index_corrupt
 
         assert self._config is not None
         assert self._node is not None

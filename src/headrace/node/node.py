@@ -24,11 +24,17 @@ from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable, normal_path
 from headrace.namespace.tree import Namespace
+from headrace.node.cache import (
+    close_after_failure,
+    index_folder,
+    mark_index_corrupt,
+    open_store,
+    put_aside,
+)
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.store.store import Store
-from headrace.store.volume import Volume
 from headrace.wire.messages import (
     Answer,
     Completed,
@@ -136,12 +142,12 @@ class Node:
         try:
             return await cls._started(config, again=again)
         except CorruptIndexError as error:  # seen only now that it is used
-            _put_aside(config, error)
+            put_aside(config, error)
             return await cls._started(config, again=again)
 
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
-        store = _open_store(config)
+        store = open_store(config)
         hood: Neighbourhood | None = None
         node: Node | None = None
         try:
@@ -157,7 +163,7 @@ class Node:
                 await node.together.stop()
             elif hood is not None:
                 await hood.stop()
-            _close_after_failure(store)
+            close_after_failure(store)
             raise
         node._upkeep = asyncio.ensure_future(node._keep_up())
         return node
@@ -412,11 +418,6 @@ def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:
     return Neighbourhood(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.volumes))
 
 
-def index_folder(config: Config) -> str:
-    """The index lives on the first volume."""
-    return os.path.join(config.cache[0].folder, "index")
-
-
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
     """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
     logging.basicConfig(
@@ -443,55 +444,3 @@ async def _run(config: Config, ready_fd: int | None, *, again: bool) -> int:
     except CorruptIndexError as error:
         node._give_up_index(error)
     return 1 if node.failed else 0
-
-
-def _open_store(config: Config) -> Store:
-    volumes = [
-        Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
-        for number, volume in enumerate(config.cache)
-    ]
-    if os.path.exists(_corrupt_mark(config)):
-        _put_aside(config, CorruptIndexError("the last node met a damaged page"))
-    try:
-        return _store_at(config, volumes)
-    except CorruptIndexError as error:
-        _put_aside(config, error)
-        return _store_at(config, volumes)
-
-
-def _put_aside(config: Config, error: CorruptIndexError) -> None:
-    aside = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
-    log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
-    os.rename(index_folder(config), aside)
-
-
-def _corrupt_mark(config: Config) -> str:
-    return os.path.join(index_folder(config), "corrupt")
-
-
-def mark_index_corrupt(config: Config) -> None:
-    """The next start puts the index aside, also when it does not come upon the damage."""
-    try:
-        with open(_corrupt_mark(config), "wb"):
-            pass
-    except OSError as error:
-        log.error("index can't be marked as corrupt error=%s", error)
-
-
-def _close_after_failure(store: Store) -> None:
-    """The failure is what is told, not that a damaged index can't be closed in order either."""
-    try:
-        store.close()
-    except HeadraceError as error:
-        log.warning("store not closed in order error=%s", error)
-
-
-def _store_at(config: Config, volumes: list[Volume]) -> Store:
-    return Store.open(
-        index_folder(config),
-        volumes,
-        policy=config.eviction_policy,
-        high=config.watermark_high,
-        low=config.watermark_low,
-        borrowed_share=config.borrowed_share,
-    )

@@ -1,0 +1,71 @@
+"""Opening the cache of a node, and what is done with an index that is damaged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from headrace.base.errors import CorruptIndexError, HeadraceError
+from headrace.config.schema import Config
+from headrace.store.store import Store
+from headrace.store.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+def index_folder(config: Config) -> str:
+    """The index lives on the first volume."""
+    return os.path.join(config.cache[0].folder, "index")
+
+
+def open_store(config: Config) -> Store:
+    volumes = [
+        Volume(number, volume.folder, volume.capacity_bytes, volume.tier)
+        for number, volume in enumerate(config.cache)
+    ]
+    if os.path.exists(_corrupt_mark(config)):
+        put_aside(config, CorruptIndexError("the last node met a damaged page"))
+    try:
+        return _store_at(config, volumes)
+    except CorruptIndexError as error:
+        put_aside(config, error)
+        return _store_at(config, volumes)
+
+
+def put_aside(config: Config, error: CorruptIndexError) -> None:
+    aside = f"{index_folder(config)}.corrupt-{time.time_ns() // 1_000_000}"
+    log.warning("index is corrupt, put aside and made anew error=%s aside=%s", error, aside)
+    os.rename(index_folder(config), aside)
+
+
+def _corrupt_mark(config: Config) -> str:
+    return os.path.join(index_folder(config), "corrupt")
+
+
+def mark_index_corrupt(config: Config) -> None:
+    """The next start puts the index aside, also when it does not come upon the damage."""
+    try:
+        with open(_corrupt_mark(config), "wb"):
+            pass
+    except OSError as error:
+        log.error("index can't be marked as corrupt error=%s", error)
+
+
+def close_after_failure(store: Store) -> None:
+    """The failure is what is told, not that a damaged index can't be closed in order either."""
+    try:
+        store.close()
+    except HeadraceError as error:
+        log.warning("store not closed in order error=%s", error)
+
+
+def _store_at(config: Config, volumes: list[Volume]) -> Store:
+    return Store.open(
+        index_folder(config),
+        volumes,
+        policy=config.eviction_policy,
+        high=config.watermark_high,
+        low=config.watermark_low,
+        borrowed_share=config.borrowed_share,
+    )
