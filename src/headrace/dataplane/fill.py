@@ -61,11 +61,11 @@ class Fill:
     def idle(self) -> bool:
         return not self._in_flight and self._whole is None
 
-    async def ensure(self, start: int, end: int, *, for_peer: bool = False) -> None:
+    async def ensure(self, start: int, end: int, *, for_peer: bool = False, background: bool = False) -> None:
         """start..end is in the cache file on return. Raises what the source raised; EvictedError when the file
         went under us; what was wrong when the file is whole and could not be committed."""
         end = min(end, self.entry.version.size_bytes)
-        tasks = self.start(block_range(start, end), background=False, for_peer=for_peer)
+        tasks = self.start(block_range(start, end), background=background, for_peer=for_peer)
         if tasks:
             await asyncio.gather(*(asyncio.shield(task) for task in tasks))
         if self.failure is not None:

@@ -116,6 +116,10 @@ class ReadPath:
         await self._through(entry.id, Fill.ensure_all, background=True)
         return entry.version.size_bytes
 
+    async def load_part(self, entry: Entry, start: int, end: int) -> None:
+        """As load, of start..end only."""
+        await self._through(entry.id, lambda fill: fill.ensure(start, end, background=True), background=True)
+
     def forget(self, ids: list[FileId]) -> None:
         """Lets go of files that were evicted or freed."""
         for id in ids:

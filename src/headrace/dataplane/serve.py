@@ -158,7 +158,7 @@ class Desk:
         if one.size_bytes <= SEGMENT_BYTES:
             await self._reads.load(entry)
         else:
-            await self._reads.fill(entry.id, one.start, one.end, sequential=False)
+            await self._reads.load_part(entry, one.start, one.end)
         self._store.set_borrowed(entry.id, borrowed=False)
 
     async def forget(self, request: Forget) -> None:

@@ -71,7 +71,7 @@ class FileWork:
                 for at in range(start, end, PIECE_BYTES):
                     piece_end = min(end, at + PIECE_BYTES)
                     async with self._turns.take(priority):
-                        await self._reads.fill(entry.id, at, piece_end, sequential=False)
+                        await self._reads.load_part(entry, at, piece_end)
                     loaded += piece_end - at
         return loaded
 
