@@ -30,9 +30,11 @@ class EmbeddedRecords:
         await self.put(key, value, leased)
         return True
 
-    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
+    async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         if self.shared.mirror.get(key) != old:
             return False
+        if leased:
+            self._leased.add(key)
         self.shared.tell(key, new)
         return True
 

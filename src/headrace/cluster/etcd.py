@@ -108,8 +108,9 @@ class EtcdRecords:
             self._leased[key] = value
         return created
 
-    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
-        lease = await self._own_lease() if key in self._leased else None
+    async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
+        leased = leased or key in self._leased
+        lease = await self._own_lease() if leased else None
         name = self._key(key)
 
         async def ask(client: Any) -> bool:
@@ -120,7 +121,7 @@ class EtcdRecords:
             return bool(done)
 
         replaced = await self._call(ask)
-        if replaced and key in self._leased:
+        if replaced and leased:
             self._leased[key] = new
         return replaced
 
@@ -183,7 +184,7 @@ class EtcdRecords:
         while True:
             try:
                 await self._follow_once()
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
+            except (Exception, asyncio.CancelledError) as error:
                 if _being_cancelled():
                     raise
                 if self.away_since_s is None:
@@ -258,15 +259,19 @@ class EtcdRecords:
         log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
         self.leases_lost += 1
         self._lease = None
-        for key, value in list_of(self._leased):
-            await self.put(key, value, leased=True)
+        await self._claim_again()
 
     async def _write_leased_again(self) -> None:
         """What is not there although it should be: etcd lost its data, or the lease ended while it was away."""
         if any(self._followers.mirror.get(key) is None for key in self._leased):
             self._lease = None
-            for key, value in list_of(self._leased):
-                await self.put(key, value, leased=True)
+            await self._claim_again()
+
+    async def _claim_again(self) -> None:
+        """Never over a record that another node wrote meanwhile: this one is told of it, and must not fight."""
+        for key, value in list_of(self._leased):
+            if not await self.create(key, value, leased=True):
+                await self.replace(key, value, value, leased=True)
 
 
 def _being_cancelled() -> bool:

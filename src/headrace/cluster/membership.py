@@ -3,7 +3,8 @@
 Record `nodes/<id>`: NodeInfo as JSON, leased. A node that is killed is out when its lease has ended. While etcd is away
 the last view stays, and nobody stops reading.
 
-Epoch: grows by one with every change of the nodes that this node heard of; all that matters is that it grows here.
+Epoch: grows by one with every change of the nodes that this node heard of. It counts here only: nodes with the same
+members may have different epochs, and nobody may compare those of two nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 PREFIX = "nodes/"
 SETTLE_S = 0.05
 """Changes that come together make one view."""
+RETURN_S = 10.0
+"""When etcd lost this node's record, it lost others' too: they have so long to come back before they count as gone."""
 
 
 class Membership:
@@ -44,6 +47,8 @@ class Membership:
         self._on_view = on_view
         self._is_alive = is_alive
         self._nodes: dict[str, NodeInfo] = {}
+        self._gone: dict[str, tuple[NodeInfo, float]] = {}
+        self._forgotten_s = float("-inf")
         self._changed = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
         self._evicted_by = ""
@@ -95,14 +100,16 @@ class Membership:
         while not await self._records.create(self._key, mine, leased=True):
             raw = await self._records.get(self._key)
             other = None if raw is None else _unpacked(raw)
-            if other is not None and await self._is_alive(other):
+            mine_already = other is not None and other.instance == self._info.instance
+            if other is not None and not mine_already and await self._is_alive(other):
                 raise NodeIdTakenError(
                     f"node id {self._info.id!r}",
                     why=f"the node at {other.address} has it, and is alive",
                     hint="set another node_id",
                 )
-            if raw is not None:  # of a run that was killed
-                await self._records.delete(self._key)
+            # Of a run that was killed. Another one that starts may have been faster: look again.
+            if raw is not None and await self._records.replace(self._key, raw, mine, leased=True):
+                return
 
     def _heard(self, key: str, value: bytes | None) -> None:
         id = key.removeprefix(PREFIX)
@@ -110,12 +117,26 @@ class Membership:
         if id == self._info.id:
             if info is not None and info.instance != self._info.instance:
                 self._replaced(info)
+            elif value is None:
+                self._forgotten_s = time.monotonic()
+                asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
             return
-        if info is None:
-            self._nodes.pop(id, None)
-        else:
+        before = self._nodes.pop(id, None)
+        if info is not None:
             self._nodes[id] = info
+            self._gone.pop(id, None)
+        elif before is not None:
+            self._gone[id] = (before, time.monotonic())
         self._changed.set()
+
+    def _may_return(self) -> dict[str, NodeInfo]:
+        """Nodes that went when this one's own record did, or since, and a short time ago."""
+        now_s = time.monotonic()
+        if now_s > self._forgotten_s + RETURN_S:
+            self._gone.clear()
+        return {
+            id: info for id, (info, at_s) in self._gone.items() if at_s > self._forgotten_s - 2 * SETTLE_S
+        }
 
     def _replaced(self, other: NodeInfo) -> None:
         """Two nodes of one id: this one goes on reading and gives the place up; it must not fight."""
@@ -132,7 +153,7 @@ class Membership:
 
     async def _make_view(self) -> None:
         """The ring is built in a thread: it takes some ms a node."""
-        before, nodes = self.view, {**self._nodes, self._info.id: self._info}
+        before, nodes = self.view, {**self._may_return(), **self._nodes, self._info.id: self._info}
         if before is not None and dict(before.nodes) == nodes:
             return
         self.view = await asyncio.get_running_loop().run_in_executor(

@@ -24,8 +24,8 @@ class Records(Protocol):
         """False, and nothing is written, where the record exists."""
         ...
 
-    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
-        """False, and nothing is written, where it is not `old` any more."""
+    async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
+        """False, and nothing is written, where it is not `old` any more. leased: it is this node's from now on."""
         ...
 
     async def delete(self, key: str) -> None:

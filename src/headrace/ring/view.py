@@ -35,8 +35,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """epoch: grows with every change of the members, in the whole cluster alike. former: rings before this one, the
-    newest first."""
+    """epoch: grows with every change of the members, on this node; those of two nodes are not to be compared. former:
+    rings before this one, the newest first."""
 
     epoch: int
     nodes: Mapping[str, NodeInfo]

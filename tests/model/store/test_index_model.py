@@ -22,6 +22,7 @@ class IndexMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = tempfile.mkdtemp()
         self.index = Index.open(self.folder, writable=True)
+        self.index.checkpoint()  # of a new one, by who recovers
         self.tree: dict[FileId, dict[bytes, Node]] = {ROOT_ID: {}}
         self.used: set[FileId] = {ROOT_ID}
 
