@@ -15,7 +15,7 @@ NODE_TOWER = ("entry", "jobs", "dataplane", "namespace", "origin", "store", "nod
 ALLOWED = {
     "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
     "fuse": (),
-    "cli": ("node.node",),  # `node run`, and the mark that an index is corrupt
+    "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),
 }
 OUTSIDE = re.compile("|".join(("/wo" + "rk/", "/ro" + "ot/", "/opt/py" + "pi")))

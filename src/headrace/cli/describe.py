@@ -22,9 +22,9 @@ A failure is one line on stderr and an exit status ([errors.md](errors.md)); `HE
 mount PATH is below; else the one that has PATH in its origin (`s3://bucket/prefix/folder`, or a folder's path); else
 the only one. Where that says nothing, it is an error, and its line names the nodes.
 
-**JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab`,
-`job list`, `mount list` and `config` a list of them, `ls` one a line. `stat` of a directory has no `cached`, `version` and
-`origin`; `mtime` is null where an origin knows none. `up` and `fuse` print theirs when the mount is ready, and go on.
+**JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab` (but not
+`lab down`), `job list`, `mount list` and `config` a list of them, `ls` one a line. `stat` of a directory has no
+`cached`, `version` and `origin`; `mtime` is null where an origin knows none. `up` and `fuse` print theirs when the mount is ready, and go on.
 """
 
 _ERRORS_HEAD = """# Errors and exit statuses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from types import FrameType
@@ -12,6 +11,7 @@ import typer
 
 from headrace.cli import options
 from headrace.cli.render import print_json, print_rows, say, warn
+from headrace.cli.state import lab_file
 from headrace.lab.lab import Lab, LabPlan
 
 Number = Annotated[int, typer.Argument(metavar="N", help="The node's number, from 1.")]
@@ -147,7 +147,7 @@ def down(json: options.Json = False) -> None:
     """End the lab: processes, mounts, namespaces. Nothing happens where there is none."""
     Lab(_state_path()).down()
     if json:
-        print_json([])
+        print_json({"down": True})
 
 
 def _lab() -> Lab:
@@ -157,7 +157,7 @@ def _lab() -> Lab:
 def _state_path() -> str:
     from headrace.config.load import load
 
-    return os.path.join(load().config.run_folder, "lab", "lab.json")
+    return lab_file(load().config.run_folder)
 
 
 def _show(lab: Lab, *, as_json: bool) -> None:

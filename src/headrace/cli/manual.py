@@ -102,6 +102,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "node run": ("ready", "socket", "pid"),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
+    "lab down": ("down",),
     **{
         f"lab {verb}": _LAB
         for verb in ("up", "status", "kill", "stop", "cont", "cut", "heal", "start", "add")

@@ -72,6 +72,28 @@ def remove_replaced(folder: str, state: State) -> None:
             remove_state(folder, one.pid)
 
 
+def lab_file(folder: str) -> str:
+    """Where the lab that was started with this run folder has its state."""
+    return os.path.join(folder, "lab", "lab.json")
+
+
+def lab_states(folder: str) -> list[State]:
+    """Of the nodes of a lab, each of which has a run folder of its own."""
+    if not os.path.exists(lab_file(folder)):
+        return []
+    from headrace.lab import state as lab
+
+    found = lab.read(lab_file(folder))
+    numbers = found.nodes if found is not None else []
+    return [
+        one
+        for number in numbers
+        if found is not None
+        for one in read_states(os.path.join(found.folder, f"node-{number}"))
+        if one.alive() or answers(one.socket)
+    ]
+
+
 def read_states(folder: str) -> list[State]:
     """All there are, those of dead processes too."""
     found = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, NodeUnavailableError, UsageError
-from headrace.cli.state import State, answers, read_states
+from headrace.cli.state import State, answers, lab_states, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
 
@@ -28,7 +28,7 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
     PATH is in, else the only one. NodeUnavailableError when there is none, UsageError when there are several."""
     run_folder = load().config.run_folder
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
-    below = _below_mountpoint(path, states)
+    below = _below_mountpoint(path, [*states, *lab_states(run_folder)])
     chosen = socket
     if chosen is None and cache is not None:
         chosen = socket_path_of(run_folder, cache.split(":", 1)[0])
