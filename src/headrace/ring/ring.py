@@ -48,6 +48,13 @@ class Ring:
             raise ValueError(f"{len(self.members)} members, {MEMBERS_MAX} at most")
         self._zones = len({member.zone for member in self.members})
         self._points = _points_of(self.members)
+        self._points_by_zone = self._split() if self._zones > 1 else {}
+
+    def _split(self) -> dict[str, array[int]]:
+        found: dict[str, array[int]] = {member.zone: array("Q") for member in self.members}
+        for point in self._points:
+            found[self.members[point & _INDEX_BITS].zone].append(point)
+        return found
 
     def owners(self, key: int, count: int = 1) -> tuple[Member, ...]:
         """The first is the primary, then its replicas: distinct members, of distinct zones as long as there are any.
@@ -60,30 +67,25 @@ class Ring:
         first = self.members[points[at] & _INDEX_BITS]
         if count == 1:
             return (first,)
-        return self._walk(at, count)
+        return self._walk(key, at, count)
 
-    def _walk(self, at: int, count: int) -> tuple[Member, ...]:
-        points, members = self._points, self.members
+    def _walk(self, key: int, at: int, count: int) -> tuple[Member, ...]:
         chosen: dict[int, Member] = {}
-        zones: set[str] = set()
-        passed: dict[int, Member] = {}  # of a zone that has one: only when zones run out
-        for step in range(len(points)):
-            index = points[(at + step) % len(points)] & _INDEX_BITS
-            if index in chosen or index in passed:
-                continue
-            member = members[index]
-            if member.zone in zones and len(zones) < self._zones:
-                passed[index] = member
-                continue
-            chosen[index] = member
-            zones.add(member.zone)
-            if len(chosen) == count:
-                break
-            if len(zones) == self._zones:
-                break
-        else:
-            return tuple(chosen.values())
+        if self._zones > 1:
+            for index in self._nearest_of_zones(key):
+                chosen[index] = self.members[index]
+                if len(chosen) == count:
+                    return tuple(chosen.values())
         return self._fill_up(at, count, chosen)
+
+    def _nearest_of_zones(self, key: int) -> list[int]:
+        """Of each zone the member whose point comes next, the nearest first: what a walk from the key would meet, but a
+        walk may be long where a zone has few points."""
+        found: list[tuple[int, int]] = []
+        for points in self._points_by_zone.values():
+            at = bisect_right(points, key | _INDEX_BITS) % len(points)
+            found.append(((points[at] - key) & _PLACES, points[at] & _INDEX_BITS))
+        return [index for _, index in sorted(found)]
 
     def _fill_up(self, at: int, count: int, chosen: dict[int, Member]) -> tuple[Member, ...]:
         """Each zone has one: the rest is the next distinct members."""
