@@ -52,7 +52,9 @@ class EtcdRecords:
         self.leases_lost = 0
 
     async def start(self) -> None:
-        """All records are known on return. ClusterUnavailableError."""
+        """All records are known on return; nothing happens where it was started. ClusterUnavailableError."""
+        if self._tasks:
+            return
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
         try:
             await asyncio.wait_for(self._first.wait(), CALL_S * (len(self._endpoints) + 1))

@@ -45,8 +45,10 @@ class Town:
         self.wait_members(count)
 
     def up(self, host: Host, *words: object) -> Up:
-        one = host.up(*words, cache=f"{host.cache}:256MiB") if words else host.up(
-            self.truth, host.mount, cache=f"{host.cache}:256MiB"
+        one = (
+            host.up(*words, cache=f"{host.cache}:256MiB")
+            if words
+            else host.up(self.truth, host.mount, cache=f"{host.cache}:256MiB")
         )
         self.ups.append(one)
         return one

@@ -1,0 +1,199 @@
+"""One suite for both kinds of records; what only etcd can do to them, after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import uvloop
+
+from headrace.base.errors import ClusterUnavailableError, NodeIdTakenError
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.membership import Membership
+from headrace.cluster.records import Followers
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.testing.etcd import EtcdServer
+
+KINDS = ["embedded", "etcd"]
+AnyRecords = EmbeddedRecords | EtcdRecords
+Make = Callable[[], Awaitable[AnyRecords]]
+
+
+@contextlib.asynccontextmanager
+async def maker(kind: str, etcd: EtcdServer, prefix: str) -> AsyncIterator[Make]:
+    """Makes records of one cluster, each as another node has them."""
+    shared, made = Followers(), []
+
+    async def make() -> AnyRecords:
+        one: AnyRecords
+        if kind == "embedded":
+            one = EmbeddedRecords(shared)
+        else:
+            one = EtcdRecords([etcd.address], prefix=f"/test/{prefix}/", lease_s=2)
+            await one.start()
+        made.append(one)
+        return one
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            await one.close()
+
+
+def run(work: Awaitable[None]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(work, 40)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(limited())
+
+
+async def until(condition: Callable[[], object], limit_s: float = 10) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - others change it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records(kind: str, etcd: EtcdServer) -> None:
+    async def work() -> None:
+        async with maker(kind, etcd, "records") as make:
+            one, other = await make(), await make()
+            assert await one.get("a/x") is None
+            await one.put("a/x", b"1")
+            assert await other.get("a/x") == b"1"
+            assert not await other.create("a/x", b"2")
+            assert await other.create("a/y", b"\x00\xff")
+            assert await one.list("a/") == {"a/x": b"1", "a/y": b"\x00\xff"}
+            assert not await one.replace("a/x", b"no", b"3")
+            assert await one.replace("a/x", b"1", b"3")
+            assert not await one.replace("a/none", b"", b"3")
+            heard: list[tuple[str, bytes | None]] = []
+            await other.follow("a/", lambda key, value: heard.append((key, value)))
+            await until(lambda: dict(heard) == {"a/x": b"3", "a/y": b"\x00\xff"})
+            await one.put("b/z", b"not followed")
+            await one.delete("a/y")
+            await one.delete("a/y")
+            await one.put("a/w", b"new")
+            await until(lambda: ("a/w", b"new") in heard)
+            assert heard.index(("a/y", None)) < heard.index(("a/w", b"new"))
+            assert "b/z" not in dict(heard)
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leased_records_go_with_their_node(kind: str, etcd: EtcdServer) -> None:
+    async def work() -> None:
+        async with maker(kind, etcd, "leases") as make:
+            one, other = await make(), await make()
+            await one.put("mine", b"1", leased=True)
+            await one.put("stays", b"2")
+            gone: list[str] = []
+            await other.follow("", lambda key, value: gone.append(key) if value is None else None)
+            await one.close()
+            await until(lambda: gone == ["mine"])
+            assert await other.get("stays") == b"2"
+
+    run(work())
+
+
+def test_a_lease_that_was_revoked_is_loud_and_mended(
+    etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with maker("etcd", etcd, "revoked") as make:
+            one, other = await make(), await make()
+            assert isinstance(one, EtcdRecords)
+            await one.put("mine", b"1", leased=True)
+            seen: list[bytes | None] = []
+            await other.follow("mine", lambda _, value: seen.append(value))
+            await until(lambda: seen == [b"1"])
+            lease = one._lease
+            await one._call(lambda client: client.revoke_lease(lease))
+            await until(lambda: seen[:3] == [b"1", None, b"1"])
+
+    run(work())
+    assert any(record.levelname == "ERROR" for record in caplog.records)
+
+
+def test_calls_end_when_etcd_is_not_there() -> None:
+    async def work() -> None:
+        records = EtcdRecords(["127.0.0.1:1"], prefix="/x/", lease_s=2)
+        with pytest.raises(ClusterUnavailableError):
+            await records.get("a")
+        with pytest.raises(ClusterUnavailableError):
+            await records.start()
+        await records.close()
+
+    run(work())
+
+
+class Node:
+    """A membership whose life the test decides on."""
+
+    def __init__(self, records: AnyRecords, id: str, instance: str, alive: set[str]) -> None:
+        assert isinstance(records, EtcdRecords)
+        self.views: list[ClusterView] = []
+        info = NodeInfo(id, instance, f"{instance}:1", "", 1 << 30, "0", 1)
+
+        async def is_alive(other: NodeInfo) -> bool:
+            return other.instance in alive
+
+        self.membership = Membership(records, info, on_view=self.views.append, is_alive=is_alive)
+
+    def ids(self) -> set[str]:
+        view = self.membership.view
+        return set() if view is None else set(view.nodes)
+
+
+def test_all_nodes_see_the_same_members_and_owners(etcd: EtcdServer) -> None:
+    async def work() -> None:
+        async with maker("etcd", etcd, "members") as make:
+            nodes = [Node(await make(), f"n{number}", f"i{number}", set()) for number in range(5)]
+            for node in nodes:
+                await node.membership.start()
+            await until(lambda: all(len(node.ids()) == 5 for node in nodes))
+            for path in (b"/%d" % number for number in range(50)):
+                owners = {node.membership.view.owners(path)[0].id for node in nodes if node.membership.view}
+                assert len(owners) == 1
+            await nodes[4].membership.drain()
+            await until(
+                lambda: all(
+                    len(node.membership.view.ring.members) == 4 for node in nodes if node.membership.view
+                )
+            )
+            assert all(len(node.ids()) == 5 for node in nodes)
+            await nodes[4].membership.stop()
+            await until(lambda: all(len(node.ids()) == 4 for node in nodes[:4]))
+            epochs = [view.epoch for view in nodes[0].views]
+            assert epochs == sorted(set(epochs))
+
+    run(work())
+
+
+def test_one_id_has_one_node(etcd: EtcdServer) -> None:
+    async def work() -> None:
+        async with maker("etcd", etcd, "twins") as make:
+            alive = {"first"}
+            first = Node(await make(), "n", "first", alive)
+            await first.membership.start()
+            twin = Node(await make(), "n", "second", alive)
+            with pytest.raises(NodeIdTakenError, match="first:1"):
+                await twin.membership.start()
+            alive.clear()  # it hangs, say: nobody can tell that from its death
+            third = Node(await make(), "n", "third", alive)
+            await third.membership.start()
+            await until(lambda: "another node took" in str(first.membership.status()["trouble"]))
+            records = await make()
+            for _ in range(30):  # and stays: the first one does not fight for it
+                raw = await records.get("nodes/n")
+                assert raw is not None and b"third" in raw
+                await asyncio.sleep(0.05)
+            assert not third.membership.status()["trouble"]
+
+    run(work())
