@@ -191,7 +191,7 @@ class MountError(HeadraceError, OSError):
 
 
 class ClusterUnavailableError(HeadraceError, ConnectionError):
-    """The cluster's records (etcd) can't be reached. Reads go on by the last view; what needs a record waits or fails."""
+    """The cluster's records (etcd) can't be reached. Reads go on by the last view; what needs a record fails."""
 
     code = "cluster.unavailable"
     retryable = True

@@ -24,7 +24,8 @@ the only one. Where that says nothing, it is an error, and its line names the no
 
 **JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab` (but not
 `lab down`), `job list`, `mount list` and `config` a list of them, `ls` one a line. `stat` of a directory has no
-`cached`, `version` and `origin`; `mtime` is null where an origin knows none. `up` and `fuse` print theirs when the mount is ready, and go on.
+`cached`, `version` and `origin`; `mtime` is null where an origin knows none. `up` and `fuse` print theirs when the
+mount is ready, and go on.
 """
 
 _ERRORS_HEAD = """# Errors and exit statuses

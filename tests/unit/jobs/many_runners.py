@@ -122,7 +122,7 @@ class RecordsOfNode:
         self._shared.change(key, value, lease=self._node if leased else "")
         return True
 
-    async def replace(self, key: str, old: bytes, new: bytes) -> bool:
+    async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         await asyncio.sleep(0)
         self._check()
         if self._shared.values.get(key) != old:
