@@ -26,6 +26,8 @@ from nodebench.machine import NotRunError, Workplace, memory_kept
 from nodebench.report import table_of_values
 from nodebench.results import Results
 
+MEMORY = "/dev/shm"
+MEMORY_BYTES = 10 << 30
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CASES: dict[str, Callable[[Bench], None]] = {
     "once": cases.origin_once,
@@ -44,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help=f"of: {', '.join(CASES)}")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--limit", type=float, default=45 * 60, help="seconds; no case begins after them")
-    parser.add_argument("--folder", help="where the temporary folder goes; a disk's own file system")
+    parser.add_argument("--folder", help="where all files go, instead of memory")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
     parser.add_argument("--no-write", action="store_true", help="leave bench/results as it is")
     given = parser.parse_args()
@@ -60,6 +62,17 @@ def ended(number: int, _frame: FrameType | None) -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)  # the cleaning up is not to be ended again
     raise SystemExit(128 + number)
+
+
+def roomy(folder: str) -> bool:
+    """A memory file system with room for the largest case, in memory that is free."""
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return False
+    with open("/proc/meminfo") as source:
+        available = next(int(line.split()[1]) << 10 for line in source if line.startswith("MemAvailable"))
+    return min(stat.f_bavail * stat.f_frsize, available) >= MEMORY_BYTES
 
 
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
@@ -114,7 +127,12 @@ def main() -> int:
     )
     if given.scale != 1:
         results.note(f"at scale {given.scale:g}: the goals are for scale 1")
-    place = Workplace.create(given.folder)
+    folder = given.folder or (MEMORY if roomy(MEMORY) else None)
+    where = "memory (tmpfs)" if folder == MEMORY else "a folder of the disk"
+    results.note(
+        f"all files lie in {where}: a cluster's nodes have a disk each, and here all would share one"
+    )
+    place = Workplace.create(folder)
     try:
         with memory_kept() as remark:
             results.note(remark)

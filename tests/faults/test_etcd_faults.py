@@ -115,6 +115,40 @@ def test_a_node_that_was_killed_takes_its_place_again(town: Town) -> None:
         one.assert_right()
 
 
+def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(town: Town, own_etcd: EtcdServer) -> None:
+    town.start(2)
+    host, other = town.hosts
+    own_etcd.kill()
+    town.wait_for(away(town))
+    before = host.pid_of("node")
+    os.kill(before, signal.SIGKILL)
+    town.wait_for(lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode)
+    assert "not in the cluster" in trouble(town, host)
+    assert "not in the cluster" in host.ok("status")
+    assert not town.status(host)["cluster"]["membership"]["joined"]
+    assert town.members(host) == ["n0", "n1"]
+    host.assert_right()  # nothing of it was cached
+    assert town.status(host)["peers"]["reads"] > 0
+    other.assert_right()
+    for words in (("load", "/a"), ("node", "drain"), ("mount", "add", "/x", town.truth)):
+        done = host.headrace(*words)
+        assert done.returncode == 32, done
+        assert "Traceback" not in done.stderr
+    own_etcd.start()
+    town.wait_for(well(town, 2))
+    assert town.status(host)["cluster"]["membership"]["joined"]
+    town.put("a/new", 40_000)
+    town.wait_for(lambda: other.headrace("sync", other.mount).returncode == 0)  # it reaches it again
+    host.ok("load", "/a")
+    for one in town.hosts:
+        one.assert_right()
+    assert "WARNING headrace.cluster.membership not in the cluster" in log_of(host)
+
+
+def log_of(host: Host) -> str:
+    return "".join(path.read_text() for path in host.run_folder.glob("*.log"))
+
+
 def test_without_etcd_a_node_does_not_start(tmp_path: Path, own_etcd: EtcdServer) -> None:
     town = Town(tmp_path, own_etcd.address)
     try:

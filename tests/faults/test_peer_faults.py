@@ -326,6 +326,10 @@ def test_a_rotten_block_of_the_owner_does_not_get_through(run: Run, tmp_path: Pa
             part = Wanted(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
             with pytest.raises(HeadraceError, match="checksum"):
                 await pair.fetch(part)
+            with pytest.raises(PeerError, match="checksum"):
+                await pair.fetch_small(wanted)
+            told = sorted([(one.start, one.end) for one in (wanted, part, wanted)])
+            await until(lambda: sorted((one.start, one.end) for one in pair.desk.doubted) == told)
 
     run(work())
 

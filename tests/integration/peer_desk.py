@@ -24,6 +24,7 @@ from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
+    Doubt,
     Forget,
     ListShared,
     LookupShared,
@@ -113,6 +114,7 @@ class FileDesk:
         self.requests: list[int] = []
         self.forgotten: list[Forget] = []
         self.taken: list[Take] = []
+        self.doubted: list[Wanted] = []
         self.pages: list[Names] = []
         self.threads: set[str] = set()
 
@@ -161,6 +163,9 @@ class FileDesk:
 
     async def forget(self, request: Forget) -> None:
         self.forgotten.append(request)
+
+    async def doubt(self, request: Doubt) -> None:
+        self.doubted.append(request.file)
 
     async def take(self, request: Take) -> Taken:
         self.taken.append(request)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ pytestmark = [
 ]
 RATE_BITS_S = 100_000_000
 BYTES = 6 << 20
+TRIES = 6
 SEND = """
 import socket, sys
 listener = socket.create_server((sys.argv[1], 9999))
@@ -173,20 +174,25 @@ def test_a_cut_drops_what_it_says(
     lab.up(plan(tmp_path, origin, nodes=1))
     echo = listening(lab, 1, ECHO)
     try:
-        assert _rings(lab)
-        assert _tells(lab)
+        assert _soon(_rings, lab)
+        assert _soon(_tells, lab)
         heard = _heard(lab)
         lab.cut(1, one_way=one_way)
         assert lab.status()[0]["cut"] == (one_way or "both")
         assert not _rings(lab)
-        assert (_heard(lab) > heard, _tells(lab)) == (hears, tells)
+        assert (_heard(lab) > heard, _soon(_tells, lab)) == (hears, tells)
         lab.heal(1)
-        assert _rings(lab)
+        assert _soon(_rings, lab)
         assert lab.status()[0]["cut"] == ""
     finally:
         echo.kill()
         echo.wait()
         echo.stdout.close()  # type: ignore[union-attr]
+
+
+def _soon(what: Callable[[Lab], bool], lab: Lab) -> bool:
+    """A datagram may get lost, and the first ones come before their neighbours are known."""
+    return any(what(lab) for _ in range(TRIES))
 
 
 def _rings(lab: Lab) -> bool:

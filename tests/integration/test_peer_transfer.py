@@ -215,7 +215,7 @@ def test_listings_lookups_and_the_rest(run: Run, tmp_path: Path) -> None:
             assert found.rows == [one]
             gone = await peers.lookup(node, b"/data", b"none", epoch=1, deadline=soon())
             assert gone.rows == []
-            await peers.forget(node, b"/data", relist=True, deadline=soon())
+            await peers.forget(node, b"/data", relist=True, below=True, deadline=soon())
             assert [(one.path, one.relist) for one in desk.forgotten] == [(b"/data", True)]
             here = desk.add("f", 10)
             away = msgspec.structs.replace(here, path=b"/away")

@@ -15,6 +15,8 @@ NODE_TOWER = ("entry", "jobs", "dataplane", "namespace", "origin", "store", "nod
 ALLOWED = {
     "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
     "fuse": (),
+    "checkpoint": (),
+    "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),
 }

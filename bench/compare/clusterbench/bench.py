@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +57,18 @@ class Bench:
     def lab(self, nodes: int, rate_mbit: int, **settings: str) -> Iterator[Lab]:
         """Over an empty bucket; rate 0: not shaped."""
         folder = self.place.folder("lab")
-        with Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}")) as one:
-            self.place.undo.callback(one.down)  # a second time, should a signal end the first
-            plan = LabPlan(nodes=nodes, rate_bits_s=rate_mbit * 10**6, sample=False, settings=settings)
+        one = Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}"))
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            undo.enter_context(one)
+            self.place.undo.callback(undo.close)  # a second time, should a signal end the first
+            plan = LabPlan(
+                nodes=nodes,
+                rate_bits_s=rate_mbit * 10**6,
+                sample=False,
+                settings=settings,
+                folder=os.path.join(folder, "data"),
+            )
             one.up(plan)
             if one.record.why_loopback:
                 raise NotRunError(one.record.why_loopback)
@@ -67,7 +77,19 @@ class Bench:
             yield one
 
     def put(self, lab: Lab, prefix: str, count: int, size: int) -> Files:
+        """As put_unseen; the nodes find them on return."""
+        made = self.put_unseen(lab, prefix, count, size)
+        self.look_again(lab)
+        return made
+
+    def look_again(self, lab: Lab) -> None:
+        """They looked at the bucket before: what they know of it is empty."""
+        for number in lab.record.nodes:
+            self.ask(lab, number, "sync", "/", timeout_s=120)
+
+    def put_unseen(self, lab: Lab, prefix: str, count: int, size: int) -> Files:
         """Random objects; what is put is what readers are to find."""
+        self.say(f"  {count} objects of {size} bytes are put")
         client, names = services.client_of(lab.store()), [f"{prefix}/{n:06d}.bin" for n in range(count)]
 
         def put_one(name: str) -> tuple[int, int]:
@@ -76,13 +98,11 @@ class Bench:
             return len(data), zlib.crc32(data)
 
         with ThreadPoolExecutor(UPLOADS) as pool:
-            made = dict(zip(names, pool.map(put_one, names), strict=True))
-        for number in lab.record.nodes:  # they looked at the bucket before: what they know of it is empty
-            self.ask(lab, number, "sync", "/", timeout_s=120)
-        return made
+            return dict(zip(names, pool.map(put_one, names), strict=True))
 
     def load(self, lab: Lab, path: str, *, timeout_s: float = 600) -> float:
         """Seconds of `headrace load`, started at node 1."""
+        self.say(f"  load {path}")
         began_s = time.perf_counter()
         self.ask(lab, 1, "load", path, timeout_s=timeout_s)
         return time.perf_counter() - began_s
@@ -164,14 +184,32 @@ def read_all(
     return found
 
 
-def raw_bytes_s(lab: Lab, size: int) -> float:
-    """What the link from node 2 to node 1 carries by sendfile."""
-    there = [*lab.inside(2), sys.executable, raw.__file__, "serve", lab.address(2), str(size)]
-    server = subprocess.Popen(there, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def raw_seconds(bench: Bench, lab: Lab, wanted: Mapping[tuple[int, int], int]) -> float:
+    """Until all have, by sendfile, so many bytes of each other: by owner and reader. All at once."""
+    gate = os.path.join(bench.place.folder("raw"), "go")
+    servers = [
+        _spoken([*lab.inside(number), sys.executable, raw.__file__, "serve", lab.address(number)])
+        for number in sorted({owner for owner, _ in wanted})
+    ]
+    readers = []
     try:
-        assert server.stdout is not None
-        server.stdout.readline()
-        here = [*lab.inside(1), sys.executable, raw.__file__, "get", lab.address(2), str(size)]
-        return size / float(run(here, timeout_s=120))
+        for number in sorted({reader for _, reader in wanted}):
+            words = [*lab.inside(number), sys.executable, raw.__file__, "get", gate]
+            for (owner, reader), size in wanted.items():
+                words += [lab.address(owner), str(size)] if reader == number and size else []
+            readers.append(_spoken(words))
+        open(gate, "w").close()
+        return max(float(one.communicate(timeout=300)[0]) for one in readers)
     finally:
-        kill_group(server)
+        for one in (*servers, *readers):
+            kill_group(one)
+
+
+def _spoken(words: list[str]) -> subprocess.Popen[str]:
+    """A process that has said its first line."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != "ready":
+        kill_group(process)
+        raise NotRunError("raw sendfile did not begin")
+    return process

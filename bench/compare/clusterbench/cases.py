@@ -12,12 +12,20 @@ import time
 from nodebench.machine import NotRunError, tool
 from nodebench.machine import run as run_tool
 
-from .bench import MIB, Bench, Files, Readers, grown, raw_bytes_s, read_all
+from headrace.lab.lab import Lab
+
+from . import links
+from .bench import MIB, Bench, Files, Readers, grown, raw_seconds, read_all
 
 OURS = "headrace"
 NODES = 8
 RATE_MBIT = 100
 SMALL_BYTES = 110_000
+SMALL_FILES = 1000
+MANY = (16, 64)
+READERS = (1, 2, 4, 8)
+SCALING_FILES = 384
+SCALING_BYTES = 512 << 10
 LOAD_MBIT = 20
 LOAD_BYTES = 10_000
 THREADS = 16
@@ -58,41 +66,98 @@ def one_request(bench: Bench) -> None:
 def scaling(bench: Bench) -> None:
     """Warm at its owners, read by 1, 2, 4, 8 nodes that have none of it but what they own; against raw sendfile.
 
-    The sum of what each reader had a second while it read. Each reads a set of its own, the larger the better they
-    spread over the owners, whose links are full when all eight read: they then give as much as they take.
+    The sum of what each reader had a second while it read. Each reads a set of its own, so large that how it begins and
+    ends weighs little. When all eight read, their links give as much as they take; but a ring spreads a set evenly
+    only in the mean, and whoever reads all of it waits for the fullest link (see `links.py`). So what came in all,
+    by the time of the slowest reader, is also compared with what that link allows, and with raw sendfile of the same
+    bytes between the same nodes at once, a connection for each two: what TCP makes of these links.
     """
-    each = scaled(bench, 96, 8)
-    with bench.lab(NODES, RATE_MBIT) as lab:
-        for turn in range(bench.repeat):
-            for readers in (1, 2, 4, 8):
-                sets = {n: bench.put(lab, f"w{turn}-{readers}-{n}", each, MIB) for n in range(1, readers + 1)}
-                for number in sets:
+    each = scaled(bench, SCALING_FILES, 16)
+    for turn in range(bench.repeat):
+        with bench.lab(NODES, RATE_MBIT) as lab:  # a new one: what was read before takes no room
+            size = each * SCALING_BYTES
+            link = size / raw_seconds(bench, lab, {(2, 1): size})
+            bench.results.add("4 one link", "sendfile", link / 1e6, unit="MB/s")
+            sets = {
+                readers: {
+                    n: bench.put_unseen(lab, f"w{turn}-{readers}-{n}", each, SCALING_BYTES)
+                    for n in range(1, readers + 1)
+                }
+                for readers in READERS
+            }
+            bench.look_again(lab)
+            for readers, files in sets.items():
+                for number in files:
                     bench.load(lab, f"/w{turn}-{readers}-{number}")
-                before = {number: bench.counts(lab, (number,)) for number in sets}
-                found = read_all(bench, lab, sets, threads=THREADS)
-                rate = 0.0
-                for number in sets:
-                    asked = grown(before[number], bench.counts(lab, (number,)))
-                    rate += asked["peer_bytes"] / found[number]["seconds"] / 1e6
-                    if asked["origin_bytes"]:
-                        bench.results.note(f"case 3: {asked['origin_bytes']:.0f} bytes came from the origin")
-                bench.results.add(f"3 remote read, {readers} nodes", OURS, rate, unit="MB/s")
-            bench.results.add("4 one link", "sendfile", raw_bytes_s(lab, each * MIB) / 1e6, unit="MB/s")
+                scaling_turn(bench, lab, files, link)
+
+
+def scaling_turn(bench: Bench, lab: Lab, sets: dict[int, Files], link: float) -> None:
+    """link: what one carries, in bytes a second."""
+    before, used_s = {number: lab.report(number) for number in sets}, links.processor_s(lab)
+    found = read_all(bench, lab, sets, threads=THREADS)
+    used_s = links.processor_s(lab) - used_s + sum(one["processor_s"] for one in found.values())
+    after = {number: lab.report(number) for number in sets}
+    rate = 0.0
+    for number in sets:
+        came = sum(links.carried({number: before[number]}, {number: after[number]}).values())
+        rate += came / found[number]["seconds"] / 1e6
+        origin = after[number]["origin"]["bytes_read"] - before[number]["origin"]["bytes_read"]
+        if origin:
+            bench.results.note(f"case 3: {origin:.0f} bytes came from the origin")
+    readers, add = len(sets), bench.results.add
+    add(f"3 remote read, {readers} nodes", OURS, rate, unit="MB/s")
+    carried, slowest_s = links.carried(before, after), max(one["seconds"] for one in found.values())
+    allowed = links.allowed_bytes_s(carried, link)
+    together = sum(carried.values()) / slowest_s
+    add(f"3 fullest link allows, {readers} nodes", "limit", allowed / 1e6, unit="MB/s")
+    add(f"3 until the slowest has all, {readers} nodes", OURS, together / 1e6, unit="MB/s")
+    add(f"3 of what the fullest link allows, {readers} nodes", OURS, together / allowed, unit="")
+    raw_s = raw_seconds(bench, lab, {links.numbers(pair): size for pair, size in carried.items()})
+    add(
+        f"3 until the slowest has all, {readers} nodes",
+        "sendfile",
+        sum(carried.values()) / raw_s / 1e6,
+        unit="MB/s",
+    )
+    add(f"3 of sendfile of the same bytes, {readers} nodes", OURS, raw_s / slowest_s, unit="")
+    add(f"3 processors used, {readers} nodes", OURS, used_s / slowest_s, unit=f"of {os.cpu_count()}")
 
 
 def small_files(bench: Bench) -> None:
-    """Of one peer's cache, links not shaped: many at a time against one after the other, both through the mount."""
-    count = scaled(bench, 1000, 100)
-    with bench.lab(2, 0) as lab:
-        for turn in range(bench.repeat):
-            for name, threads in (("one at a time", 1), (OURS, THREADS)):
+    """Of one peer's cache, links not shaped: many at a time against one after the other, both through the mount. Only
+    files that the reader does not own are read."""
+    count = scaled(bench, 2 * SMALL_FILES, 200)
+    for turn in range(bench.repeat):
+        with bench.lab(2, 0) as lab:
+            for threads in (1, *MANY):
                 prefix = f"small-{turn}-{threads}"
                 files = bench.put(lab, prefix, count, SMALL_BYTES)
                 bench.load(lab, f"/{prefix}")
-                before = bench.counts(lab, (1, 2))
-                took_s = read_all(bench, lab, {1: files}, threads=threads)[1]["seconds"]
-                remote = grown(before, bench.counts(lab, (1, 2)))["peer_bytes"] / SMALL_BYTES
-                bench.results.add("5 small files, remote", name, remote / took_s, unit="files/s")
+                small_turn(bench, lab, files, threads)
+
+
+def small_turn(bench: Bench, lab: Lab, files: Files, threads: int) -> None:
+    mountpoint = lab.mountpoint(1)
+    remote = {
+        name: one
+        for name, one in files.items()
+        if os.getxattr(os.path.join(mountpoint, name), "user.headrace.cached") == b"no"
+    }
+    before, used_s = bench.counts(lab, (1, 2)), links.processor_s(lab)
+    found = read_all(bench, lab, {1: remote}, threads=threads)[1]
+    used_s = links.processor_s(lab) - used_s + found["processor_s"]
+    asked = grown(before, bench.counts(lab, (1, 2)))
+    if asked["peer_bytes"] != len(remote) * SMALL_BYTES:
+        raise NotRunError(f"{asked['peer_bytes']} bytes came from the peer, of {len(remote)} files")
+    name, add = contender(threads), bench.results.add
+    add("5 small files, remote", name, len(remote) / found["seconds"], unit="files/s")
+    add("5 processor time a small file", name, used_s * 1e3 / len(remote), unit="ms")
+    add("5 processors used", name, used_s / found["seconds"], unit=f"of {os.cpu_count()}")
+
+
+def contender(threads: int) -> str:
+    return f"{OURS}, {threads} at a time" if threads > 1 else "one at a time"
 
 
 def join(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodebench.report import Goal, divide, number
 from nodebench.results import Results
 
-from .cases import OURS
+from .cases import MANY, OURS, contender
 
 
 def goals(r: Results) -> list[Goal]:
@@ -20,7 +20,12 @@ def goals(r: Results) -> list[Goal]:
         bandwidth = divide(r.median(f"3 remote read, {nodes} nodes", OURS), one)
         linear = bandwidth / nodes if bandwidth is not None else None
         found.append(Goal(f"3 remote read, {nodes} nodes: of {nodes} × one", 0.97, True, linear))
-    small = r.ratio("5 small files, remote", OURS, "one at a time")
+        allowed = r.median(f"3 of what the fullest link allows, {nodes} nodes", OURS)
+        found.append(
+            Goal(f"3 remote read, {nodes} nodes: of what the fullest link allows", 0.97, True, allowed)
+        )
+        raw = r.median(f"3 of sendfile of the same bytes, {nodes} nodes", OURS)
+        found.append(Goal(f"3 remote read, {nodes} nodes: of sendfile of the same bytes", 0.97, True, raw))
     origin = r.median("6 join: origin bytes of moved", OURS)
     found += [
         Goal(
@@ -29,7 +34,15 @@ def goals(r: Results) -> list[Goal]:
             True,
             divide(one, r.median("4 one link", "sendfile")),
         ),
-        Goal("5 small files: of one at a time", 5, True, small),
+        *(
+            Goal(
+                f"5 small files, {threads} at a time: of one at a time",
+                5,
+                True,
+                r.ratio("5 small files, remote", contender(threads), contender(1)),
+            )
+            for threads in MANY
+        ),
         Goal("6 join: origin bytes of moved", 1, False, origin, "%"),
         Goal("6 join: p99 of before", 2, False, r.ratio("6 p99 of a read", "join", "before")),
         Goal("7 kill -9: failed reads", 0, False, r.median("7 kill: reads failed", OURS)),

@@ -1,6 +1,7 @@
-"""The reference of a link: sendfile of a file in memory from one network namespace to another, no more than that.
+"""The reference of the links: sendfile of a file in memory between network namespaces, no more than that.
 
-Words: `serve ADDRESS SIZE` or `get ADDRESS SIZE`; `get` prints seconds.
+Words: `serve ADDRESS`, until it is ended; `get GATE ADDRESS SIZE [ADDRESS SIZE …]`, which fetches so many bytes of each
+at once, a connection each, says `ready`, begins when the file GATE is there, and prints seconds.
 """
 
 from __future__ import annotations
@@ -8,30 +9,51 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 PORT = 7499
+FILE_BYTES = 64 << 20
 
 
-def serve(address: str, size: int) -> None:
+def serve(address: str) -> None:
     fd = os.memfd_create("raw")
-    os.ftruncate(fd, size)
+    os.ftruncate(fd, FILE_BYTES)
+
+    def send(other: socket.socket) -> None:
+        with other:
+            left = int.from_bytes(other.recv(8, socket.MSG_WAITALL), "little")
+            while left > 0:
+                at = left % FILE_BYTES
+                left -= os.sendfile(other.fileno(), fd, at, min(left, FILE_BYTES - at))
+
     with socket.create_server((address, PORT)) as listener:
         print("ready", flush=True)
-        other, _ = listener.accept()
-        with other:
-            sent = 0
-            while sent < size:
-                sent += os.sendfile(other.fileno(), fd, sent, size - sent)
+        while True:
+            threading.Thread(target=send, args=(listener.accept()[0],), daemon=True).start()
 
 
-def get(address: str, size: int) -> None:
-    began_s, left, buffer = time.perf_counter(), size, bytearray(1 << 20)
-    with socket.create_connection((address, PORT)) as one:
-        while left > 0 and (got := one.recv_into(buffer)):
-            left -= got
-    print(time.perf_counter() - began_s if left == 0 else "nan", flush=True)
+def get(gate: str, wanted: list[tuple[str, int]]) -> None:
+    def one(address: str, size: int) -> bool:
+        buffer = bytearray(1 << 18)
+        with socket.create_connection((address, PORT)) as source:
+            source.sendall(size.to_bytes(8, "little"))
+            while size > 0 and (got := source.recv_into(buffer, min(size, len(buffer)))):
+                size -= got
+        return size == 0
+
+    print("ready", flush=True)
+    while not os.path.exists(gate):
+        time.sleep(0.002)
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        whole = all(pool.map(lambda pair: one(*pair), wanted))
+    print(time.perf_counter() - began_s if whole else "nan", flush=True)
 
 
 if __name__ == "__main__":
-    {"serve": serve, "get": get}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2])
+    else:
+        get(sys.argv[2], list(zip(sys.argv[3::2], map(int, sys.argv[4::2]), strict=True)))

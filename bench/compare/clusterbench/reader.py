@@ -54,6 +54,7 @@ def main() -> None:
     times = sorted(seconds for seconds, _, _ in answers)
     said = {
         "seconds": took_s,
+        "processor_s": time.process_time(),
         "files": len(answers),
         "bytes": sum(size for size, _ in wanted.values()),
         "failed": len(errors),

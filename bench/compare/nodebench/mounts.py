@@ -70,6 +70,9 @@ class JuiceFS(Peer):
     """Its files are chunks of its own: the data are written through its own mount, then warmed up."""
 
     name = "juicefs"
+    volume = "juice"
+    """Its name in the bucket: who formats a second one there gives it another."""
+    options: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         meta = f"sqlite3://{self.place.folder('juicefs-meta')}/meta.db"
@@ -80,7 +83,7 @@ class JuiceFS(Peer):
                 *[juicefs, "format", "--storage", "s3", "--trash-days", "0"],
                 *["--bucket", f"{self.server.endpoint}/{self.server.bucket}"],
                 *["--access-key", options["access_key_id"], "--secret-key", options["secret_access_key"]],
-                *[meta, "juice"],
+                *[meta, self.volume],
             ],
             timeout_s=60,
         )
@@ -88,7 +91,7 @@ class JuiceFS(Peer):
         return [
             *[juicefs, "mount", "--no-usage-report", "--no-syslog", "--backup-meta=0", *caches],
             *[f"--cache-dir={self.cache}", "--cache-size=20480", "--free-space-ratio=0.02", "--no-bgjob"],
-            *["--open-cache-limit=100000", meta, self.mountpoint],
+            *["--open-cache-limit=100000", *self.options, meta, self.mountpoint],
         ]
 
     def put(self, data: Data) -> None:
@@ -100,17 +103,21 @@ class JuiceFS(Peer):
 
 class Rclone(Peer):
     name = "rclone"
+    mode: tuple[str, ...] = ("--read-only", "--vfs-cache-mode", "full")
+    folder = ""
+    """Of the bucket; all of it when empty."""
 
     def command(self) -> list[str]:
         rclone = tool("rclone")
         tool("fusermount3")
         options = self.server.options()
         return [
-            *[rclone, "mount", f":s3:{self.server.bucket}", self.mountpoint, "--config", "", "--read-only"],
+            *[rclone, "mount", f":s3:{self.server.bucket}/{self.folder}".rstrip("/"), self.mountpoint],
+            *["--config", "", *self.mode],
             *["--s3-provider", "SeaweedFS", "--s3-endpoint", self.server.endpoint],
             *["--s3-access-key-id", options["access_key_id"]],
             *["--s3-secret-access-key", options["secret_access_key"]],
-            *["--vfs-cache-mode", "full", "--cache-dir", self.cache, "--vfs-cache-max-age", "24h"],
+            *["--cache-dir", self.cache, "--vfs-cache-max-age", "24h"],
             *["--dir-cache-time", "24h", "--attr-timeout", "1h", "--poll-interval", "0"],
             *["--use-server-modtime", "--vfs-fast-fingerprint"],
         ]

@@ -70,6 +70,12 @@ class PathExistsError(HeadraceError, FileExistsError):
     __str__ = HeadraceError.__str__
 
 
+class DirectoryNotEmptyError(HeadraceError, OSError):
+    code = "path.not_empty"
+
+    __str__ = HeadraceError.__str__
+
+
 class ReadOnlyError(HeadraceError, OSError):
     code = "path.read_only"
 
@@ -117,6 +123,19 @@ class VersionChangedError(OriginError):
     """The object is no longer the version that was asked for; what is cached of that version stays readable."""
 
     code = "origin.version_changed"
+
+
+class ConflictError(OriginError):
+    """What was to be replaced or removed at the origin is not what it was: somebody else changed it, or made a file
+    of that name. Nothing was changed there."""
+
+    code = "origin.conflict"
+
+
+class OriginReadOnlyError(OriginError):
+    """The origin can't be written to."""
+
+    code = "origin.read_only"
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):
@@ -218,6 +237,43 @@ class NotOwnerError(PeerError):
     """The peer does not own what it was asked for, and has none of it: the two have different views."""
 
     code = "peer.not_owner"
+
+
+class CheckpointNotFoundError(HeadraceError, FileNotFoundError):
+    """No checkpoint of that step, or none at all, in the folder."""
+
+    code = "checkpoint.not_found"
+
+    __str__ = HeadraceError.__str__
+
+
+class CorruptCheckpointError(HeadraceError, OSError):
+    """A checkpoint's bytes or its manifest do not match their checksum, or a file of it is gone."""
+
+    code = "checkpoint.corrupt"
+
+    __str__ = HeadraceError.__str__
+
+
+class CheckpointFailedError(HeadraceError, OSError):
+    """A checkpoint could not be saved: an I/O error, or a rank that did not deliver. The ones before it are whole."""
+
+    code = "checkpoint.failed"
+    retryable = True
+
+    __str__ = HeadraceError.__str__
+
+
+class CheckpointNoSpaceError(CheckpointFailedError):
+    """The disk is full. The checkpoints before this one are whole."""
+
+    code = "checkpoint.no_space"
+
+
+class CheckpointMismatchError(HeadraceError, ValueError):
+    """What is to be restored into is not shaped as what was saved."""
+
+    code = "checkpoint.mismatch"
 
 
 class CancelledByUserError(HeadraceError):

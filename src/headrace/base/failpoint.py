@@ -1,6 +1,7 @@
 """Where a test can end the process: `hit` names a step of a commit; nothing happens unless the environment arms it.
 
-HEADRACE_FAILPOINT=name kills this process by SIGKILL at the first hit of that name, name:N at the Nth.
+HEADRACE_FAILPOINT=name kills this process by SIGKILL at the first hit of that name, name:N at the Nth; name:N:FILE
+only when FILE is not there yet, which is made then: of all processes that share the setting one dies, once.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-_ARMED, _, _COUNT = os.environ.get("HEADRACE_FAILPOINT", "").partition(":")
+_ARMED, _COUNT, _ONCE = (os.environ.get("HEADRACE_FAILPOINT", "") + "::").split(":")[:3]
 _left = int(_COUNT or 1)
 
 
@@ -17,5 +18,15 @@ def hit(name: str) -> None:
     global _left
     if name == _ARMED:
         _left -= 1
-        if _left <= 0:
+        if _left <= 0 and _first():
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first() -> bool:
+    if not _ONCE:
+        return True
+    try:
+        os.close(os.open(_ONCE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True

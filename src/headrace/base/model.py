@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NewType
 
@@ -22,26 +22,53 @@ class Kind(IntEnum):
     DIRECTORY = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Version:
     """What content a key has, as its origin names it.
 
     token: the ETag, as the origin sends it (with its quotes), where there is one; else "" and the content is named
-    by size and mtime alone. Two equal Versions are the same bytes.
+    by size and mtime alone. Two equal Versions are the same bytes. Where both have a strong token, size and token
+    decide and mtime_ns does not: an upload is answered with a token, and without the time that later calls tell.
     """
 
     size_bytes: int
     mtime_ns: int
     token: str = ""
 
+    def _identity(self) -> tuple[int, str | int, str]:
+        strong = self.token and not self.token.startswith(
+            "W/"
+        )  # RFC 9110, 8.8.1: a weak one may be of other bytes
+        return self.size_bytes, "" if strong else self.mtime_ns, self.token
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, Version) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
+    a later attempt knows the object as its own; it is no attribute of the file and makes no two differ."""
+
+    mtime_ns: int | None = None
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    put_id: str = field(default="", compare=False)
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One object at an origin. key: full key below the origin's root, `/`-separated, no leading slash; names that
-    are not UTF-8 are surrogate-escaped, as os.fsdecode does."""
+    are not UTF-8 are surrogate-escaped, as os.fsdecode does. attributes: where the origin keeps them, and the call
+    that found the object tells them; else None."""
 
     key: str
     version: Version
+    attributes: Attributes | None = None
 
 
 @dataclass(frozen=True, slots=True)

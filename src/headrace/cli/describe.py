@@ -23,9 +23,9 @@ mount PATH is below; else the one that has PATH in its origin (`s3://bucket/pref
 the only one. Where that says nothing, it is an error, and its line names the nodes.
 
 **JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab` (but not
-`lab down`), `job list`, `mount list` and `config` a list of them, `ls` one a line. `stat` of a directory has no
-`cached`, `version` and `origin`; `mtime` is null where an origin knows none. `up` and `fuse` print theirs when the
-mount is ready, and go on.
+`lab down`), `job list`, `mount list`, `checkpoint list`, `checkpoint verify` and `config` a list of them, `ls` one a
+line. `stat` of a directory has no `cached`, `version` and `origin`; `mtime` is null where an origin knows none. `up`
+and `fuse` print theirs when the mount is ready, and go on.
 """
 
 _ERRORS_HEAD = """# Errors and exit statuses
@@ -45,6 +45,7 @@ _MEANINGS = {
     "path.not_a_directory": "A file is where a directory is needed.",
     "path.is_a_directory": "A directory is where a file is needed.",
     "path.exists": "Something is there already.",
+    "path.not_empty": "The directory has something in it.",
     "path.read_only": "Mounts are read-only.",
     "origin.no_bucket": "The bucket or container doesn't exist.",
     "store.corrupt_index": "The index can't be read; the node puts it aside and makes a new one.",

@@ -23,6 +23,9 @@ EXIT_CODES: dict[str, int] = {
     "origin.no_bucket": 13,
     "origin.version_changed": 14,
     "deadline": 15,
+    "origin.conflict": 16,
+    "origin.read_only": 17,
+    "path.not_empty": 18,
     "store.no_space": 20,
     "store.failed": 21,
     "store.busy": 22,
@@ -36,6 +39,11 @@ EXIT_CODES: dict[str, int] = {
     "peer.failed": 34,
     "peer.not_owner": 35,
     "mount.failed": 40,
+    "checkpoint.not_found": 60,
+    "checkpoint.corrupt": 61,
+    "checkpoint.failed": 62,
+    "checkpoint.no_space": 63,
+    "checkpoint.mismatch": 64,
     "cancelled": 130,
 }
 

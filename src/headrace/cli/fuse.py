@@ -28,15 +28,23 @@ def fuse(
     Its namespace is at MOUNTPOINT until ^C, SIGTERM or `headrace down`.
     """
     began_s = time.monotonic()
+    from headrace.base.write_modes import WriteModes
+    from headrace.cli.process import MountOptions
     from headrace.cli.supervise import Supervisor
     from headrace.cli.target import find_target
     from headrace.cli.up import check_io, log_path_of, show_ready
     from headrace.config.load import load
+    from headrace.sdk.client import connect
 
     check_io(io)
     at = find_target(socket, cache).socket
     state = State(
         kind="fuse", pid=os.getpid(), socket=at, mountpoint=os.path.abspath(mountpoint), log=log_path_of(at)
     )
-    supervisor = Supervisor(state, load().config.run_folder, config=None, io=io, allow_other=allow_other)
+    client = connect(at, role="cli")
+    writable = WriteModes.parse(client.write).any
+    client.close()
+    supervisor = Supervisor(
+        state, load().config.run_folder, config=None, mount=MountOptions(io, allow_other, writable=writable)
+    )
     supervisor.run(lambda ready: show_ready(ready, time.monotonic() - began_s, as_json=json))

@@ -1,4 +1,4 @@
-"""Runs a job, of the node or of its cluster, and shows how far it is: load, free, pin, unpin, sync, fsck."""
+"""Runs a job, of the node or of its cluster, and shows how far it is: load, free, pin, unpin, sync, persist, fsck."""
 
 from __future__ import annotations
 
@@ -159,7 +159,11 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
         return
     what = "folders" if kind == "sync" else "files"
     size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
-    rate = f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)" if kind in ("load", "fsck") else ""
+    rate = (
+        f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)"
+        if kind in ("load", "fsck", "persist")
+        else ""
+    )
     failed = f", {state.failed_files} failed" if state.failed_files else ""
     say(f"{kind} {path}: {state.files_done} {what}{size} in {took_s:.1f} s{rate}{failed}")
     for name, reason in state.failed[:FAILED_SHOWN_MAX]:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS = (
-    "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "fsck", "job",
-    "mount", "fuse", "node", "config", "lab",
+    "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
+    "job", "mount", "fuse", "node", "checkpoint", "config", "lab",
 )  # fmt: skip
 
 _HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."

@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pin": ("headrace pin /mnt/imagenet/validation",),
     "unpin": ("headrace unpin /mnt/imagenet/validation",),
     "sync": ("headrace sync /mnt/imagenet/train",),
+    "persist": ("headrace persist", "headrace persist /mnt/results --json", "headrace persist --no-wait"),
     "status": ("headrace status", "headrace status /mnt/imagenet --json"),
     "fsck": ("headrace fsck",),
     "fuse": ("headrace fuse /mnt/second", "headrace fuse /mnt/second --cache /nvme0/headrace"),
@@ -49,6 +50,19 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace node run --cache /nvme0/headrace:800GiB --cluster etcd://etcd.example:2379/training",
     ),
     "node drain": ("headrace node drain",),
+    "checkpoint list": ("headrace checkpoint list /mnt/checkpoints/run7",),
+    "checkpoint show": (
+        "headrace checkpoint show /mnt/checkpoints/run7",
+        "headrace checkpoint show run7 4000 --json",
+    ),
+    "checkpoint verify": ("headrace checkpoint verify run7", "headrace checkpoint verify run7 --all"),
+    "checkpoint prune": (
+        "headrace checkpoint prune run7 --last 3 --every 1000",
+        "headrace checkpoint prune run7 --step 4000 --dry-run",
+    ),
+    "checkpoint export": ("headrace checkpoint export run7 model.safetensors --only 'model.*'",),
+    "checkpoint pin": ("headrace checkpoint pin run7 4000",),
+    "checkpoint unpin": ("headrace checkpoint unpin run7 4000",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
     "lab up": (
@@ -81,6 +95,10 @@ _READY = (
 
 _LAB = ("node", "address", "running", "cut", "pids", "mountpoint", "zone")
 
+_CHECKPOINT = (
+    *("step", "saved", "kind", "ranks", "full", "data_bytes", "written_bytes", "pinned", "problem"),
+)
+
 FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
     "fuse": _READY,
@@ -88,9 +106,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),
     "cat": ("path", "base64"),
-    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "fsck", "node drain"), _JOB),
+    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain"), _JOB),
     "status": (
-        *("node", "cache", "index", "origin", "mounts", "fill", "peers", "cluster", "rebalance", "sessions"),
+        *("node", "cache", "index", "origin", "mounts", "fill", "peers", "write", "cluster", "rebalance"),
+        "sessions",
     ),
     "job list": _JOB_ROW,
     "job show": _JOB_ROW,
@@ -100,6 +119,13 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "mount list": ("path", "url", "sync_interval_s"),
     "mount remove": ("path",),
     "node run": ("ready", "socket", "pid"),
+    "checkpoint list": _CHECKPOINT,
+    "checkpoint show": (*_CHECKPOINT, "save", "metadata", "packs", "leaves"),
+    "checkpoint verify": ("step", "bytes", "took_s", "problem"),
+    "checkpoint prune": ("steps", "packs", "bytes", "corrupt"),
+    "checkpoint export": ("step", "file", "tensors", "bytes", "left_out"),
+    "checkpoint pin": ("step",),
+    "checkpoint unpin": ("step",),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
     "lab down": ("down",),

@@ -42,6 +42,14 @@ Io = Annotated[
     str,
     typer.Option("--io", metavar="MODE", help="How the kernel reads: auto, passthrough, splice or noopen."),
 ]
+Write = Annotated[
+    str | None,
+    typer.Option(
+        "--write",
+        metavar="MODE",
+        help="What may be written: off, local, back or through; PATH=MODE for single paths, with commas between.",
+    ),
+]
 AllowOther = Annotated[bool, typer.Option("--allow-other", help="Other users may read the mount.")]
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", metavar="URL", help="Address of the object store.")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -110,23 +111,33 @@ def start_node(config: Config, log_path: str, *, again: bool) -> Child:
         os.close(fd)
 
 
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """io: how the kernel reads. writable: of a node whose settings let something be written."""
+
+    io: str
+    allow_other: bool
+    writable: bool
+
+
 def start_holder(
     mountpoint: str,
     socket: str,
     log_path: str,
+    options: MountOptions,
     *,
-    io: str,
-    allow_other: bool,
     fds: tuple[int, int],
     mounted: bool = False,
 ) -> Child:
     """fds: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when it is
     ready."""
-    words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket, "--io", io]
+    words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket]
+    words += ["--io", options.io]
     if mounted:
         words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]
     else:
-        words += ["--fds", str(fds[0]), str(fds[1])] + (["--allow-other"] if allow_other else [])
+        words += ["--fds", str(fds[0]), str(fds[1])]
+        words += ["--allow-other"] * options.allow_other + ["--writable"] * options.writable
     return Child("mount", words, log_path=log_path, pass_fds=fds)
 
 

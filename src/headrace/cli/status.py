@@ -71,6 +71,8 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{cache['files_evicted']} evicted since the start",
         ),
     ]
+    for folder in cache["disks_full"]:
+        lines.append(("", f"the disk of {folder} is full: nothing new is cached there until there is room"))
     for mount in report["mounts"]:
         asked = report["origin"]["mounts"][mount["path"]]
         lines.append(("origin", f"{mount['path']}  {mount['url']}"))
@@ -83,9 +85,26 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )
+    lines += _write_lines(report.get("write") or {})
     lines += _cluster_lines(report)
     for one in report["sessions"]:
         lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
+    return lines
+
+
+def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
+    if not write:
+        return []
+    waiting = f"{write['dirty']} names, {show_size(write['dirty_bytes'])} not yet persisted"
+    if write["dirty"]:
+        waiting += f", the oldest for {_duration(write['oldest_s'])}"
+    lines = [("writes", f"{write['mode']}; {waiting}")]
+    if write["slowed_s"]:
+        lines.append(("", f"persisting is behind: writers wait {write['slowed_s']:.2f} s for each file"))
+    lines += [("failed", f"{path}: {error}") for path, error in write["errors"]]
+    for one in write["conflicts"]:
+        kept = f"ours is {one['kept']}" if one["kept"] else "it was not removed"
+        lines.append(("conflict", f"{one['path']}: {one['why']}; {kept}"))
     return lines
 
 
@@ -101,6 +120,9 @@ def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         zone = f", zone {member['zone']}" if member["zone"] else ""
         capacity = show_size(member["capacity_bytes"])
         lines.append(("", f"{member['id']}  {member['address']}, {capacity}{zone}{state}"))
+        trouble = cluster["peers"].get(member["id"], {}).get("trouble", "")
+        if trouble:
+            lines.append(("", f"    not answering: {trouble}"))
     lines.append(
         (
             "peers",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
-from headrace.cli.process import Child, start_holder, start_node
+from headrace.cli.process import Child, MountOptions, start_holder, start_node
 from headrace.cli.render import warn
 from headrace.cli.state import State, drop_socket, make_run_folder, remove_replaced, remove_state, write_state
 from headrace.config.schema import Config
@@ -32,15 +32,12 @@ class Supervisor:
     """config: the node to run; None: it runs elsewhere and listens at `state.socket`. state: written to run_folder
     when all is ready. Takes the signals SIGTERM, SIGINT and SIGHUP of the process over."""
 
-    def __init__(
-        self, state: State, run_folder: str, *, config: Config | None, io: str, allow_other: bool
-    ) -> None:
+    def __init__(self, state: State, run_folder: str, *, config: Config | None, mount: MountOptions) -> None:
         make_run_folder(run_folder)
         self.state = state
         self._run_folder = run_folder
         self._config = config
-        self._io = io
-        self._allow_other = allow_other
+        self._mount = mount
         self._node: Child | None = None
         self._holder: Child | None = None
         self._holder_fd = -1
@@ -116,8 +113,7 @@ class Supervisor:
             self.state.mountpoint,
             self.state.socket,
             self.state.log,
-            io=self._io,
-            allow_other=self._allow_other,
+            self._mount,
             fds=self._mount_fds,
             mounted=mounted,
         )

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.base.errors import UsageError
+from headrace.base.write_modes import WriteModes
 from headrace.cli import options
+from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
 from headrace.config.load import Loaded
@@ -49,6 +51,7 @@ def up(
     zone: options.Zone = None,
     io: options.Io = "auto",
     allow_other: options.AllowOther = False,
+    write: options.Write = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when ready; end it with `headrace down`.")
     ] = False,
@@ -72,11 +75,21 @@ def up(
         origin_options(
             endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
         ),
-        {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen, "zone": zone},
+        {
+            "cache": cache,
+            "cluster": cluster,
+            "node_id": node_id,
+            "listen": listen,
+            "zone": zone,
+            "write": write,
+        },
         file=config,
     )
     supervisor = _supervisor(
-        loaded.config, mountpoint, url=url_of(origin) if origin else "", io=io, other=allow_other
+        loaded.config,
+        mountpoint,
+        url=url_of(origin) if origin else "",
+        mount=MountOptions(io, allow_other, writable=WriteModes.parse(loaded.config.write).any),
     )
 
     def on_ready(state: State) -> None:
@@ -103,7 +116,7 @@ def load_with_origin(
     return Loaded(msgspec.structs.replace(loaded.config, mounts=mounts), loaded.sources)
 
 
-def _supervisor(config: Config, mountpoint: str | None, *, url: str, io: str, other: bool) -> Supervisor:
+def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: MountOptions) -> Supervisor:
     from headrace.cli.supervise import Supervisor
     from headrace.config.load import remember_capacity
 
@@ -120,8 +133,7 @@ def _supervisor(config: Config, mountpoint: str | None, *, url: str, io: str, ot
         ),
         config.run_folder,
         config=config,
-        io=io,
-        allow_other=other,
+        mount=mount,
     )
 
 

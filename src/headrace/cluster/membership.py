@@ -1,7 +1,8 @@
 """Who is in the cluster: each node's own record, and the view that follows from all of them.
 
 Record `nodes/<id>`: NodeInfo as JSON, leased. A node that is killed is out when its lease has ended. While etcd is away
-the last view stays, and nobody stops reading.
+the last view stays, and nobody stops reading; a node that starts meanwhile goes by the view of its last run, is not in
+the cluster, and joins when etcd is back.
 
 Epoch: grows by one with every change of the nodes that this node heard of. It counts here only: nodes with the same
 members may have different epochs, and nobody may compare those of two nodes.
@@ -17,8 +18,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.errors import NodeIdTakenError
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, NodeIdTakenError
 from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.last_view import LastView
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 
 log = logging.getLogger(__name__)
@@ -28,17 +30,20 @@ SETTLE_S = 0.05
 """Changes that come together make one view."""
 RETURN_S = 10.0
 """When etcd lost this node's record, it lost others' too: they have so long to come back before they count as gone."""
+JOIN_PAUSE_S = 0.3
 
 
 class Membership:
-    """info: of this node. on_view: told each new view, on the loop. is_alive: whether a node with that id, address and
-    instance answers."""
+    """info: of this node. last: what it remembers of its last run; None: nothing. on_view: told each new view, on the
+    loop; what it raises is logged, but for the first, where `start` raises it. is_alive: whether a node with that id,
+    address and instance answers. joined: set once this node was in the cluster."""
 
     def __init__(
         self,
         records: EtcdRecords,
         info: NodeInfo,
         *,
+        last: LastView | None = None,
         on_view: Callable[[ClusterView], None],
         is_alive: Callable[[NodeInfo], Awaitable[bool]],
     ) -> None:
@@ -46,6 +51,10 @@ class Membership:
         self._info = info
         self._on_view = on_view
         self._is_alive = is_alive
+        self._last = last
+        self._displaced: set[str] = set()
+        self._joining: asyncio.Task[None] | None = None
+        self.joined = asyncio.Event()
         self._nodes: dict[str, NodeInfo] = {}
         self._gone: dict[str, tuple[NodeInfo, float]] = {}
         self._forgotten_s = float("-inf")
@@ -55,23 +64,32 @@ class Membership:
         self.view: ClusterView | None = None
 
     async def start(self) -> None:
-        """This node is in the view on return. NodeIdTakenError, ClusterUnavailableError."""
-        await self._records.start()
-        await self._register()
-        await self._records.follow(PREFIX, self._heard)
-        self._nodes[self._info.id] = self._info
-        await self._make_view()
+        """There is a view on return, and this node is in the cluster; or, where etcd is away and a last view is known,
+        will be (joined). NodeIdTakenError, ClusterUnavailableError."""
+        try:
+            await self._join()
+        except ClusterUnavailableError as error:
+            self._nodes = self._last.read() if self._last is not None else {}
+            if not self._nodes:
+                raise
+            names = ",".join(sorted(self._nodes))
+            log.warning("not in the cluster, the last known members are used nodes=%s error=%s", names, error)
+            await self._make_view()
+            self._joining = asyncio.ensure_future(self._join_later())
         self._work = asyncio.ensure_future(self._keep())
 
     async def stop(self) -> None:
         """Out of the cluster on return, where etcd answers."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        for task in (self._joining, self._work):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._records.close()
 
     async def drain(self) -> None:
         """This node owns nothing any more, in everybody's next view. ClusterUnavailableError."""
+        if not self.joined.is_set():
+            raise ClusterUnavailableError("node drain", why="this node is not in the cluster: etcd is away")
         self._info = msgspec.structs.replace(self._info, draining=True)
         await self._records.put(self._key, msgspec.json.encode(self._info), leased=True)
         self._changed.set()
@@ -80,12 +98,17 @@ class Membership:
         away_since_s = self._records.away_since_s
         away_s = 0.0 if away_since_s is None else time.monotonic() - away_since_s
         trouble = self._evicted_by
-        if not trouble and away_since_s is not None:
+        if not trouble and not self.joined.is_set():
+            trouble = (
+                f"not in the cluster: etcd is away for {away_s:.0f} s, the members of the last run are used"
+            )
+        elif not trouble and away_since_s is not None:
             trouble = f"etcd is away for {away_s:.0f} s: the last members are used"
         return {
             "etcd_away_s": round(away_s, 1),
             "leases_lost": self._records.leases_lost,
             "draining": self._info.draining,
+            "joined": self.joined.is_set(),
             "trouble": trouble,
         }
 
@@ -94,6 +117,40 @@ class Membership:
     @property
     def _key(self) -> str:
         return f"{PREFIX}{self._info.id}"
+
+    async def _join(self) -> None:
+        """In the cluster, and in a view of it, on return. NodeIdTakenError, ClusterUnavailableError: as before."""
+        await self._records.start()
+        await self._register()
+        before, self._nodes = self._nodes, {}
+        await self._records.follow(PREFIX, self._heard)
+        self._nodes[self._info.id] = self._info
+        self._expect({id: info for id, info in before.items() if id not in self._nodes})
+        self.joined.set()
+        await self._make_view()
+
+    async def _join_later(self) -> None:
+        while True:
+            try:
+                await self._join()
+                log.warning("etcd is back, this node is in the cluster")
+                return
+            except ClusterUnavailableError:
+                await asyncio.sleep(JOIN_PAUSE_S)
+            except NodeIdTakenError as error:
+                self._evicted_by = str(error)
+                log.error("not in the cluster error=%s", error)
+                return
+            except HeadraceError as error:
+                log.warning("joining the cluster failed error=%s", error)
+                await asyncio.sleep(JOIN_PAUSE_S)
+
+    def _expect(self, nodes: dict[str, NodeInfo]) -> None:
+        """Nodes of the last view that etcd has no record of: they may be about to write theirs again, too."""
+        if nodes:
+            self._forgotten_s = time.monotonic()
+            self._gone = {id: (info, self._forgotten_s) for id, info in nodes.items()}
+            asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
 
     async def _register(self) -> None:
         mine = msgspec.json.encode(self._info)
@@ -108,6 +165,8 @@ class Membership:
                     hint="set another node_id",
                 )
             # Of a run that was killed. Another one that starts may have been faster: look again.
+            if other is not None:
+                self._displaced.add(other.instance)
             if raw is not None and await self._records.replace(self._key, raw, mine, leased=True):
                 return
 
@@ -116,7 +175,8 @@ class Membership:
         info = None if value is None else _unpacked(value)
         if id == self._info.id:
             if info is not None and info.instance != self._info.instance:
-                self._replaced(info)
+                if info.instance not in self._displaced:  # else it is old news
+                    self._replaced(info)
             elif value is None:
                 self._forgotten_s = time.monotonic()
                 asyncio.get_running_loop().call_later(RETURN_S + SETTLE_S, self._changed.set)
@@ -149,17 +209,24 @@ class Membership:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_S)
             self._changed.clear()
-            await self._make_view()
+            try:
+                await self._make_view()
+            except Exception:
+                log.exception(
+                    "members changed and not all of this node follows"
+                )  # the next change may be better
 
     async def _make_view(self) -> None:
-        """The ring is built in a thread: it takes some ms a node."""
+        """The ring is built in a thread: it takes some ms a node. What is known of the cluster is kept for the next
+        run."""
         before, nodes = self.view, {**self._may_return(), **self._nodes, self._info.id: self._info}
         if before is not None and dict(before.nodes) == nodes:
             return
-        self.view = await asyncio.get_running_loop().run_in_executor(
-            None, lambda: _view_of(nodes, before, me=self._info.id)
-        )
+        loop = asyncio.get_running_loop()
+        self.view = await loop.run_in_executor(None, lambda: _view_of(nodes, before, me=self._info.id))
         self._on_view(self.view)
+        if self._last is not None and self.joined.is_set():
+            await loop.run_in_executor(None, self._last.write, list(nodes.values()))
 
 
 def _view_of(nodes: dict[str, NodeInfo], before: ClusterView | None, *, me: str) -> ClusterView:

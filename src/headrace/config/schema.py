@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.write_modes import WriteModes
 
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
 TIERS = ("memory", "nvme", "hdd")
@@ -133,6 +134,19 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure: Annotated[bool, Meta(description="Peers may be served on a public address without TLS.")] = (
         False
     )
+    write: Annotated[
+        str,
+        Meta(
+            description="What may be written: off, local (this node's disk only), back (persisted to the origin in the "
+            "background) or through (before close returns); PATH=MODE for single paths, with commas between."
+        ),
+    ] = "off"
+    persist_delay_s: Annotated[
+        float,
+        Meta(
+            description="How long a written file is left alone before it is persisted (mode back), in seconds."
+        ),
+    ] = 1.0
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -159,6 +173,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why="must be 0 to 1 MiB (one block)",
             )
         _check_cluster(self)
+        WriteModes.parse(self.write)
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
         if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
@@ -167,6 +182,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why="its path is too long for a unix socket",
                 hint="set run_folder",
             )
+
+    @property
+    def upper_folder(self) -> str:
+        """Where the upper layer lies."""
+        return os.path.join(self.cache[0].folder, "upper")
 
     @property
     def socket_path(self) -> str:

@@ -56,6 +56,8 @@ class Fill:
         )  # the kernel writes one range a file at a time, and others would only spin
         self._in_flight: dict[int, asyncio.Task[None]] = {}
         self._whole: asyncio.Task[None] | None = None
+        self._loads = 0  # of those who wait for all of it
+        self._read_in_earnest = False
 
     @property
     def idle(self) -> bool:
@@ -89,16 +91,37 @@ class Fill:
             tasks[self._launch(run, background=background, for_peer=for_peer)] = None
         return list(tasks)
 
+    def lacks(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The absent blocks of start..end, as ranges."""
+        last = self.entry.version.size_bytes
+        return [
+            (block * BLOCK_SIZE_BYTES, min((block + 1) * BLOCK_SIZE_BYTES, last))
+            for block in block_range(start, min(end, last))
+            if not self._has(block)
+        ]
+
     def start_whole(self, from_block: int) -> None:
-        """Fills everything in the background, from a block to the end and then from the beginning."""
+        """Fills everything in the background, for a reader, from a block to the end and then from the beginning."""
+        self._read_in_earnest = True
+        self._start_whole(from_block)
+
+    def _start_whole(self, from_block: int) -> None:
         if self._whole is None and not self.writer.complete:
             self._whole = asyncio.ensure_future(self._fill_whole(from_block))
 
     async def ensure_all(self) -> None:
-        """Waits until everything is there."""
-        self.start_whole(0)
-        if self._whole is not None:
-            await asyncio.shield(self._whole)
+        """Waits until everything is there. Where it is cancelled, and nobody else wants all of it, nothing more is sent
+        for; the ranges that are under way still land."""
+        self._loads += 1
+        try:
+            self._start_whole(0)
+            if self._whole is not None:
+                await asyncio.shield(self._whole)
+        finally:
+            self._loads -= 1
+            if self._whole is not None and not self._loads and not self._read_in_earnest:
+                self._whole.cancel()
+                self._whole = None  # whoever comes next begins anew
         if not self.writer.complete:
             await self.ensure(0, self.entry.version.size_bytes)
 
@@ -151,4 +174,5 @@ class Fill:
         except HeadraceError as error:
             log.info("whole-file fill stopped id=%x error=%s", self.entry.id, error)
         finally:
-            self._whole = None
+            if self._whole is asyncio.current_task():
+                self._whole = None

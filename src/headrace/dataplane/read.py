@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -86,8 +87,10 @@ class ReadPath:
         self._on_complete = on_complete
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
+        self._checks: SingleFlight[FileId, None] = SingleFlight()
         self._small: list[_Small] = []
         self._committing: set[asyncio.Task[None]] = set()
+        self._landing: set[FileId] = set()
         self._idle_before: dict[FileId, int] = {}
 
     async def open(self, id: FileId) -> bool:
@@ -120,6 +123,21 @@ class ReadPath:
         """As load, of start..end only."""
         await self._through(entry.id, lambda fill: fill.ensure(start, end, background=True), background=True)
 
+    def arrives(self, entry: Entry, path: bytes, start: int, end: int) -> bool:
+        """Whether `serve` of start..end would only wait for what is on its way from the origin already. So no other
+        node is waited for, which might wait for this one."""
+        fill = self._fills.get(entry.id)
+        if fill is None:
+            lacks = [] if entry.id in self._landing else [(0, entry.version.size_bytes)]
+        else:
+            lacks = fill.lacks(start, end)
+        return all(self._sources.comes_from_origin(path, entry.version, *one) for one in lacks)
+
+    async def check(self, id: FileId) -> None:
+        """What is cached of a file was compared with its checksums on return, once for all who wait; bad blocks are
+        gone, and fetched again when they are wanted."""
+        await self._checks.run(id, lambda: self._checked(id))
+
     def forget(self, ids: list[FileId]) -> None:
         """Lets go of files that were evicted or freed."""
         for id in ids:
@@ -136,6 +154,7 @@ class ReadPath:
 
     async def close(self) -> None:
         await self._opens.stop()
+        await self._checks.stop()
         self._small.clear()
         await asyncio.gather(*self._committing)
         for fill in list(self._fills.values()):
@@ -224,6 +243,15 @@ class ReadPath:
             log.warning("cached file failed its checksum after a power loss id=%x", id)
         return self._store.index.cached(id)
 
+    async def _checked(self, id: FileId) -> None:
+        cached = self._store.index.cached(id)
+        if cached is None:
+            return
+        sound = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.verify, id)
+        if not sound:
+            path = os.fsdecode(self._store.index.path_of(id) or b"")
+            log.warning("cached file failed its checksum, bad blocks are dropped id=%x path=%s", id, path)
+
     async def _fetch_small(
         self, source: Source, entry: Entry, path: bytes, *, background: bool, for_peer: bool
     ) -> None:
@@ -232,7 +260,7 @@ class ReadPath:
         if size_bytes:
             try:
                 async with source.read(0, size_bytes, background=background, for_peer=for_peer) as body:
-                    pass
+                    self._landing.add(entry.id)
             except VersionChangedError:
                 await self._see_change(entry)
                 raise
@@ -243,7 +271,10 @@ class ReadPath:
             loop.call_soon(self._commit_small)
         elif len(self._small) == 1:
             loop.call_later(SMALL_DELAY_S, self._commit_small)
-        await landed
+        try:
+            await landed
+        finally:
+            self._landing.discard(entry.id)
 
     async def _see_change(self, entry: Entry) -> None:
         """The next lookup finds what the origin has now, and this id is given up."""

@@ -3,7 +3,8 @@
 Each node goes through what it has cached, and offers a file to those that own it now and perhaps don't have it: what
 it owned and owns no more to all of its owners; what it still owns, where it is the first that did before, to those
 that came to own it. An owner that has the file already says so at once, so an offer too many costs little. When the
-owners have it, this node's copy is a borrowed one: the first to be dropped.
+owners have it, this node's copy is a borrowed one: the first to be dropped. A borrowed one that this node owns
+again, since the one that took it over went, is an owned one from then on.
 Only one walk goes on; another change of the ring begins a new one.
 """
 
@@ -129,11 +130,15 @@ class Rebalance:
         log.info("hand-over ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
     def _offers(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, Wanted]]:
-        if not cached.trusted or cached.superseded or cached.borrowed:
+        if not cached.trusted or cached.superseded:
             return
         path = self._store.index.path_of(cached.id)
         if path is None or not cached.size_bytes:
             return
+        if cached.borrowed:
+            if not self._owns_some(view, path, cached.size_bytes):
+                return
+            self._store.set_borrowed(cached.id, borrowed=False)
         for start in range(0, cached.size_bytes, SEGMENT_BYTES):
             end = min(cached.size_bytes, start + SEGMENT_BYTES)
             wanted = Wanted(path, cached.size_bytes, cached.mtime_ns, cached.token, start, end)
@@ -166,7 +171,7 @@ class Rebalance:
                     continue
                 self.files_handed_over += 1
                 self.bytes_handed_over += wanted.end - wanted.start
-                if not self._owns_some(view, wanted):
+                if not self._owns_some(view, wanted.path, wanted.size_bytes):
                     self._store.set_borrowed(id, borrowed=True)
             await pause
         except HeadraceError as error:
@@ -181,10 +186,10 @@ class Rebalance:
         if len(self._refused) < REFUSED_SHOWN_MAX:
             self._refused.append((os.fsdecode(wanted.path), reason))
 
-    def _owns_some(self, view: ClusterView, wanted: Wanted) -> bool:
+    def _owns_some(self, view: ClusterView, path: bytes, size_bytes: int) -> bool:
         """A file of several segments stays an owned one as long as one of them is."""
         return any(
             owner.id == self._me
-            for start in range(0, wanted.size_bytes, SEGMENT_BYTES)
-            for owner in view.owners(wanted.path, start // SEGMENT_BYTES, replicas=self._replicas)
+            for start in range(0, size_bytes, SEGMENT_BYTES)
+            for owner in view.owners(path, start // SEGMENT_BYTES, replicas=self._replicas)
         )

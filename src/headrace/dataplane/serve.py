@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError
@@ -19,6 +20,7 @@ from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.peer_messages import (
+    Doubt,
     Forget,
     ListShared,
     LookupShared,
@@ -30,17 +32,23 @@ from headrace.wire.peer_messages import (
 
 log = logging.getLogger(__name__)
 
+VIEW_WAIT_S = 5.0
+VIEW_LOOK_S = 0.05
 ATTEMPTS = 5
 """How often a file may be evicted between its fetch and its opening."""
 
 
 class ServedFile:
-    """One file for one request. ready, fileno and checksum may be called from any thread, wait on the loop only."""
+    """One file for one request. ready, fileno and checksum may be called from any thread, wait on the loop only.
+    arrives: it is waited for only while this says so; None: it may be fetched."""
 
-    def __init__(self, id: FileId, store: Store, reads: ReadPath) -> None:
+    def __init__(
+        self, id: FileId, store: Store, reads: ReadPath, *, arrives: Callable[[], bool] | None = None
+    ) -> None:
         self._id = id
         self._store = store
         self._reads = reads
+        self._arrives = arrives
         self._reader: CacheReader | None = None
 
     def ready(self, start: int, end: int) -> bool:
@@ -61,6 +69,10 @@ class ServedFile:
     async def wait(self, start: int, end: int) -> None:
         """start..end can be sent on return. Errors of the read path."""
         for _ in range(ATTEMPTS):
+            if self._arrives is not None and not self._arrives():
+                raise NotOwnerError(
+                    f"cache file {self._id:x}", why="it did not come from the origin after all"
+                )
             await self._reads.serve(self._id, start, end)
             if self.ready(start, end):
                 return
@@ -92,7 +104,7 @@ class Desk:
         reads: ReadPath,
         *,
         owns: Callable[[bytes, int], bool],
-        on_forget: Callable[[bytes], None],
+        on_forget: Callable[[bytes, bool], None],
     ) -> None:
         self._namespace = namespace
         self._store = store
@@ -109,16 +121,19 @@ class Desk:
     async def _open(self, one: Wanted, *, cached_only: bool) -> ServedFile | HeadraceError:
         try:
             entry = await self._claimed(one)
-            file = ServedFile(entry.id, self._store, self._reads)
+            fetches = not cached_only and self._owns(one.path, one.start)
+
+            def arrives() -> bool:
+                return self._reads.arrives(entry, one.path, one.start, one.end)
+
+            file = ServedFile(entry.id, self._store, self._reads, arrives=None if fetches else arrives)
             if file.ready(one.start, one.end):
                 self._store.touch([entry.id])
                 return file
-            if cached_only or not self._owns(one.path, one.start):
-                file.close()
-                return NotOwnerError(
-                    os.fsdecode(one.path), why="this node does not own it, or has none of it"
-                )
-            return file
+            if fetches or arrives():
+                return file
+            file.close()
+            return NotOwnerError(os.fsdecode(one.path), why="this node does not own it, or has none of it")
         except HeadraceError as error:
             return error
 
@@ -152,8 +167,11 @@ class Desk:
         return Taken(refused=refused)
 
     async def _take(self, one: Wanted) -> None:
-        if not self._owns(one.path, one.start):
-            raise NotOwnerError(os.fsdecode(one.path), why="this node does not own it")
+        end_s = time.monotonic() + VIEW_WAIT_S
+        while not self._owns(one.path, one.start):  # whoever offers it may have heard of the change first
+            if time.monotonic() >= end_s:
+                raise NotOwnerError(os.fsdecode(one.path), why="this node does not own it")
+            await asyncio.sleep(VIEW_LOOK_S)
         entry = await self._claimed(one)
         if one.size_bytes <= SEGMENT_BYTES:
             await self._reads.load(entry)
@@ -161,8 +179,14 @@ class Desk:
             await self._reads.load_part(entry, one.start, one.end)
         self._store.set_borrowed(entry.id, borrowed=False)
 
+    async def doubt(self, request: Doubt) -> None:
+        entry = await self._claimed(request.file)
+        await self._reads.check(entry.id)
+
     async def forget(self, request: Forget) -> None:
         if request.relist:
-            self._on_forget(request.path)
-        else:
+            self._on_forget(request.path, request.below)
+        elif request.below:
             self._namespace.expire(request.path)
+        else:
+            self._namespace.look_again_in(request.path)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,10 @@ class Sources:
         """Whether this node is an owner of the file's first segment."""
         return True
 
+    def comes_from_origin(self, path: bytes, version: Version, start: int, end: int) -> bool:
+        """Whether one read of all of it is under way, and is at the origin."""
+        return False
+
 
 class ClusterSources(Sources):
     """peer_gate: of reads from peers. view: the current one."""
@@ -125,12 +129,27 @@ class ClusterSources(Sources):
         self._ring = view().ring
         self._changed_s = float("-inf")
         self._in_vain: dict[str, int] = {}
+        self._at_origin: dict[tuple[bytes, Version], list[tuple[int, int]]] = {}
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
 
     def owns(self, path: bytes) -> bool:
         return self.route(path, 0, for_peer=False).owned
+
+    def comes_from_origin(self, path: bytes, version: Version, start: int, end: int) -> bool:
+        return any(first <= start and end <= last for first, last in self._at_origin.get((path, version), ()))
+
+    @contextmanager
+    def at_origin(self, path: bytes, version: Version, start: int, end: int) -> Iterator[None]:
+        ranges = self._at_origin.setdefault((path, version), [])
+        ranges.append((start, end))
+        try:
+            yield
+        finally:
+            ranges.remove((start, end))
+            if not ranges:
+                del self._at_origin[path, version]
 
     def route(self, path: bytes, start: int, *, for_peer: bool) -> Route:
         view = self.view()
@@ -196,8 +215,9 @@ class PeersFirst:
                     refused = refused or (isinstance(found, NotOwnerError) and not hop.cached_only)
             if not refused or not await sources.other_view(view):
                 break
-        async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
-            yield body
+        with sources.at_origin(self.path, self.version, start, end):
+            async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
+                yield body
 
     async def _ask_hedged(
         self, hop: Hop, rest: tuple[Hop, ...], start: int, end: int

@@ -68,6 +68,8 @@ class Notify(IntEnum):
 
 # flags of INIT (64 bits: flags | flags2 << 32)
 ASYNC_READ = 1 << 0
+ATOMIC_O_TRUNC = 1 << 3
+BIG_WRITES = 1 << 5
 DO_READDIRPLUS = 1 << 13
 READDIRPLUS_AUTO = 1 << 14
 NO_OPEN_SUPPORT = 1 << 17
@@ -83,6 +85,11 @@ FOPEN_KEEP_CACHE = 1 << 1
 FOPEN_CACHE_DIR = 1 << 3
 FOPEN_NOFLUSH = 1 << 5
 FOPEN_PASSTHROUGH = 1 << 7
+
+# bits of `valid` of SETATTR
+FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME = 1, 2, 4, 8, 16, 32
+FATTR_ATIME_NOW, FATTR_MTIME_NOW = 128, 256
+FSYNC_DATA_ONLY = 1
 
 # ioctls of /dev/fuse
 BACKING_OPEN = 0x4010E501  # _IOW(229, 1, struct fuse_backing_map)
@@ -104,6 +111,22 @@ INIT_OUT = Struct("<IIIIHHIIHHIIH22x")
 OPEN_IN = Struct("<II")  # flags open_flags
 READ_IN = Struct("<QQII")  # fh offset size read_flags
 RELEASE_IN = Struct("<Q")  # fh
+FORGET_IN = Struct("<Q")  # nlookup
+BATCH_FORGET_IN = Struct("<II")  # count dummy
+FORGET_ONE = Struct("<QQ")  # nodeid nlookup
+SETATTR_IN = Struct("<IIQQQQQQIIIIIIII")
+# valid padding fh size lock_owner a/m/ctime a/m/ctimensec mode unused uid gid unused
+MKNOD_IN = Struct("<IIII")  # mode rdev umask padding
+MKDIR_IN = Struct("<II")  # mode umask
+RENAME_IN = Struct("<Q")  # newdir
+RENAME2_IN = Struct("<QII")  # newdir flags padding
+LINK_IN = Struct("<Q")  # oldnodeid
+CREATE_IN = Struct("<IIII")  # flags mode umask open_flags
+WRITE_IN = Struct("<QQIIQII")  # fh offset size write_flags lock_owner flags padding
+FSYNC_IN = Struct("<QII")  # fh fsync_flags padding
+FALLOCATE_IN = Struct("<QQQII")  # fh offset length mode padding
+LSEEK_IN = Struct("<QQII")  # fh offset whence padding
+SETXATTR_IN = Struct("<II")  # size flags
 XATTR_IN = Struct("<II")  # size padding
 INTERRUPT_IN = Struct("<Q")  # unique
 
@@ -114,6 +137,9 @@ XATTR_SIZE_REPLY = Struct("<IiQII")
 STATFS_REPLY = Struct("<IiQQQQQQIIII24x")  # blocks bfree bavail files ffree bsize namelen frsize padding
 DIRENT = Struct("<QQII")  # ino off namelen type
 DIRENTPLUS = Struct("<" + _ENTRY + "QQII")
+CREATE_REPLY = Struct("<IiQ" + _ENTRY + "QIi")  # entry, then fh open_flags backing_id
+WRITE_REPLY = Struct("<IiQII")  # size padding
+LSEEK_REPLY = Struct("<IiQQ")  # offset
 INVAL_ENTRY_OUT = Struct("<IiQQII")  # header, parent namelen flags
 INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 
@@ -122,3 +148,6 @@ READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with its header it fits a pipe of 1 M
 REQUEST_BYTES_MAX = 16384
 """Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at
 least."""
+WRITE_BYTES_MAX = 1 << 20
+WRITABLE_REQUEST_BYTES_MAX = WRITE_BYTES_MAX + (1 << 16) + PAGE_BYTES
+"""Of a mount that can be written: max_write, or an extended attribute with its name."""

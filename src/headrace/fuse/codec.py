@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.base.model import Entry, Kind
+from headrace.base.model import FILE_ID_MAX, Entry, Kind
 from headrace.fuse import abi
 
 FOREVER_S = 1 << 31
 """Attributes of an id never change."""
+UPPER_TTL_S = 1
+"""How long the kernel keeps names and attributes of the upper layer, where another session may write, too."""
 _FILE_MODE = stat.S_IFREG | 0o444
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _DT = {Kind.FILE: 8, Kind.DIRECTORY: 4}
@@ -36,7 +39,14 @@ def decode_init(request: bytes) -> Init:
     return Init(major, minor, readahead, flags | flags2 << 32)
 
 
-def init_reply(unique: int, *, flags: int, stack_depth: int, readahead_bytes: int) -> bytes:
+def init_reply(
+    unique: int,
+    *,
+    flags: int,
+    stack_depth: int,
+    readahead_bytes: int,
+    write_bytes_max: int = abi.PAGE_BYTES,
+) -> bytes:
     body = abi.INIT_OUT.pack(
         abi.KERNEL_VERSION,
         abi.KERNEL_MINOR_VERSION,
@@ -44,7 +54,7 @@ def init_reply(unique: int, *, flags: int, stack_depth: int, readahead_bytes: in
         flags & 0xFFFFFFFF,
         128,  # max_background: readahead of many files at once
         96,
-        abi.PAGE_BYTES,
+        write_bytes_max,
         1,
         abi.READ_BYTES_MAX // abi.PAGE_BYTES,
         0,
@@ -63,14 +73,22 @@ def data_reply(unique: int, data: bytes) -> bytes:
     return abi.OUT_HEADER.pack(16 + len(data), 0, unique) + data
 
 
-def decode_name(request: bytes | bytearray) -> bytes:
-    return bytes(request[40 : request.index(b"\0", 40)])
+def decode_name(request: bytes | bytearray, at: int = 40) -> bytes:
+    """The name that begins at a byte of the request."""
+    return bytes(request[at : request.index(b"\0", at)])
+
+
+def decode_names(request: bytes | bytearray, at: int = 40) -> tuple[bytes, bytes]:
+    first = decode_name(request, at)
+    return first, decode_name(request, at + len(first) + 1)
 
 
 class Attributes:
     """Encodes entries; knows who owns what users see."""
 
-    def __init__(self, *, uid: int, gid: int, generation: int) -> None:
+    def __init__(self, *, uid: int, gid: int, generation: int, writable: bool = False) -> None:
+        self._file_mode = _FILE_MODE | (0o200 if writable else 0)
+        self._directory_mode = _DIRECTORY_MODE | (0o200 if writable else 0)
         self._uid = uid
         self._gid = gid
         self._generation = generation
@@ -80,7 +98,7 @@ class Attributes:
         mtime_s = max(0, mtime_s)
         size = entry.version.size_bytes
         is_file = entry.kind == Kind.FILE
-        mode, links = (_FILE_MODE, 1) if is_file else (_DIRECTORY_MODE, 2)
+        mode, links = (self._file_mode, 1) if is_file else (self._directory_mode, 2)
         return (
             *(entry.id, size, (size + 511) >> 9, mtime_s, mtime_s, mtime_s, mtime_ns, mtime_ns, mtime_ns),
             *(mode, links, self._uid, self._gid, 0, abi.PAGE_BYTES, 0),
@@ -91,6 +109,32 @@ class Attributes:
         return abi.ENTRY_REPLY.pack(
             *(_ENTRY_BYTES, 0, unique, node, self._generation, ttl, FOREVER_S, ttl_ns, 0), *self._attr(entry)
         )
+
+    def stat_entry_reply(self, unique: int, node: int, found: os.stat_result, generation: int) -> bytes:
+        """Of something in the upper layer."""
+        return abi.ENTRY_REPLY.pack(_ENTRY_BYTES, 0, unique, *self._stat_entry(node, found, generation))
+
+    def _stat_entry(self, node: int, found: os.stat_result, generation: int) -> tuple[int, ...]:
+        return (node, self._generation + generation, UPPER_TTL_S, UPPER_TTL_S, 0, 0, *_stat_attr(node, found))
+
+    def stat_attr_reply(self, unique: int, node: int, found: os.stat_result) -> bytes:
+        return abi.ATTR_REPLY.pack(_ATTR_BYTES, 0, unique, UPPER_TTL_S, 0, 0, *_stat_attr(node, found))
+
+    def create_reply(
+        self, unique: int, node: int, found: os.stat_result, generation: int, opened: tuple[int, int, int]
+    ) -> bytes:
+        """opened: fh, flags, backing id."""
+        entry = self._stat_entry(node, found, generation)
+        return abi.CREATE_REPLY.pack(abi.CREATE_REPLY.size, 0, unique, *entry, *opened)
+
+    def stat_direntplus(
+        self, name: bytes, node: int, found: os.stat_result, generation: int, offset: int
+    ) -> bytes:
+        kind = stat.S_IFMT(found.st_mode) >> 12
+        head = abi.DIRENTPLUS.pack(
+            *self._stat_entry(node, found, generation), node & FILE_ID_MAX, offset, len(name), kind
+        )
+        return head + name + bytes(-len(name) & 7)
 
     def negative_reply(self, unique: int, ttl_s: float) -> bytes:
         ttl, ttl_ns = int(ttl_s), int(ttl_s % 1 * 1e9)
@@ -109,6 +153,33 @@ class Attributes:
             *(entry.id, offset, len(name), _DT[entry.kind]),
         )
         return head + name + bytes(-len(name) & 7)
+
+
+def _stat_attr(node: int, found: os.stat_result) -> tuple[int, ...]:
+    seconds, rest = zip(
+        *(divmod(ns, 1_000_000_000) for ns in (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)),
+        strict=True,
+    )
+    return (
+        *(node & FILE_ID_MAX, found.st_size, found.st_blocks, *(at % (1 << 64) for at in seconds), *rest),
+        *(found.st_mode, found.st_nlink, found.st_uid, found.st_gid, _device(found.st_rdev)),
+        *(found.st_blksize, 0),
+    )
+
+
+def _device(number: int) -> int:
+    """As the kernel encodes it (new_encode_dev)."""
+    major, minor = os.major(number), os.minor(number)
+    return (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
+
+
+def decode_device(encoded: int) -> int:
+    return os.makedev((encoded & 0xFFF00) >> 8, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
+
+
+def stat_dirent(name: bytes, node: int, found: os.stat_result, offset: int) -> bytes:
+    kind = stat.S_IFMT(found.st_mode) >> 12
+    return abi.DIRENT.pack(node & FILE_ID_MAX, offset, len(name), kind) + name + bytes(-len(name) & 7)
 
 
 def dirent(ino: int, name: bytes, kind: Kind, offset: int) -> bytes:

@@ -14,6 +14,7 @@ ERRNO: dict[str, int] = {
     "path.not_a_directory": errno.ENOTDIR,
     "path.is_a_directory": errno.EISDIR,
     "path.exists": errno.EEXIST,
+    "path.not_empty": errno.ENOTEMPTY,
     "path.read_only": errno.EROFS,
     "not_supported": errno.ENOTSUP,
     "origin.failed": errno.EIO,
@@ -21,6 +22,8 @@ ERRNO: dict[str, int] = {
     "origin.denied": errno.EACCES,
     "origin.no_bucket": errno.ENXIO,
     "origin.version_changed": errno.ESTALE,
+    "origin.conflict": errno.ESTALE,
+    "origin.read_only": errno.EROFS,
     "deadline": errno.ETIMEDOUT,
     "store.no_space": errno.ENOSPC,
     "store.failed": errno.EIO,
@@ -35,6 +38,12 @@ ERRNO: dict[str, int] = {
     "cluster.id_taken": errno.EBUSY,
     "peer.failed": errno.EIO,
     "peer.not_owner": errno.EIO,
+    # of checkpoints, which no mount meets
+    "checkpoint.not_found": errno.ENOENT,
+    "checkpoint.corrupt": errno.EBADMSG,
+    "checkpoint.mismatch": errno.EINVAL,
+    "checkpoint.no_space": errno.ENOSPC,
+    "checkpoint.failed": errno.EIO,
     "cancelled": errno.EINTR,
 }
 

@@ -123,6 +123,9 @@ class Directory:
     def __init__(self) -> None:
         self._offsets = [2]
         self._names = [b""]
+        self.above: list[tuple[bytes, bool]] | None = None
+        """What the upper layer said of its names when the reading began; None: it begins now."""
+        self._page: tuple[int, list[bytes]] = (2, [])
 
     def note(self, offset: int, name: bytes) -> None:
         """A page ended: the next begins at offset, after name."""
@@ -130,8 +133,18 @@ class Directory:
             self._offsets.append(offset)
             self._names.append(name)
 
+    def note_page(self, offset: int, names: list[bytes]) -> None:
+        """The names of a page that began at offset: a reader may go on from any of them, and while names go away
+        under it, counting from the start would pass by some."""
+        self._page = (offset, names)
+        if names:
+            self.note(offset + len(names), names[-1])
+
     def seek(self, offset: int) -> tuple[bytes, int]:
         """The name to begin after, and how many names to skip then."""
+        begin, names = self._page
+        if begin < offset <= begin + len(names):
+            return names[offset - begin - 1], 0
         at = bisect.bisect_right(self._offsets, offset) - 1
         return self._names[at], offset - self._offsets[at]
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from headrace.base.errors import HeadraceError, NotSupportedError
+from headrace.base.errors import HeadraceError
 from headrace.fuse import device, ledger, mount
 
 BACKOFF_S_MAX = 5.0
@@ -191,13 +191,11 @@ def run_holder(
         ready_fd=ready_fd,
     )
     try:
-        if not read_only:
-            raise NotSupportedError("mounts are read-only", hint="leave read_only on")
         arguments.mountpoint = mount.prepare(mountpoint)
         fuse_fd, ledger_fd = fds or (device.open_device(), ledger.create())
         for fd in (fuse_fd, ledger_fd):
             os.set_inheritable(fd, False)
-        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other)
+        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:
         say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
@@ -224,6 +222,7 @@ def main() -> int:
     parser.add_argument("--socket", required=True)
     parser.add_argument("--io", default="auto", choices=("auto", "passthrough", "splice", "noopen"))
     parser.add_argument("--allow-other", action="store_true")
+    parser.add_argument("--writable", action="store_true")
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--client", default=_CLIENT)
     parser.add_argument("--fds", type=int, nargs=2)
@@ -237,6 +236,7 @@ def main() -> int:
         socket_path=a.socket,
         io=a.io,
         allow_other=a.allow_other,
+        read_only=not a.writable,
         ready_fd=a.ready_fd,
         client=a.client,
         fds=None if a.fds is None else (a.fds[0], a.fds[1]),

@@ -16,6 +16,9 @@ from headrace.base.model import FILE_ID_MAX, FileId, Kind
 from headrace.fuse.ledger import Ledger
 
 NODE_SHIFT = 48
+UPPER = 1 << 47
+"""Ids of the upper layer have this bit; those of the index are below it. Such a file is always open in one mode, so it
+has no incarnations."""
 IDLE_BACKINGS_MAX = 16384
 REFUSED_MAX = 1 << 20
 
@@ -56,12 +59,15 @@ class Inodes:
                 self._idle[node] = None
 
     def node_of(self, id: FileId, kind: Kind) -> int:
-        if kind is Kind.DIRECTORY:
+        if kind is Kind.DIRECTORY or id & UPPER:
             return id
         return self._incarnations.get(id, self._start) << NODE_SHIFT | id
 
     def is_current(self, node: int) -> bool:
-        return self._incarnations.get(node & FILE_ID_MAX, self._start) == node >> NODE_SHIFT
+        return (
+            bool(node & UPPER)
+            or self._incarnations.get(node & FILE_ID_MAX, self._start) == node >> NODE_SHIFT
+        )
 
     def open_hit(self, node: int) -> int:
         """The backing id of a node that has one, with one more open; 0: none. The hot way of OPEN."""
@@ -77,6 +83,9 @@ class Inodes:
             backing.opens = opens = opens + 1
             self._ledger.count(backing.slot, opens)
             return backing.backing_id
+
+    def has_backing(self, node: int) -> bool:
+        return node in self._backings
 
     def release_passthrough(self, node: int) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ from headrace.sdk.client import MISS
 log = logging.getLogger(__name__)
 
 Answer = bytes | int | None
-Deferred = Callable[[Cancel], "Answer"]
+Deferred = Callable[[Cancel], "Answer | Deferred"]
 Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk"]
 
 
@@ -290,16 +290,16 @@ class Operations:
             return errno.ENODATA
         state = self._client.file_state(FileId(node & FILE_ID_MAX))
         value = state.get(name.rpartition(b".")[2].decode())
-        return errno.ENODATA if value is None else _xattr_reply(unique, os.fsencode(value), size)
+        return errno.ENODATA if value is None else xattr_reply(unique, os.fsencode(value), size)
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         if not node >> 48:
-            return _xattr_reply(unique, b"", size)
-        return _xattr_reply(unique, b"\0".join(_XATTRS) + b"\0", size)
+            return xattr_reply(unique, b"", size)
+        return xattr_reply(unique, b"\0".join(_XATTRS) + b"\0", size)
 
 
-def _xattr_reply(unique: int, value: bytes, size: int) -> Answer:
+def xattr_reply(unique: int, value: bytes, size: int) -> Answer:
     if size == 0:
         return abi.XATTR_SIZE_REPLY.pack(abi.XATTR_SIZE_REPLY.size, 0, unique, len(value), 0)
     return errno.ERANGE if len(value) > size else codec.data_reply(unique, value)

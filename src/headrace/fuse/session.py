@@ -20,6 +20,7 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
+from headrace.base.write_modes import WriteModes
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import NodeClient
@@ -30,9 +31,12 @@ from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, Method, Mode, OnDisk, Operations
+from headrace.fuse.writable_files import WritableOperations
+from headrace.layer.upper import Upper
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import EventsLost
-from headrace.wire.messages import Completed, Evicted, Invalidated
+from headrace.sdk.tree import Tree
+from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ _WANTED = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
     *(abi.EXPLICIT_INVAL_DATA, abi.INIT_EXT, abi.HAS_RESEND),
 )
+_WANTED_WRITABLE = (*_WANTED, abi.ATOMIC_O_TRUNC, abi.BIG_WRITES)
 
 
 class Session:
@@ -57,17 +62,41 @@ class Session:
         self._files = Files(client)
         if self._taking_over:
             mode = Mode(ledger.mode)
-        self.operations = Operations(
-            client, self._inodes, self._files, mode=mode, register=self._register, send=FileReplies(fd).send
-        )
-        self.operations.start_handles_at(ledger.incarnation << 40 | 1)
         self._notifier = Notifier(fd)
+        self._tree = _tree_of(client)
+        self.operations = self._build_operations(mode)
+        self.operations.start_handles_at(ledger.incarnation << 40 | 1)
         self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
         self._waiting_lock = threading.Lock()
         self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="miss")
         self._table: dict[int, Method] = self.operations.table()
         self._table[Opcode.INTERRUPT] = self._interrupt
+
+    def _build_operations(self, mode: Mode) -> Operations:
+        send = FileReplies(self._fd).send
+        if self._tree is None:
+            return Operations(
+                self._client, self._inodes, self._files, mode=mode, register=self._register, send=send
+            )
+        client: Any = self._client
+        return WritableOperations(
+            client,
+            self._inodes,
+            self._files,
+            mode=mode,
+            register=self._register,
+            send=send,
+            kernel=self,
+            tree=self._tree,
+        )
+
+    def register(self, fd: int) -> int:
+        """A file of the upper layer, by its descriptor."""
+        return device.backing_open(self._fd, fd)
+
+    def name_changed(self, parent: int, name: bytes) -> None:
+        self._notifier.name_changed(parent, name)
 
     def start(self) -> None:
         """Answers INIT (blocks until the kernel sends it), or takes over."""
@@ -80,6 +109,8 @@ class Session:
 
     def serve(self) -> None:
         """Returns when the mount is gone."""
+        if self._tree is not None:
+            self._tree.take_umask()
         gc.collect()
         gc.freeze()
         self._loop()
@@ -90,7 +121,8 @@ class Session:
         if opcode != Opcode.INIT:
             raise RuntimeError(f"the kernel began with opcode {opcode}")
         offered = codec.decode_init(request)
-        flags = sum(flag for flag in _WANTED if offered.flags & flag)
+        wanted = _WANTED if self._tree is None else _WANTED_WRITABLE
+        flags = sum(flag for flag in wanted if offered.flags & flag)
         depth = 0
         if self.operations.mode is Mode.PASSTHROUGH and offered.flags & abi.PASSTHROUGH:
             flags, depth = flags | abi.PASSTHROUGH, STACK_DEPTH
@@ -100,7 +132,14 @@ class Session:
             flags |= offered.flags & abi.NO_OPEN_SUPPORT
         readahead = max(offered.max_readahead_bytes, device.READ_AHEAD_KB * 1024)
         os.write(
-            self._fd, codec.init_reply(unique, flags=flags, stack_depth=depth, readahead_bytes=readahead)
+            self._fd,
+            codec.init_reply(
+                unique,
+                flags=flags,
+                stack_depth=depth,
+                readahead_bytes=readahead,
+                write_bytes_max=abi.PAGE_BYTES if self._tree is None else abi.WRITE_BYTES_MAX,
+            ),
         )
         self._ledger.save(init_flags=flags, mode=self.operations.mode)
 
@@ -116,7 +155,8 @@ class Session:
     def _loop(self) -> None:
         fd, read, write = self._fd, os.readv, os.write
         unpack, table = abi.HOT_HEADER.unpack_from, self._table
-        request = bytearray(abi.REQUEST_BYTES_MAX)  # used again: methods keep no part of it beyond their call
+        length = abi.REQUEST_BYTES_MAX if self._tree is None else abi.WRITABLE_REQUEST_BYTES_MAX
+        request = bytearray(length)  # used again: methods keep no part of it beyond their call
         buffers = [request]
         unknown = _unknown
         while True:
@@ -201,6 +241,8 @@ class Session:
                 self._notifier.name_changed(parent, name)
             for parent in dict.fromkeys(parent for parent, _ in event.names):
                 self._notifier.listing_changed(parent)
+        elif isinstance(event, Written):
+            self._written(event)
         elif isinstance(event, Evicted):
             self._inodes.evict(event.ids)
             self._forget_files(event.ids)
@@ -208,6 +250,13 @@ class Session:
             self._forget_files(event.ids)
         elif isinstance(event, EventsLost):
             self._catch_up()
+
+    def _written(self, event: Written) -> None:
+        """What another session wrote: names that the kernel believes in may mean something else."""
+        operations = self.operations
+        if isinstance(operations, WritableOperations):
+            for path in operations.of_others(event):
+                operations.tell_kernel(path)
 
     def _catch_up(self) -> None:
         """What was dropped while nobody told us would keep its space. Names expire by themselves."""
@@ -219,6 +268,14 @@ class Session:
         drop: Callable[[Any], None] = self._files.drop
         for id in ids:
             drop(id)
+
+
+def _tree_of(client: Any) -> Tree | None:
+    """None where nothing can be written."""
+    modes = WriteModes.parse(getattr(client, "write", ""))
+    if not modes.any:
+        return None
+    return Tree(client, Upper(client.upper), modes, on_changed=client.changed)
 
 
 def _unknown(unique: int, node: int, request: bytearray) -> Answer:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.write_modes import WriteModes
 from headrace.fuse import probe, survey
 from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.ledger import Ledger
@@ -32,10 +33,11 @@ PATIENCE_S = 60.0
 
 
 def choose_mode(io: str, client: NodeClient) -> tuple[Mode, str]:
-    """The mode and why. io: auto, passthrough, splice, noopen."""
-    if io in ("splice", "noopen"):
+    """The mode and why. io: auto, passthrough, splice, noopen. What can be written has to hear of opens."""
+    writable = WriteModes.parse(getattr(client, "write", "")).any
+    if io == "splice" or (io == "noopen" and not writable):
         return Mode(io), "asked for"
-    small = survey.small_files(client) if io == "auto" else ""
+    small = survey.small_files(client) if io == "auto" and not writable else ""
     if small:
         return Mode.NOOPEN, small
     result = probe.probe()

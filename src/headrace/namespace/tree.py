@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -185,8 +185,8 @@ class Namespace:
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._index.expire_all(entry.id, to_ns=STALE_NS)
 
-    async def relist_below(self, path: bytes) -> None:
-        """Lists again what was listed at and below a path. What fails is listed when somebody looks."""
+    async def relist_below(self, path: bytes, *, below: bool = True) -> None:
+        """Lists again what was listed at and below a path, or at it only. What fails is listed when somebody looks."""
         top = self._known(path)
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
         while pending:
@@ -197,7 +197,66 @@ class Namespace:
                 await self.relist(directory)
             except HeadraceError as error:
                 log.info("listing failed directory=%x error=%s", directory, error)
+            if not below:
+                return
             pending.extend(e.id for e in self._index.children(directory) if e.kind is Kind.DIRECTORY)
+
+    def known(self, path: bytes) -> Entry | None:
+        """What the index has at a path; nobody is asked."""
+        return self._known(path)
+
+    def paths_of(self, names: Iterable[tuple[FileId, bytes]]) -> Iterator[bytes]:
+        """Of names in directories that are still there."""
+        folders: dict[FileId, bytes | None] = {}
+        for parent, name in names:
+            if parent not in folders:
+                folders[parent] = self._index.path_of(parent)
+            folder = folders[parent]
+            if folder is not None:
+                yield folder.rstrip(b"/") + b"/" + name
+
+    def place_of(self, path: bytes) -> tuple[Mount, str] | None:
+        """The mount that answers for a path, and the key there; None above all mounts."""
+        return self._mounts.find(os.fsdecode(path))
+
+    def was_put(self, path: bytes, version: Version) -> Entry | None:
+        """This node put a file there: the index has it on return. None when a part of the path is a file."""
+        *folders, name = [part for part in path.split(b"/") if part]
+        directory = ROOT_ID
+        with self._index.batch():
+            for part in folders:
+                directory = self._index.ensure_directory(directory, part)
+            self._index.put_file(directory, name, version)
+        return self._index.lookup(directory, name)
+
+    def was_made(self, path: bytes) -> None:
+        """This node made a folder there: so does the index."""
+        directory = ROOT_ID
+        with self._index.batch():
+            for part in [part for part in path.split(b"/") if part]:
+                directory = self._index.ensure_directory(directory, part)
+
+    def was_removed(self, path: bytes) -> None:
+        """This node removed what was there, with all below it: so does the index."""
+        entry = self._known(path)
+        if entry is not None and entry.id != ROOT_ID:
+            self._index.remove(entry.parent, entry.name)
+
+    def look_again(self, path: bytes) -> None:
+        """The next who asks for a name of the folder that a path is in has it listed."""
+        self.look_again_in(path.rpartition(b"/")[0] or b"/")
+
+    def look_again_in(self, path: bytes) -> None:
+        """The same of the folder itself."""
+        folder = self._known(path)
+        if folder is not None and self._index.fresh_until_ns(folder.id):
+            self._index.set_fresh_until(folder.id, STALE_NS)
+
+    async def refresh_path(self, path: bytes) -> None:
+        """As `refresh`; nothing for a directory that was never listed, or is none any more."""
+        folder = self._known(path)
+        if folder is not None and folder.kind is Kind.DIRECTORY and self._index.fresh_until_ns(folder.id):
+            await self.refresh(folder.id)
 
     def names(self, directory: FileId) -> Iterator[Names]:
         """What a peer is told of a directory, of which the index has the listing. In pages."""

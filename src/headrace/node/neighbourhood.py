@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.dataplane.concurrency import Gate, Window
@@ -60,7 +62,14 @@ class Neighbourhood:
         self.records = EtcdRecords(self.endpoints, prefix=f"/headrace/{self.name}/", lease_s=config.lease_s)
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
-        self.membership = Membership(self.records, self.info, on_view=self._viewed, is_alive=self._is_alive)
+        kept = os.path.join(config.cache[0].folder, "members.json")
+        self.membership = Membership(
+            self.records,
+            self.info,
+            last=LastView(kept, cluster=config.cluster, node=self.info.id),
+            on_view=self._viewed,
+            is_alive=self._is_alive,
+        )
         self._server: PeerServer | None = None
 
     def view(self) -> ClusterView:
@@ -97,7 +106,8 @@ class Neighbourhood:
         return any(owner.id == self.info.id for owner in owners)
 
     async def start(self, desk: Desk) -> None:
-        """Served and in the cluster on return. NodeIdTakenError, ClusterUnavailableError, UsageError."""
+        """Served, and in the cluster as Membership.start says, on return. NodeIdTakenError, ClusterUnavailableError,
+        UsageError."""
         self._server = PeerServer(
             self._welcome, self.name, desk, loop=asyncio.get_running_loop(), tls=self._server_tls
         )
@@ -110,13 +120,13 @@ class Neighbourhood:
             await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
         self.peers.close()
 
-    async def forget(self, path: bytes, *, relist: bool) -> list[tuple[str, str]]:
+    async def forget(self, path: bytes, *, relist: bool, below: bool = True) -> list[tuple[str, str]]:
         """Tells all other nodes; those that could not be told, and why."""
 
         async def tell(node: NodeInfo) -> tuple[str, str] | None:
             try:
                 deadline = Deadline.after(FORGET_LIMIT_S)
-                await self.peers.forget(node, path, relist=relist, deadline=deadline)
+                await self.peers.forget(node, path, relist=relist, below=below, deadline=deadline)
             except HeadraceError as error:
                 return f"node {node.id}", str(error)
             return None

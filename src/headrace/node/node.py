@@ -16,12 +16,15 @@ import uvloop
 from headrace.base.deadline import Deadline
 from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
 from headrace.base.model import FileId
+from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, is_secret
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
+from headrace.dataplane.write import WritePath
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
+from headrace.jobs.persist import persist_begun, persist_states
 from headrace.namespace.mounts import Mount, MountTable, normal_path
 from headrace.namespace.tree import Namespace
 from headrace.node.cache import (
@@ -32,11 +35,13 @@ from headrace.node.cache import (
     put_aside,
 )
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
+from headrace.node.writing import build_writing
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.store.store import Store
 from headrace.wire.messages import (
     Answer,
+    Changed,
     Completed,
     Done,
     Evicted,
@@ -57,6 +62,7 @@ from headrace.wire.messages import (
     Mounts,
     Open,
     Opened,
+    Persist,
     Report,
     Request,
     Resolve,
@@ -65,6 +71,7 @@ from headrace.wire.messages import (
     StatusAsk,
     Touch,
     Welcome,
+    Written,
 )
 
 if TYPE_CHECKING:
@@ -96,6 +103,7 @@ class Node:
         self.began_s = time.time()
         self.stopping = asyncio.Event()
         self.failed = False
+        self.disks_full: list[str] = []
         self.subscribers = Subscribers()
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
@@ -130,9 +138,12 @@ class Node:
             index=index_folder(config),
             volumes=[volume.folder for volume in store.volumes],
             generation=store.generation,
+            upper=config.upper_folder,
+            write=config.write,
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
         self.together: Together | None = None
+        self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
         self._upkeep: asyncio.Task[None] | None = None
 
     @classmethod
@@ -156,6 +167,8 @@ class Node:
             await node._attach_configured(check=not again)
             if hood is not None:
                 await node._join(hood)
+            if node.write is not None:
+                await node.write.start()
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
         except BaseException:
@@ -198,6 +211,8 @@ class Node:
         if self._upkeep is not None:
             self._upkeep.cancel()
         await self.server.stop()
+        if self.write is not None:
+            await self.write.stop()
         if self.together is not None:
             await self.together.stop()
         await self.reads.close()
@@ -269,10 +284,40 @@ class Node:
             case JobRetry(id=id):
                 await self._cluster_jobs().retry(id)
                 return Done()
+            case Changed(paths=paths, source=source):
+                if self.write is not None:
+                    self.write.changed(paths, source)
+                return Done()
+            case Persist(path=path):
+                await self._writing().persist(path)
+                return Done()
             case Shutdown():
                 self.stopping.set()
                 return Done()
         raise UsageError(f"request {type(request).__name__}", why="not answered here")
+
+    def _writing(self) -> WritePath:
+        if self.write is None:
+            raise UsageError("nothing can be written here", why="write is off", hint="--write back")
+        return self.write
+
+    def _persist_states(self, request: JobStart) -> AsyncIterator[Answer]:
+        """persist-soon: one state, and it goes on."""
+        if request.options.get("forget_conflicts"):
+            self._writing().forget_conflicts()
+        if request.kind == "persist-soon":
+            self._writing().soon(os.fsencode(request.path))
+            return persist_begun(self._writing(), request.path)
+        return persist_states(self._writing(), request.path)
+
+    async def _announce(self, folders: set[bytes]) -> None:
+        """What this node persisted changed the listings of these: the other nodes take them anew."""
+        if self.together is not None:
+            await self.together.announce(folders)
+
+    def _written(self, paths: list[bytes], source: int) -> None:
+        for at in range(0, len(paths), NAMES_A_MESSAGE):
+            self.subscribers.publish(Written(paths=paths[at : at + NAMES_A_MESSAGE], source=source))
 
     def _cluster_jobs(self) -> ClusterJobs:
         if self.together is None:
@@ -294,7 +339,7 @@ class Node:
                 "uptime_s": round(time.time() - self.began_s, 1),
                 "socket": self.config.socket_path,
             },
-            "cache": self.store.statistics(),
+            "cache": {**self.store.statistics(), "disks_full": self.disks_full},
             "index": self.store.index.statistics(),
             "origin": {**total, "mounts": origins},
             "mounts": [
@@ -303,13 +348,18 @@ class Node:
             ],
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
+            "write": {} if self.write is None else self.write.status(),
             **({"cluster": {}, "rebalance": {}} if self.together is None else self.together.status()),
         }
 
     async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
         try:
             together = self.together
-            if together is not None and together.runs(request):
+            if request.kind == "drain" and self.write is not None:
+                await self.write.persist(b"/")
+            if request.kind in ("persist", "persist-soon"):
+                states = self._persist_states(request)
+            elif together is not None and together.runs(request):
                 states = together.run(request)
             else:
                 states = self.jobs.run(request.kind, request.path, request.options)
@@ -342,6 +392,12 @@ class Node:
         self, path: str, url: str, options: dict[str, str], *, check: bool, known: bool = False
     ) -> None:
         origin = build_origin(url, options)
+        if WriteModes.parse(self.config.write).persists_below(os.fsencode(path)) and not origin.writable:
+            raise UsageError(
+                f"writing to {url}",
+                why="such an origin can't be written to",
+                hint="--write off, or --write local",
+            )
         if check:
             await check_origin(origin, Deadline.after(min(CHECK_LIMIT_S, self.config.origin_timeout_s)))
         mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s)
@@ -374,6 +430,8 @@ class Node:
     def _names_changed(self, names: list[tuple[FileId, bytes]]) -> None:
         if self.together is not None:
             self.together.names_changed(names)
+        if self.write is not None:
+            self.write.names_changed(self.namespace.paths_of(names))
         for at in range(0, len(names), NAMES_A_MESSAGE):
             part = names[at : at + NAMES_A_MESSAGE]
             self.subscribers.publish(Invalidated(names=[(int(parent), name) for parent, name in part]))
@@ -392,7 +450,10 @@ class Node:
         synced_s = dropped_s = time.monotonic()
         while True:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
+            self._look_at_disks()
             try:
+                if self.write is not None:
+                    self.store.set_written(self.write.upper_bytes)
                 while self.store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
                     await asyncio.sleep(0)
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
@@ -407,6 +468,16 @@ class Node:
                 log.warning("upkeep failed error=%s", error)
             except Exception:
                 log.exception("upkeep failed")  # eviction and sync must go on
+
+    def _look_at_disks(self) -> None:
+        before = self.disks_full
+        self.disks_full = [volume.folder for volume in self.store.volumes if volume.disk_is_full]
+        for folder in self.disks_full:
+            if folder not in before:
+                log.warning("cache disk is full, nothing new is cached until there is room folder=%s", folder)
+        for folder in before:
+            if folder not in self.disks_full:
+                log.warning("cache disk has room again folder=%s", folder)
 
 
 def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:

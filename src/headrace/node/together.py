@@ -4,13 +4,14 @@ moved, attaches the mounts that all have."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
 
-from headrace.base.errors import UsageError
+from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
 from headrace.config.schema import Config
 from headrace.dataplane.read import ReadPath
@@ -25,7 +26,11 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
 
+log = logging.getLogger(__name__)
+
 LOOK_S = 0.25
+ANNOUNCED_MAX = 64
+"""Folders of one round; beyond that what they have in common."""
 
 
 class Together:
@@ -59,16 +64,38 @@ class Together:
         self.mounts = SharedMounts(hood.records, attach=attach, detach=detach)
         self.jobs = ClusterJobs(hood.info.id, hood.records, jobs, view=hood.view, replicas=config.replicas)
         self._relisting: set[asyncio.Task[None]] = set()
+        self._waiting: asyncio.Task[None] | None = None
         hood.on_view = self._viewed
 
     async def start(self, own: dict[str, MountRecord]) -> None:
-        """Peers are answered and this node is in the cluster on return. own: the mounts of its configuration. Errors
-        as of Neighbourhood.start, and UsageError where the cluster has another origin at one of them."""
+        """Peers are answered and this node is in the cluster on return; while etcd is away, later, where it can go by
+        the view of its last run. own: the mounts of its configuration. Errors as of Neighbourhood.start, and UsageError
+        where the cluster has another origin at one of them."""
         await self._hood.start(self._desk)
+        if self._hood.membership.joined.is_set():
+            await self._take_part(own)
+        else:
+            self._waiting = asyncio.ensure_future(self._take_part_later(own))
+
+    async def _take_part(self, own: dict[str, MountRecord]) -> None:
         await self.mounts.start(own)
         await self.jobs.start()
 
+    async def _take_part_later(self, own: dict[str, MountRecord]) -> None:
+        await self._hood.membership.joined.wait()
+        while True:
+            try:
+                return await self._take_part(own)
+            except ClusterUnavailableError:
+                await asyncio.sleep(LOOK_S)
+            except UsageError as error:
+                log.error("mounts and jobs of the cluster are not followed error=%s", error)
+                return None
+
     async def stop(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
@@ -91,6 +118,16 @@ class Together:
         """(parent, name) that mean something else than before."""
         self.jobs.pins.names_changed(names)
 
+    async def announce(self, folders: set[bytes]) -> None:
+        """Listings of these changed at their origin, by what this node put there. Who can't be told sees it when its
+        listings expire."""
+        below = len(folders) > ANNOUNCED_MAX
+        for folder in {os.path.commonpath(folders)} if below else folders:
+            untold = await self._hood.forget(folder, relist=False, below=below)
+            untold += await self._hood.forget(folder, relist=True, below=below)
+            if untold:
+                log.info("not told of a change path=%s nodes=%s", os.fsdecode(folder), untold)
+
     def status(self) -> dict[str, Any]:
         return {"cluster": self._hood.status(), "rebalance": self._rebalance.statistics()}
 
@@ -103,8 +140,8 @@ class Together:
     def _owns(self, path: bytes, start: int) -> bool:
         return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)
 
-    def _relist(self, path: bytes) -> None:
-        task = asyncio.ensure_future(self._namespace.relist_below(path))
+    def _relist(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - as the desk calls it
+        task = asyncio.ensure_future(self._namespace.relist_below(path, below=below))
         self._relisting.add(task)
         task.add_done_callback(self._relisting.discard)
 

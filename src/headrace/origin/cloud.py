@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import UsageError
 from headrace.origin.aws_profile import read_profile
-from headrace.origin.object_store import Stores
+from headrace.origin.object_calls import Stores
 from headrace.origin.options import OriginOptions
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
 
 CONNECT_TIMEOUT_S = 5.0
+PUT_TIMEOUT_S = 600.0
+"""Of one request of a put: 64 MiB at 110 KiB/s. The put's own deadline comes first where it is shorter."""
 _KEY = ("access_key_id", "secret_access_key", "session_token")
 _NO_RETRY: RetryConfig = {"max_retries": 0}
+_PARTS_RETRY: RetryConfig = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(minutes=10),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=15), "base": 2},
+}
 _LISTING_RETRY: RetryConfig = {
     "max_retries": 3,
     "retry_timeout": timedelta(seconds=30),
@@ -36,11 +43,28 @@ def _client(options: OriginOptions, endpoint: str) -> ClientConfig:
     }
 
 
-def _both(make: Callable[[RetryConfig], ObjectStore], url: str) -> Stores:
+def _clients(
+    make: Callable[[RetryConfig, ClientConfig], ObjectStore],
+    client: ClientConfig,
+    timeout_s: float,
+    url: str,
+    *,
+    conditional: bool = False,
+) -> Stores:
     from obstore.exceptions import BaseError
 
+    def with_headers(headers: dict[str, str], *, retries: bool) -> ObjectStore:
+        return make(_PARTS_RETRY if retries else _NO_RETRY, {**patient, "default_headers": headers})
+
+    patient: ClientConfig = {**client, "timeout": timedelta(seconds=max(timeout_s, PUT_TIMEOUT_S))}
     try:
-        return Stores(make(_NO_RETRY), make(_LISTING_RETRY))
+        return Stores(
+            make(_NO_RETRY, client),
+            make(_LISTING_RETRY, client),
+            make(_NO_RETRY, patient),
+            make(_PARTS_RETRY, patient),
+            with_headers if conditional else None,
+        )
     except (BaseError, ValueError, TypeError, OSError):
         # its message may quote a key or a service account: not passed on
         raise UsageError(
@@ -103,15 +127,18 @@ def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
     if path_style is not None:
         config["virtual_hosted_style_request"] = not path_style
     client, key = _client(options, endpoint), _key_of(options)
-    return _both(
-        lambda retry: S3Store(
+    return _clients(
+        lambda retry, client: S3Store(
             bucket,
             config=config,  # type: ignore[arg-type]
             client_options=client,
             retry_config=retry,
             credential_provider=key,
         ),
+        client,
+        options.timeout_s,
         url,
+        conditional=True,
     )
 
 
@@ -128,8 +155,10 @@ def gcs_stores(url: str, bucket: str, options: OriginOptions) -> Stores:
     if options.anonymous:
         config["skip_signature"] = True
     client = _client(options, options.endpoint)
-    return _both(
-        lambda retry: GCSStore(bucket, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+    return _clients(
+        lambda retry, client: GCSStore(bucket, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        client,
+        options.timeout_s,
         url,
     )
 
@@ -146,8 +175,10 @@ def azure_stores(url: str, container: str, options: OriginOptions) -> Stores:
     if not options.account_name and not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
         raise UsageError(url, why="the storage account is not known", hint="give account_name")
     client = _client(options, options.endpoint)
-    return _both(
-        lambda retry: AzureStore(container, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+    return _clients(
+        lambda retry, client: AzureStore(container, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
+        client,
+        options.timeout_s,
         url,
     )
 
@@ -159,4 +190,9 @@ def web_stores(url: str, server: str, options: OriginOptions) -> Stores:
     client = _client(options, server)
     if options.token:
         client["default_headers"] = {"authorization": f"Bearer {options.token}"}
-    return _both(lambda retry: HTTPStore(server, client_options=client, retry_config=retry), url)
+    return _clients(
+        lambda retry, client: HTTPStore(server, client_options=client, retry_config=retry),
+        client,
+        options.timeout_s,
+        url,
+    )

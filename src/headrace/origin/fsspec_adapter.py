@@ -1,11 +1,12 @@
 """Any fsspec file system as an origin: hdfs, oss, sftp and what else has a driver.
 
 fsspec has no conditional read: a version is compared before and after. Its listings come whole, so a folder's
-listing takes memory for all of its entries. Calls run in threads.
+listing takes memory for all of its entries. Calls run in threads. How files are written is in fsspec_write.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
@@ -14,17 +15,32 @@ from typing import Any
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
+    DeadlineExceededError,
+    DirectoryNotEmptyError,
     HeadraceError,
     OriginDeniedError,
     OriginError,
     OriginUnavailableError,
+    PathExistsError,
     PathNotFoundError,
     UsageError,
     VersionChangedError,
 )
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, check_range, is_path
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.fsspec_write import info_of, put_file
+from headrace.origin.origin import (
+    HIDDEN,
+    Body,
+    Condition,
+    ListPage,
+    Source,
+    check_condition,
+    check_new_key,
+    check_range,
+    is_path,
+)
 from headrace.origin.threads import Threads
+from headrace.origin.turn import GivenUpError, Turn
 
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
@@ -94,6 +110,8 @@ class FsspecOrigin:
     """open: (any AbstractFileSystem, the attached path in it), asked for with the first call, in a thread.
     hidden: what a driver may say in an error and we may not repeat: the values of its options."""
 
+    writable = True
+
     def __init__(self, url: str, open: Callable[[], tuple[Any, str]], *, hidden: Iterable[str] = ()) -> None:
         self.url = url
         self._open = open
@@ -147,7 +165,7 @@ class FsspecOrigin:
         for info in infos:
             name = str(info["name"]).rstrip("/").rpartition("/")[2]
             child = f"{key}/{name}" if key else name
-            if not name or str(info["name"]).rstrip("/") == self._path(key):
+            if not name or name.startswith(HIDDEN) or str(info["name"]).rstrip("/") == self._path(key):
                 continue
             if info.get("type") == "directory":
                 directories[name] = None
@@ -156,6 +174,52 @@ class FsspecOrigin:
         found, folders = list(objects.values()), list(directories)
         for at in range(0, max(len(found), len(folders)), _PAGE):
             yield ListPage(tuple(found[at : at + _PAGE]), tuple(folders[at : at + _PAGE]))
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        """Attributes are dropped: fsspec has no words for them."""
+        what, turn = f"{self.url}/{key}", Turn()
+        deadline.check(what)
+        check_new_key(what, key)
+
+        def check() -> None:
+            found = info_of(self._files, self._path(key))
+            check_condition(what, condition, None if found is None else version_of(found))
+
+        def call() -> dict[str, Any]:
+            path = self._path(key)
+            return put_file(self._files, self._root, path, what, source, check=check, turn=turn)
+
+        return ObjectInfo(key, version_of(await self._call(call, what, deadline, give_up=turn.give_up)))
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        what = f"{self.url}/{key}"
+        found = (await self.head(key, deadline=deadline)).version
+        check_condition(what, condition, found)
+        await self._call(lambda: self._files.rm_file(self._path(key)), what, deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        what = f"{self.url}/{key}"
+        check_new_key(what, key)
+
+        def call() -> None:
+            found = info_of(self._files, self._path(key))
+            if found is not None and found.get("type") != "directory":
+                raise PathExistsError(what, why="a file has this name")
+            self._files.makedirs(self._path(key), exist_ok=True)
+
+        await self._call(call, what, deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        what = f"{self.url}/{key}"
+        if not key or not is_path(key):
+            return
+        async for page in self.list_directory(key, deadline=deadline):
+            if page.objects or page.directories:
+                raise DirectoryNotEmptyError(what, why="something is in it")
+        with contextlib.suppress(PathNotFoundError):  # also of a driver to which folders are only prefixes
+            await self._call(lambda: self._files.rmdir(self._path(key)), what, deadline)
 
     async def close(self) -> None:
         self._threads.close()
@@ -189,10 +253,21 @@ class FsspecOrigin:
             why = why.replace(text, "…")
         return why
 
-    async def _call(self, call: Callable[[], Any], what: str, deadline: Deadline) -> Any:
+    async def _call(
+        self,
+        call: Callable[[], Any],
+        what: str,
+        deadline: Deadline,
+        give_up: Callable[[], None] | None = None,
+    ) -> Any:
+        """give_up: how a put is told that its caller has gone; it is then waited for."""
         try:
+            if give_up is not None:
+                return await self._threads.finish(lambda: self._with_files(call), give_up, what, deadline)
             return await self._threads.call(lambda: self._with_files(call), what, deadline)
         except HeadraceError:
             raise
+        except GivenUpError:
+            raise DeadlineExceededError(what, why="not done within the time allowed") from None
         except Exception as error:  # noqa: BLE001 - each driver raises errors of its own
             raise _translate(error, what, self._say(error)) from None

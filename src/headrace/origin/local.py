@@ -1,12 +1,14 @@
 """A folder of this host, or of a network file system mounted on it, as an origin.
 
 Not obstore's local store: that refuses names that are not UTF-8. Calls run in threads. A version is named by
-mtime, size and inode; a read compares them before and after.
+mtime, size and inode; a read compares them before and after. How files are written is in local_write.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,29 +17,58 @@ from typing import TypeVar
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
+    DeadlineExceededError,
+    DirectoryNotEmptyError,
     HeadraceError,
     OriginDeniedError,
     OriginError,
     OriginUnavailableError,
+    PathExistsError,
     PathNotFoundError,
     VersionChangedError,
 )
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, check_range, is_path
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.local_write import (
+    make_folders,
+    put_file,
+    sweep,
+    sync_folder,
+    translate_write,
+)
+from headrace.origin.origin import (
+    HIDDEN,
+    Body,
+    Condition,
+    ListPage,
+    Source,
+    check_condition,
+    check_new_key,
+    check_range,
+    is_path,
+)
 from headrace.origin.threads import Threads
+from headrace.origin.turn import GivenUpError, Turn
 
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+_SWEPT_MAX = 10_000
+
 Result = TypeVar("Result")
 
 
-def _version(found: os.stat_result) -> Version:
+def version_of(found: os.stat_result) -> Version:
     return Version(
         found.st_size, found.st_mtime_ns, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
     )
+
+
+def _info(key: str, found: os.stat_result) -> ObjectInfo:
+    mode = stat.S_IMODE(found.st_mode)
+    return ObjectInfo(key, version_of(found), Attributes(found.st_mtime_ns, mode, found.st_uid, found.st_gid))
 
 
 def _translate(error: OSError, what: str) -> HeadraceError:
@@ -55,8 +86,11 @@ class LocalOrigin:
     """Symbolic links are followed, also out of the folder: whoever attaches it trusts it. Sockets, devices and
     links to nothing are not listed."""
 
+    writable = True
+
     def __init__(self, folder: str) -> None:
         self._folder = os.path.abspath(folder)
+        self._swept: set[str] = set()
         self.url = f"file://{self._folder}"
         self._threads = Threads()
 
@@ -67,6 +101,31 @@ class LocalOrigin:
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Body:
         return await self._in_thread(lambda: self._read(key, start, end, version), self._where(key), deadline)
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        """When a version is to be replaced, the two files change places, and the old one is looked at and put back
+        if it is not that version; a file system that can't do that has it compared just before the rename."""
+        what, turn = self._where(key), Turn()
+        check_new_key(what, key)
+        return await self._writing(
+            lambda: self._put(key, source, condition, attributes, turn), what, deadline, turn.give_up
+        )
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        """The version is compared just before."""
+        await self._writing(lambda: self._remove(key, condition), self._where(key), deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        what = self._where(key)
+        check_new_key(what, key)
+        await self._writing(lambda: self._make_directory(key), what, deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        what = self._where(key)
+        if key and is_path(key):
+            await self._writing(lambda: self._remove_directory(key), what, deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         where = self._where(key)
@@ -83,6 +142,30 @@ class LocalOrigin:
 
     async def close(self) -> None:
         self._threads.close()
+
+    async def _writing(
+        self,
+        call: Callable[[], Result],
+        what: str,
+        deadline: Deadline,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> Result:
+        try:
+            return await self._threads.finish(lambda: self._in_folder(call), give_up, what, deadline)
+        except HeadraceError:
+            raise
+        except GivenUpError:
+            raise DeadlineExceededError(what, why="not done within the time allowed") from None
+        except OSError as error:
+            raise translate_write(error, what) or _translate(error, what) from error
+
+    def _in_folder(self, call: Callable[[], Result]) -> Result:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno in _ABSENT and not os.path.isdir(self._folder):
+                raise BucketNotFoundError(self.url, why="the folder isn't there") from error
+            raise
 
     async def _in_thread(self, call: Callable[[], Result], what: str, deadline: Deadline) -> Result:
         try:
@@ -104,7 +187,70 @@ class LocalOrigin:
         found = os.stat(self._path(key))
         if not stat.S_ISREG(found.st_mode):
             raise PathNotFoundError(self._where(key), why="not a file")
-        return ObjectInfo(key, _version(found))
+        return _info(key, found)
+
+    def _put(
+        self, key: str, source: Source, condition: Condition, attributes: Attributes, turn: Turn
+    ) -> ObjectInfo:
+        path = self._path(key)
+        found = put_file(
+            path,
+            self._where(key),
+            source,
+            root=self._folder,
+            condition=condition,
+            attributes=attributes,
+            turn=turn,
+            version_of=version_of,
+        )
+        self._sweep_once(os.path.dirname(path), found.st_ctime)
+        return _info(key, found)
+
+    def _sweep_once(self, folder: str, now_s: float) -> None:
+        if folder in self._swept:
+            return
+        if len(self._swept) >= _SWEPT_MAX:
+            self._swept.clear()
+        self._swept.add(folder)
+        with contextlib.suppress(OSError):
+            sweep(folder, now_s)
+
+    def _remove(self, key: str, condition: Condition) -> None:
+        try:
+            found = self._head(key)
+        except NotADirectoryError:
+            raise PathNotFoundError(self._where(key), why="no such file") from None
+        check_condition(self._where(key), condition, found.version)
+        path = self._path(key)
+        os.unlink(path)
+        sync_folder(os.path.dirname(path))
+
+    def _make_directory(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            make_folders(path, self._folder)
+        except FileExistsError:
+            if not os.path.lexists(path):
+                raise  # a file stands in the place of one above
+            raise PathExistsError(self._where(key), why="a file has this name") from None
+
+    def _remove_directory(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            try:
+                os.rmdir(path)
+            except OSError as error:
+                if error.errno not in _NOT_EMPTY:
+                    raise
+                sweep(path, math.inf)  # of whatever age: who is putting into a folder that goes puts again
+                os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY:
+                raise
+            raise DirectoryNotEmptyError(self._where(key), why="something is in it") from None
+        sync_folder(os.path.dirname(path))
 
     def _read(self, key: str, start: int, end: int, version: Version) -> Body:
         try:
@@ -136,7 +282,7 @@ class LocalOrigin:
         return b"".join(parts)
 
     def _compare(self, file: int, key: str, version: Version) -> None:
-        if _version(os.fstat(file)) != version:
+        if version_of(os.fstat(file)) != version:
             raise VersionChangedError(self._where(key), why="it is not the version that was asked for")
 
     def _pages(self, key: str) -> Iterator[ListPage]:
@@ -165,6 +311,8 @@ class LocalOrigin:
     def _sort_in(
         self, entry: os.DirEntry[str], key: str, objects: list[ObjectInfo], directories: list[str]
     ) -> None:
+        if entry.name.startswith(HIDDEN):
+            return
         try:
             if entry.is_dir():
                 directories.append(entry.name)
@@ -173,4 +321,4 @@ class LocalOrigin:
         except OSError:
             return  # removed since, or a link to nothing
         if stat.S_ISREG(found.st_mode):
-            objects.append(ObjectInfo(f"{key}/{entry.name}" if key else entry.name, _version(found)))
+            objects.append(_info(f"{key}/{entry.name}" if key else entry.name, found))

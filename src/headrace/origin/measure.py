@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, Origin
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
 
-CALLS = ("head", "list", "read")
+CALLS = ("head", "list", "read", "put", "remove", "directory")
 
 
 @dataclass(slots=True)
@@ -36,18 +37,25 @@ class MeasureOrigin:
         self._inner = inner
         self._counts = {call: _Count() for call in CALLS}
         self._bytes_read = 0
+        self._bytes_written = 0
 
     @property
     def url(self) -> str:
         return self._inner.url
 
+    @property
+    def writable(self) -> bool:
+        return self._inner.writable
+
     def statistics(self) -> dict[str, int | float]:
-        """requests, errors, bytes_read; and for each of head, list (a page), read: `<call>_requests`,
-        `<call>_errors`, `<call>_latency_s_sum`, `<call>_latency_s_max`."""
+        """requests, errors, bytes_read, bytes_written; and for each of head, list (a page), read, put, remove,
+        directory (made or removed): `<call>_requests`, `<call>_errors`, `<call>_latency_s_sum`,
+        `<call>_latency_s_max`."""
         found: dict[str, int | float] = {
             "requests": sum(count.requests for count in self._counts.values()),
             "errors": sum(count.errors for count in self._counts.values()),
             "bytes_read": self._bytes_read,
+            "bytes_written": self._bytes_written,
         }
         for call, count in self._counts.items():
             found[f"{call}_requests"] = count.requests
@@ -56,26 +64,25 @@ class MeasureOrigin:
             found[f"{call}_latency_s_max"] = count.latency_s_max
         return found
 
-    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+    @contextlib.contextmanager
+    def _counting(self, call: str) -> Iterator[None]:
         begun_s = time.monotonic()
         try:
-            found = await self._inner.head(key, deadline=deadline)
+            yield
         except HeadraceError:
-            self._counts["head"].done(begun_s, failed=True)
+            self._counts[call].done(begun_s, failed=True)
             raise
-        self._counts["head"].done(begun_s, failed=False)
-        return found
+        self._counts[call].done(begun_s, failed=False)
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        with self._counting("head"):
+            return await self._inner.head(key, deadline=deadline)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Body:
-        begun_s = time.monotonic()
-        try:
+        with self._counting("read"):
             body = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
-        except HeadraceError:
-            self._counts["read"].done(begun_s, failed=True)
-            raise
-        self._counts["read"].done(begun_s, failed=False)
         self._bytes_read += len(body)
         return body
 
@@ -89,6 +96,28 @@ class MeasureOrigin:
         except HeadraceError:
             self._counts["list"].done(begun_s, failed=True)
             raise
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        with self._counting("put"):
+            found = await self._inner.put(
+                key, source, condition=condition, attributes=attributes, deadline=deadline
+            )
+        self._bytes_written += found.version.size_bytes
+        return found
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        with self._counting("remove"):
+            await self._inner.remove(key, condition=condition, deadline=deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        with self._counting("directory"):
+            await self._inner.make_directory(key, deadline=deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        with self._counting("directory"):
+            await self._inner.remove_directory(key, deadline=deadline)
 
     async def close(self) -> None:
         await self._inner.close()

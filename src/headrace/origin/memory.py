@@ -10,9 +10,20 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import PathNotFoundError, VersionChangedError
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, check_range, is_path
+from headrace.base.errors import DirectoryNotEmptyError, PathNotFoundError, VersionChangedError
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.origin import (
+    Body,
+    Condition,
+    ListPage,
+    Source,
+    check_condition,
+    check_new_key,
+    check_range,
+    is_path,
+)
+
+_PART_BYTES = 8 << 20
 
 _SHARED: dict[str, MemoryOrigin] = {}
 """By name: `memory://name` means one and the same origin all over a process, or nothing could be put there."""
@@ -22,10 +33,14 @@ _SHARED: dict[str, MemoryOrigin] = {}
 class _Stored:
     data: bytes
     version: Version
+    attributes: Attributes | None = None
 
 
 class MemoryOrigin:
-    """put and delete take effect at once; a put makes a new version even of equal bytes, as its mtime differs."""
+    """hold and delete take effect at once, from any thread: how tests change it beside its calls. Each put makes a
+    new version, even of equal bytes."""
+
+    writable = True
 
     def __init__(self, name: str = "", *, page_size: int = 1000) -> None:
         self.url = f"memory://{name}"
@@ -49,10 +64,10 @@ class MemoryOrigin:
         part._prefix = f"{self._prefix}{prefix}/"
         return part
 
-    def put(self, key: str, data: bytes) -> Version:
+    def hold(self, key: str, data: bytes, attributes: Attributes | None = None) -> Version:
         token = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}-{next(self._puts)}"'
         version = Version(len(data), time.time_ns(), token)
-        self._objects[self._prefix + key] = _Stored(data, version)
+        self._objects[self._prefix + key] = _Stored(data, version, attributes)
         return version
 
     def delete(self, key: str) -> None:
@@ -63,7 +78,7 @@ class MemoryOrigin:
         stored = self._objects.get(self._prefix + key)
         if stored is None or not key or not is_path(key):
             raise PathNotFoundError(f"{self.url}/{key}", why="no such object")
-        return ObjectInfo(key, stored.version)
+        return ObjectInfo(key, stored.version, stored.attributes)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
@@ -93,6 +108,41 @@ class MemoryOrigin:
             deadline.check(f"{self.url}/{key}")
             await asyncio.sleep(0)  # others run between two pages, as with any origin
             yield ListPage(tuple(objects[at : at + size]), tuple(directories)[at : at + size])
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        what = f"{self.url}/{key}"
+        deadline.check(what)
+        check_new_key(what, key)
+        parts = []
+        for start in range(0, source.size_bytes, _PART_BYTES):
+            end = min(start + _PART_BYTES, source.size_bytes)
+            parts.append(await asyncio.to_thread(source.pread, start, end))
+            deadline.check(what)
+        data = b"".join(parts)
+        check_condition(what, condition, self._version(key))  # no await from here on: nobody is between
+        return ObjectInfo(key, self.hold(key, data, attributes), attributes)
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        found = (await self.head(key, deadline=deadline)).version
+        check_condition(f"{self.url}/{key}", condition, found)
+        self.delete(key)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        deadline.check(f"{self.url}/{key}")
+        check_new_key(f"{self.url}/{key}", key)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        deadline.check(f"{self.url}/{key}")
+        prefix = f"{self._prefix}{key}/"
+        if any(path.startswith(prefix) and path != prefix for path in list(self._objects)):
+            raise DirectoryNotEmptyError(f"{self.url}/{key}", why="something is in it")
+        self._objects.pop(prefix, None)
+
+    def _version(self, key: str) -> Version | None:
+        stored = self._objects.get(self._prefix + key)
+        return stored.version if stored is not None else None
 
     async def close(self) -> None:
         return None

@@ -10,29 +10,30 @@ import asyncio
 import contextlib
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
-    DeadlineExceededError,
     HeadraceError,
     NotSupportedError,
     OriginUnavailableError,
     PathNotFoundError,
     VersionChangedError,
 )
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.obstore_errors import FOREIGN, translate, translate_listing
-from headrace.origin.origin import Body, ListPage, check_range
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.metadata import from_metadata
+from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
+from headrace.origin.object_write import ObjectWriter
+from headrace.origin.obstore_errors import translate_listing
+from headrace.origin.origin import HIDDEN, Body, Condition, ListPage, Source, check_range
+from headrace.origin.upload import Sizes
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -40,60 +41,6 @@ PAGE = 1000
 WASTE_MAX = 200
 EMPTY_MAX = 16
 Result = TypeVar("Result")
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECOND = timedelta(seconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """Two clients of the same place: objects without retries, listings with some."""
-
-    objects: ObjectStore
-    listings: ObjectStore
-
-
-def version_of(meta: ObjectMeta) -> Version:
-    """mtime in whole seconds: HEAD (an HTTP date) knows no more, and must equal what a listing says. Azure quotes
-    the ETag in its header and not in its listings; here it always has its quotes."""
-    token = meta["e_tag"] or ""
-    if token and not token.endswith('"'):
-        token = f'"{token}"'
-    return Version(meta["size"], (meta["last_modified"] - _EPOCH) // _SECOND * 10**9, token)
-
-
-def can_match(token: str) -> bool:
-    """If-Match compares strongly: a weak ETag never matches (RFC 9110, 13.1.1)."""
-    return bool(token) and not token.startswith("W/")
-
-
-@contextlib.asynccontextmanager
-async def within(deadline: Deadline, what: str) -> AsyncIterator[None]:
-    """DeadlineExceededError when the body isn't done by then."""
-    deadline.check(what)
-    left_s = deadline.left_s()
-    try:
-        async with asyncio.timeout(None if left_s == float("inf") else left_s):
-            yield
-    except TimeoutError as error:
-        if isinstance(error, DeadlineExceededError):
-            raise
-        raise DeadlineExceededError(what, why="no answer within the time allowed") from None
-
-
-@contextlib.contextmanager
-def translated(
-    what: str, translator: Callable[[BaseException, str], HeadraceError] = translate
-) -> Iterator[None]:
-    """obstore's exceptions as ours. Not chained: their text may hold a signed URL."""
-    try:
-        yield
-    except TimeoutError:
-        raise
-    except FOREIGN as error:
-        if isinstance(error, HeadraceError):
-            raise
-        raise translator(error, what) from None
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -126,11 +73,16 @@ class _Walk:
 class ObjectStoreOrigin:
     """prefix: what stands before every key in the bucket, without slashes around it; "" for none."""
 
-    def __init__(self, url: str, stores: Stores, prefix: str) -> None:
+    writable = True
+
+    def __init__(self, url: str, stores: Stores, prefix: str, *, sizes: Sizes = Sizes()) -> None:  # noqa: B008 - frozen
         self.url = url
         self._stores = stores
         self._prefix = prefix
         self._bucket_seen = False
+        self._writer = ObjectWriter(
+            url, stores, self._full, self.head, sizes=sizes, by_generation=url.startswith("gs:")
+        )
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         what = self._where(key)
@@ -139,12 +91,14 @@ class ObjectStoreOrigin:
         async with within(deadline, what):
             try:
                 with translated(what):
-                    meta = await obstore.head_async(self._stores.objects, self._full(key))
+                    result = await obstore.get_async(
+                        self._stores.objects, self._full(key), options={"head": True}
+                    )
             except PathNotFoundError:
                 await self._see_bucket(what)
                 raise
         self._bucket_seen = True
-        return ObjectInfo(key, version_of(meta))
+        return ObjectInfo(key, version_of(result.meta), from_metadata(result.attributes))
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
@@ -189,8 +143,24 @@ class ObjectStoreOrigin:
                 yield page
         self._bucket_seen = True
 
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        return await self._writer.put(
+            key, source, condition=condition, attributes=attributes, deadline=deadline
+        )
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        await self._writer.remove(key, condition=condition, deadline=deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._writer.make_directory(key, deadline=deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._writer.remove_directory(key, deadline=deadline)
+
     async def close(self) -> None:
-        return None
+        self._writer.close()
 
     async def _stream(
         self, key: str, what: str, deadline: Deadline
@@ -218,7 +188,8 @@ class ObjectStoreOrigin:
                 )
         names = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
         directories = [name for name in names if name and name not in walk.directories]
-        objects, told = found["objects"], set(walk.told)
+        objects = [meta for meta in found["objects"] if not _is_hidden(meta["path"])]
+        told = set(walk.told)
         for at in range(0, max(len(objects), len(directories)), PAGE):
             infos = [self._info(meta) for meta in objects[at : at + PAGE] if hash(meta["path"]) not in told]
             yield ListPage(tuple(infos), tuple(directories[at : at + PAGE]))
@@ -236,7 +207,7 @@ class ObjectStoreOrigin:
             if slash:
                 walk.deep += 1
                 directories[name] = None
-            else:
+            elif not name.startswith(HIDDEN):
                 (objects if meta["size"] else empty).append(meta)
         walk.empty += len(empty)
         if walk.is_waste(len(objects)):
@@ -296,6 +267,10 @@ class ObjectStoreOrigin:
             except StopAsyncIteration:
                 pass
         self._bucket_seen = True
+
+
+def _is_hidden(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(HIDDEN)
 
 
 def _same_version(meta: ObjectMeta, version: Version, what: str) -> None:

@@ -8,6 +8,7 @@ from obstore import exceptions
 
 from headrace.base.errors import (
     BucketNotFoundError,
+    ConflictError,
     HeadraceError,
     NotSupportedError,
     OriginDeniedError,
@@ -77,11 +78,31 @@ def _by_status(text: str, what: str, why: str) -> HeadraceError:
         return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
     if status == 404:
         return BucketNotFoundError(what, why=why)
+    if status == 501:
+        return NotSupportedError(what, why=why)
     if status in (412, 416):
         return VersionChangedError(what, why="it is not the version that was asked for")
     if status in (408, 429) or status >= 500 or (not status and _BROKEN.search(text)):
         return OriginUnavailableError(what, why=why)
     return OriginError(what, why=why)
+
+
+def translate_put(error: BaseException, what: str) -> HeadraceError:
+    """Of a put: there a failed precondition is a conflict, and a 404 means the bucket."""
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        return ConflictError(what, why="it was changed, made or removed at the origin")
+    if "NoSuchUpload" in str(error):  # completed by an attempt whose answer was lost, or aborted by somebody
+        return OriginUnavailableError(what, why=reason(error))
+    found = translate(error, what)
+    if isinstance(found, VersionChangedError):
+        return ConflictError(what, why="it was changed at the origin")
+    if isinstance(found, PathNotFoundError):
+        if found.why == INEXPRESSIBLE:
+            return NotSupportedError(what, why=found.why)
+        return BucketNotFoundError(what, why="no such bucket or container")
+    if found.code == OriginError.code and "status code: 409" in str(error):
+        return OriginUnavailableError(what, why=found.why)  # another put of this object is under way
+    return found
 
 
 def translate_listing(error: BaseException, what: str) -> HeadraceError:

@@ -11,11 +11,36 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import OriginError
+from headrace.base.errors import ConflictError, NotSupportedError, OriginError
+from headrace.base.model import Attributes as Attributes
 from headrace.base.model import ObjectInfo, Version
+
+HIDDEN = ".headrace-put-"
+"""What names begin with that putting needs for a moment: no listing tells them."""
 
 Body = bytes | bytearray | memoryview
 """What a range read returns: bytes that os.pwrite and a checksum take without a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The condition that there is no such object yet."""
+
+
+Condition = Version | Absent | None
+"""What must be at the origin for a change of ours to take place; None: whatever is there."""
+
+
+class Source(Protocol):
+    """What is put: bytes that are read in parts, when they are needed. Must not change until the put is over."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def pread(self, start: int, end: int) -> Body:
+        """Exactly the bytes start..end (end exclusive), or a HeadraceError, which comes out of the put as it is.
+        Blocks; called in threads, several at one time."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +59,12 @@ class Origin(Protocol):
     @property
     def url(self) -> str:
         """Where, for people and messages; never holds a credential."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether this kind of origin can be written to at all; else put, remove and the calls of directories are
+        OriginReadOnlyError. What the credentials allow, only a call tells."""
         ...
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
@@ -55,6 +86,32 @@ class Origin(Protocol):
         a range that is not within the version's size is OriginError, and nothing is asked."""
         ...
 
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        """A whole new object, durable at the origin on return; head() then tells the version returned. Readers see
+        the old object or the new one, never part. Folders above come into being where there are any.
+        ConflictError, and nothing changed, when the condition does not hold: decided by the origin where it can
+        (docs/semantics.md names the windows). IsADirectoryPathError, NotADirectoryPathError where a folder or a
+        file stands in the way; NotSupportedError for a name that the origin can't hold.
+        A put that failed otherwise, or was cancelled, has happened whole or not at all; head() tells. It does not
+        happen later, but for a request that was under way to an object store in its last moment."""
+        ...
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        """PathNotFoundError when there is no such object; ConflictError when it is not that version."""
+        ...
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        """An empty folder, and those above it, where the origin has folders; nothing where they are only prefixes
+        of keys. One that exists is none the worse. PathExistsError when a file has the name."""
+        ...
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        """An empty folder; of a folder that is only a prefix its marker object, if it has one. DirectoryNotEmptyError
+        when something is in it; none of that name is no error. "" is the root, which stays."""
+        ...
+
     async def close(self) -> None:
         """Lets go of what it holds. May be called twice."""
         ...
@@ -69,3 +126,24 @@ def check_range(what: str, start: int, end: int, version: Version) -> None:
 def is_path(key: str) -> bool:
     """Whether a key is made of names that a file system can have. "" is the root, and is one."""
     return "\0" not in key and (not key or not any(part in ("", ".", "..") for part in key.split("/")))
+
+
+def check_new_key(what: str, key: str) -> None:
+    """NotSupportedError when nothing can be put under such a key."""
+    if not key or not is_path(key):
+        raise NotSupportedError(what, why="no name for a file (an empty, . or .. part, or a zero byte)")
+    if any(part.startswith(HIDDEN) for part in key.split("/")):
+        raise NotSupportedError(what, why=f"names that begin with {HIDDEN} are kept for puts under way")
+
+
+def check_condition(what: str, condition: Condition, found: Version | None) -> None:
+    """ConflictError when what was found (None: nothing) is not what the condition asks for."""
+    if condition is None:
+        return
+    if isinstance(condition, Absent):
+        if found is not None:
+            raise ConflictError(what, why="there is such an object already")
+    elif found is None:
+        raise ConflictError(what, why="it was removed at the origin")
+    elif found != condition:
+        raise ConflictError(what, why="it was changed at the origin")

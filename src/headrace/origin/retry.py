@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, Origin
+from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
 
 ATTEMPTS_MAX = 6
 DELAY_FIRST_S = 0.05
@@ -44,6 +46,10 @@ class RetryOrigin:
     def url(self) -> str:
         return self._inner.url
 
+    @property
+    def writable(self) -> bool:
+        return self._inner.writable
+
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         return await self._again(lambda: self._inner.head(key, deadline=deadline), deadline)
 
@@ -67,6 +73,69 @@ class RetryOrigin:
                 if begun or not self._listings:
                     raise
                 await self._pause_or_raise(error, attempt, deadline)
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        """An attempt whose answer was lost may have taken place: so before the next one, and when that one meets a
+        conflict, the object is asked for its put_id. Of an origin that keeps no attributes a lost put whose
+        condition was met comes out as a conflict."""
+        marked = replace(attributes, put_id=attributes.put_id or secrets.token_hex(8))
+        lost = False
+
+        async def attempt() -> ObjectInfo:
+            nonlocal lost
+            own = await self._own(key, marked, deadline) if lost else None
+            if own is not None:
+                return own
+            try:
+                return await self._inner.put(
+                    key, source, condition=condition, attributes=marked, deadline=deadline
+                )
+            except ConflictError:
+                if not lost:
+                    raise
+                found = await self._own(key, marked, deadline)
+                if found is None:
+                    raise
+                return found
+            except HeadraceError as error:
+                lost = lost or error.retryable
+                raise
+
+        return await self._again(attempt, deadline)
+
+    async def _own(self, key: str, marked: Attributes, deadline: Deadline) -> ObjectInfo | None:
+        """What is there, when an earlier attempt of this put made it."""
+        try:
+            found = await self._inner.head(key, deadline=deadline)
+        except PathNotFoundError:
+            return None
+        ours = found.attributes is not None and found.attributes.put_id == marked.put_id
+        return found if ours else None
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        """An object that is gone after an attempt whose answer was lost was removed by that one."""
+        lost = False
+
+        async def attempt() -> None:
+            nonlocal lost
+            try:
+                await self._inner.remove(key, condition=condition, deadline=deadline)
+            except PathNotFoundError:
+                if not lost:
+                    raise
+            except HeadraceError as error:
+                lost = lost or error.retryable
+                raise
+
+        await self._again(attempt, deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._again(lambda: self._inner.make_directory(key, deadline=deadline), deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._again(lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -17,6 +17,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError, UsageError, VersionChangedError
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.origin import Body, ListPage, check_range
+from headrace.origin.read_only import ReadOnlyCalls
 
 _PATTERN_BYTES = (1 << 20) + 4099  # no multiple of a block: no two blocks of a file are alike
 _PAGE = 1000
@@ -43,7 +44,7 @@ def parse_shape(url: str) -> Shape:
     return Shape(int(parts.netloc), int(size[1]) * _UNITS[size[2]], int(directories))
 
 
-class SyntheticOrigin:
+class SyntheticOrigin(ReadOnlyCalls):
     """Reads cost a copy of memory; listings are made page by page."""
 
     def __init__(self, url: str) -> None:

@@ -15,6 +15,9 @@ from headrace.base.errors import DeadlineExceededError, OriginUnavailableError
 THREADS_MAX = 32
 """More wait in a queue. A guess: a network file system wants tens of reads in flight, not hundreds."""
 
+GIVE_UP_WITHIN_S = 5.0
+"""A disk that is alive copies the chunk that is under way in much less."""
+
 Result = TypeVar("Result")
 
 
@@ -40,6 +43,32 @@ class Threads:
             if not limit.expired():
                 raise  # the call's own: ETIMEDOUT
             raise DeadlineExceededError(what, why="no answer within the time allowed") from None
+
+    async def finish(
+        self, call: Callable[[], Result], give_up: Callable[[], None], what: str, deadline: Deadline
+    ) -> Result:
+        """As `call`; but one that is cancelled or late is told so by give_up (which must not block), and waited for,
+        GIVE_UP_WITHIN_S at most, so that it does nothing behind its caller's back. A late one that came to its end
+        nevertheless gives its result."""
+        deadline.check(what)
+        if self._closed:
+            raise OriginUnavailableError(what, why="the origin was closed")
+        begun = self._pool.submit(call)
+        done = asyncio.wrap_future(begun)
+        left_s = deadline.left_s()
+        try:
+            await asyncio.wait({done}, timeout=None if left_s == float("inf") else left_s)
+        finally:
+            if not done.done() and not begun.cancel():
+                give_up()
+                await asyncio.wait({done}, timeout=GIVE_UP_WITHIN_S)
+            if done.done() and not done.cancelled():
+                done.exception()  # asked for, so that none is complained of as never retrieved
+        if done.done() and not begun.cancelled():
+            return done.result()
+        if self._closed:
+            raise OriginUnavailableError(what, why="the origin was closed")
+        raise DeadlineExceededError(what, why="no answer within the time allowed")
 
     def close(self) -> None:
         """Waits for nothing. May be called twice."""

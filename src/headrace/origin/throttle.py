@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, Origin
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
 
+PAID_AT_ONCE_BYTES = 8 << 20
 BURST_S = 0.25  # how much unused allowance is kept: a quarter of a second's worth
 
 
@@ -33,18 +35,43 @@ class TokenBucket:
         self._rate_per_s = rate_per_s
         self._level = rate_per_s * BURST_S
         self._at_s = time.monotonic()
+        self._lock = threading.Lock()
 
     def reserve(self, amount: float) -> float:
-        """Takes the amount; seconds to wait before using it."""
-        now_s = time.monotonic()
-        full = max(self._rate_per_s * BURST_S, 1.0)
-        self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
-        self._at_s = now_s
-        self._level -= amount
-        return max(0.0, -self._level / self._rate_per_s)
+        """Takes the amount; seconds to wait before using it. From any thread."""
+        with self._lock:
+            now_s = time.monotonic()
+            full = max(self._rate_per_s * BURST_S, 1.0)
+            self._level = min(full, self._level + (now_s - self._at_s) * self._rate_per_s)
+            self._at_s = now_s
+            self._level -= amount
+            return max(0.0, -self._level / self._rate_per_s)
 
     def give_back(self, amount: float) -> None:
-        self._level += amount
+        with self._lock:
+            self._level += amount
+
+
+class _PacedSource:
+    """Pays for what is read, in the thread that reads it."""
+
+    def __init__(self, inner: Source, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
+        self._inner = inner
+        self._bucket = bucket
+        self._url = url
+        self._deadline = deadline
+
+    @property
+    def size_bytes(self) -> int:
+        return self._inner.size_bytes
+
+    def pread(self, start: int, end: int) -> Body:
+        wait_s = self._bucket.reserve(end - start)
+        if wait_s > 0 and wait_s >= self._deadline.left_s():
+            self._bucket.give_back(end - start)
+            raise DeadlineExceededError(self._url, why="throttled (bytes_limit_per_s)")
+        time.sleep(wait_s)
+        return self._inner.pread(start, end)
 
 
 class ThrottleOrigin:
@@ -59,6 +86,10 @@ class ThrottleOrigin:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def writable(self) -> bool:
+        return self._inner.writable
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         async with self._slot(deadline):
@@ -78,6 +109,35 @@ class ThrottleOrigin:
         async for page in self._inner.list_directory(key, deadline=deadline):
             yield page
             await self._pay(0, deadline)
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        """Counts as one request, however many parts it is sent in. The bytes of a large one are paid for part by
+        part, as they are read."""
+        async with self._slot(deadline):
+            at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
+            await self._pay(source.size_bytes if at_once else 0, deadline)
+            if self._bytes is not None and not at_once:
+                source = _PacedSource(source, self._bytes, self.url, deadline)
+            return await self._inner.put(
+                key, source, condition=condition, attributes=attributes, deadline=deadline
+            )
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        async with self._slot(deadline):
+            await self._pay(0, deadline)
+            await self._inner.remove(key, condition=condition, deadline=deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        async with self._slot(deadline):
+            await self._pay(0, deadline)
+            await self._inner.make_directory(key, deadline=deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        async with self._slot(deadline):
+            await self._pay(0, deadline)
+            await self._inner.remove_directory(key, deadline=deadline)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -15,8 +15,10 @@ import obstore
 from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, NotSupportedError, PathNotFoundError
 from headrace.base.model import ObjectInfo, Version
-from headrace.origin.object_store import ObjectStoreOrigin, Stores, all_of, translated, version_of, within
+from headrace.origin.object_calls import Stores, translated, version_of, within
+from headrace.origin.object_store import ObjectStoreOrigin, all_of
 from headrace.origin.origin import Body, ListPage
+from headrace.origin.read_only import ReadOnlyCalls
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def index_names(page: str, path: str) -> list[str]:
     return list(names)
 
 
-class WebOrigin(ObjectStoreOrigin):
+class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
     """prefix: the path of the attached URL. An URL of one file is a folder with that file in it."""
 
     def __init__(self, url: str, stores: Stores, prefix: str) -> None:

@@ -33,6 +33,14 @@ class LieError(Exception):
     """The answer is not what was asked for. Only of this room: a PeerError that names the node is made of it."""
 
 
+class RottenError(LieError):
+    """Bytes that don't match their checksum; file: its number."""
+
+    def __init__(self, what: str, file: int) -> None:
+        super().__init__(what)
+        self.file = file
+
+
 class Assembly:
     """wanted: the files asked for, by their numbers in the request. expect a block, fill what it returns, received;
     ended at each end; done at the last."""
@@ -70,7 +78,7 @@ class Assembly:
     def received(self, block: Block, body: memoryview) -> None:
         if xxhash.xxh3_64_intdigest(body) != block.checksum:
             path = os.fsdecode(self._wanted[block.file].path)
-            raise LieError(f"the bytes of {path} at {block.start} don't match their checksum")
+            raise RottenError(f"the bytes of {path} at {block.start} don't match their checksum", block.file)
         self._at += block.length
 
     def ended(self, end: FileEnd) -> bytearray | HeadraceError:

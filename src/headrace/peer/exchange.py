@@ -46,8 +46,10 @@ class Peer:
         self.breaker = Breaker()
         self.idle: list[Link] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
+        self.trouble = ""  # why the last request failed; nothing when it did not
         self.heard_s = float("-inf")
         self.unreached_s = float("-inf")
+        self.unreached: HeadraceError | None = None
         self.checking: asyncio.Task[None] | None = None
         self.requests = self.errors = self.bytes_received = self.files_received = 0
 
@@ -79,10 +81,14 @@ class Exchange:
             now = time.monotonic()
             if not limit.expired() or now - peer.heard_s > SILENCE_S + PING_S:
                 peer.breaker.failed(now, chance=random.random())
-            if limit.expired():
-                raise PeerError(f"node {peer.who}", why="no answer within the time allowed") from None
-            raise error
+            if not limit.expired():
+                peer.trouble = str(error)
+                raise
+            late = PeerError(f"node {peer.who}", why="no answer within the time allowed")
+            peer.trouble = str(late)
+            raise late from None
         peer.breaker.succeeded()
+        peer.trouble = ""
 
     async def ping(self, peer: Peer, deadline: Deadline) -> PeerWelcome:
         talk = AskTalk(Ping(), PeerWelcome)
@@ -176,8 +182,8 @@ class Exchange:
     async def _connect(self, peer: Peer, deadline: Deadline) -> Link:
         began_s = time.monotonic()
         async with peer.connecting:
-            if peer.unreached_s > began_s:  # others tried while this one waited for its turn
-                raise PeerError(f"node {peer.who} can't be reached", why="another attempt failed just now")
+            if peer.unreached is not None and peer.unreached_s > began_s:
+                raise _copied(peer.unreached)  # others tried while this one waited for its turn
             work = self._submit(
                 lambda: Link.connect(
                     peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
@@ -192,8 +198,8 @@ class Exchange:
                 if self._closed and not _being_cancelled():
                     raise PeerError(f"node {peer.who}", why="this node stops") from None
                 raise
-            except HeadraceError:
-                peer.unreached_s = time.monotonic()
+            except HeadraceError as error:
+                peer.unreached_s, peer.unreached = time.monotonic(), _copied(error)
                 raise
         welcome = link.welcome
         if peer.instance is not None and (welcome.node, welcome.instance) != (peer.id, peer.instance):
@@ -210,6 +216,11 @@ class Exchange:
             return
         link.idle_since_s = time.monotonic()
         peer.idle.append(link)
+
+
+def _copied(error: HeadraceError) -> HeadraceError:
+    """Without its trace, which would keep alive what was in use when it was raised."""
+    return type(error)(error.what, why=error.why, hint=error.hint)
 
 
 def _take_idle(peer: Peer) -> Link | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from statistics import median
 
 SIZES_BYTES = (128 << 10, 1 << 20, 16 << 20)
@@ -13,6 +14,10 @@ SAMPLES_MIN = 16
 SLOW_FACTOR = 4.0
 SLOW_S_MIN = 0.02
 """Differences below that are noise of scheduling. A guess, as the factor is."""
+JUDGED_S = 0.5
+JUDGED_S_EACH = 0.005
+"""Who is slow is found out so rarely, and so much more rarely for each peer and class: each takes some 20 us, and it
+is asked before every read."""
 
 
 def size_class(size_bytes: int) -> int:
@@ -24,6 +29,8 @@ class Latencies:
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, int], deque[tuple[float, float]]] = {}
+        self._slow: set[str] = set()
+        self._judge_at_s = float("-inf")
 
     def add(self, node: str, size_bytes: int, *, seconds: float, now_s: float) -> None:
         key = (node, size_class(size_bytes))
@@ -32,6 +39,7 @@ class Latencies:
     def forget(self, node: str) -> None:
         for key in [key for key in self._taken if key[0] == node]:
             del self._taken[key]
+        self._slow.discard(node)
 
     def quantile(self, node: str, kind: int, *, share: float, now_s: float) -> float | None:
         """Seconds; None where too little is known. share: 0.99 for p99."""
@@ -44,17 +52,28 @@ class Latencies:
         return _quantile(recent, share) if recent else None
 
     def is_slow(self, node: str, *, now_s: float) -> bool:
-        """Its p99 is far above what is usual among the other peers, in any class of sizes."""
-        for kind in range(len(SIZES_BYTES) + 1):
-            mine = self.quantile(node, kind, share=0.99, now_s=now_s)
-            usual = self.usual_s(kind, but=node, now_s=now_s)
-            if mine is not None and usual is not None and mine > max(SLOW_S_MIN, SLOW_FACTOR * usual):
-                return True
-        return False
+        """Its p99 is far above what is usual among the other peers, in any class of sizes. As of a moment ago."""
+        if now_s >= self._judge_at_s:
+            self._judge_at_s = now_s + JUDGED_S + JUDGED_S_EACH * len(self._taken)
+            kinds = range(len(SIZES_BYTES) + 1)
+            self._slow = {node for kind in kinds for node in self._slow_of(kind, now_s)}
+        return node in self._slow
 
-    def usual_s(self, kind: int, *, but: str = "", now_s: float) -> float | None:
+    def _slow_of(self, kind: int, now_s: float) -> Iterator[str]:
+        known: list[tuple[float, str]] = []
+        for node in [node for node, one in self._taken if one == kind]:
+            p99 = self.quantile(node, kind, share=0.99, now_s=now_s)
+            if p99 is not None:
+                known.append((p99, node))
+        known.sort()
+        for place, (p99, node) in enumerate(known):
+            usual = _median_but(known, place)
+            if usual is not None and p99 > max(SLOW_S_MIN, SLOW_FACTOR * usual):
+                yield node
+
+    def usual_s(self, kind: int, *, now_s: float) -> float | None:
         """The median of the peers' p99 of a class; None where nothing is known."""
-        nodes = {node for node, one in self._taken if one == kind and node != but}
+        nodes = {node for node, one in self._taken if one == kind}
         found = [self.quantile(node, kind, share=0.99, now_s=now_s) for node in nodes]
         known = [one for one in found if one is not None]
         return median(known) if known else None
@@ -62,6 +81,15 @@ class Latencies:
     def _recent(self, key: tuple[str, int], now_s: float) -> list[float]:
         taken = self._taken.get(key, ())
         return [seconds for at_s, seconds in taken if now_s - at_s <= AGE_S_MAX]
+
+
+def _median_but(known: list[tuple[float, str]], place: int) -> float | None:
+    """Of sorted values, without the one at that place; None where it is the only one."""
+    others = len(known) - 1
+    if others == 0:
+        return None
+    low, high = ((others - 1) // 2, others // 2)
+    return sum(known[at if at < place else at + 1][0] for at in (low, high)) / 2
 
 
 def _quantile(values: list[float], share: float) -> float:

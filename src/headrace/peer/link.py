@@ -21,6 +21,9 @@ from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 CONNECT_S_MAX = 3.0
 """A host that is there answers within a round trip; a SYN that was lost is sent again after one second."""
 STALL_S = 10.0
+RECEIVE_BYTES = 64 << 10
+"""Taken at once where messages are awaited. With small files that is most of a file: a call to the kernel for each
+header and each body would give the interpreter's lock away seven times a file, and it is long in coming back."""
 _TIMEVAL = struct.Struct("ll")
 
 
@@ -36,6 +39,7 @@ class Link:
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._deadline = Deadline.never()
         self._waits_s = -1.0
+        self._ahead = memoryview(b"")  # received, and not yet asked for
         self.welcome: PeerWelcome
 
     @classmethod
@@ -82,17 +86,36 @@ class Link:
 
     def receive(self) -> PeerAnswer:
         """The next message. Its Block's bytes, if it is one, are next: receive_into."""
-        header = bytearray(peer_frame.HEADER_BYTES)
-        self.receive_into(memoryview(header))
         try:
-            body = bytearray(peer_frame.body_length(bytes(header)))
-            self.receive_into(memoryview(body))
-            return peer_frame.decode_answer(bytes(body))
+            length = peer_frame.body_length(self._take(peer_frame.HEADER_BYTES))
+            return peer_frame.decode_answer(self._take(length))
         except ProtocolError as error:
             raise self.broken(f"it sends nonsense: {error}") from error
 
+    def _take(self, count: int) -> bytes:
+        if count > RECEIVE_BYTES:
+            whole = bytearray(count)
+            self.receive_into(memoryview(whole))
+            return bytes(whole)
+        try:
+            while len(self._ahead) < count:
+                self._limit()
+                part = self._sock.recv(RECEIVE_BYTES)
+                if not part:
+                    raise self.broken("it closed the connection")
+                self.answered = True
+                self._ahead = memoryview(bytes(self._ahead) + part)
+        except OSError as error:
+            if isinstance(error, PeerError):
+                raise
+            raise self._failed(error) from error
+        body, self._ahead = self._ahead[:count], self._ahead[count:]
+        return bytes(body)
+
     def receive_into(self, view: memoryview) -> None:
         """Fills it. Plain sockets take a whole block with one call to the kernel."""
+        count = min(len(view), len(self._ahead))
+        view[:count], self._ahead, view = self._ahead[:count], self._ahead[count:], view[count:]
         flags = 0 if self._tls else socket.MSG_WAITALL
         try:
             while view:
@@ -109,7 +132,7 @@ class Link:
 
     def waits(self, milliseconds: int) -> bool:
         """Whether nothing comes within that time."""
-        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+        if self._ahead or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()):
             return False
         poll = select.poll()
         poll.register(self._sock.fileno(), select.POLLIN)

@@ -4,6 +4,8 @@
     fetch_small  → Batcher: what waits for the same node goes in one request → the same
     list, lookup, forget, take, ping → the same, with other talks
 
+A peer that sent bytes with another checksum than its own is told (Doubt), in the background: perhaps its disk rots.
+
 All of it on one loop; bytes are received and checked in the threads of `exchange.py`. Errors: what the peer says comes
 out as it was there (VersionChangedError, NotOwnerError, the origin's); what the network or a peer that is dead, slow
 or lying does comes out as PeerError, which names node and address. A cancelled call closes its connection.
@@ -14,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import logging
+import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +33,7 @@ from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
+    Doubt,
     Fetch,
     Forget,
     ListShared,
@@ -44,6 +49,10 @@ from headrace.wire.peer_messages import (
 THREADS = 64
 """At most; made as they are needed. Each moves the bytes of one answer while they come."""
 SWEEP_S = 15.0
+DOUBT_LIMIT_S = 300.0
+"""The peer reads the whole file back."""
+
+log = logging.getLogger(__name__)
 
 Given = TypeVar("Given")
 
@@ -97,8 +106,10 @@ class Peers:
         await self._ask(self._peer(node), talk, deadline)
         return talk.result()
 
-    async def forget(self, node: NodeInfo, path: bytes, *, relist: bool = False, deadline: Deadline) -> None:
-        talk = AskTalk(Forget(path, relist), Done)
+    async def forget(
+        self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
+    ) -> None:
+        talk = AskTalk(Forget(path, relist, below), Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
@@ -168,6 +179,7 @@ class Peers:
                 "files": peer.files_received,
                 "bytes": peer.bytes_received,
                 "errors": peer.errors,
+                "trouble": peer.trouble,
                 "latency_s_p50": self._latencies.over_all(peer.id, share=0.5, now_s=now),
                 "latency_s_p99": self._latencies.over_all(peer.id, share=0.99, now_s=now),
                 "breaker": peer.breaker.state(now),
@@ -193,7 +205,11 @@ class Peers:
     async def _ask(self, peer: Peer, talk: Talk, deadline: Deadline) -> None:
         began = time.monotonic()
         self._sweep_later()
-        await self._exchange.converse(peer, talk, deadline)
+        try:
+            await self._exchange.converse(peer, talk, deadline)
+        finally:
+            if isinstance(talk, FetchTalk) and talk.rotten is not None and not self._closed:
+                self._spawn(self._doubt(peer, talk.rotten))
         if isinstance(talk, FetchTalk):
             now = time.monotonic()
             peer.bytes_received += talk.bytes_received
@@ -218,6 +234,16 @@ class Peers:
         except HeadraceError as error:
             for one in batch:
                 one.resolve(type(error)(error.what, why=error.why, hint=error.hint))
+
+    async def _doubt(self, peer: Peer, file: Wanted) -> None:
+        path = os.fsdecode(file.path)
+        log.warning("peer sent bytes that don't match their checksum node=%s path=%s", peer.who, path)
+        talk = AskTalk(Doubt(file), Done)
+        try:
+            await self._exchange.converse(peer, talk, Deadline.after(DOUBT_LIMIT_S))
+            talk.result()
+        except HeadraceError as error:
+            log.info("peer did not look at its copy node=%s path=%s error=%s", peer.who, path, error)
 
     async def _probe(self, peer: Peer) -> None:
         with contextlib.suppress(HeadraceError):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from headrace.base.errors import HeadraceError
-from headrace.peer.assembly import Assembly, LieError
+from headrace.base.errors import CorruptBlockError, HeadraceError
+from headrace.peer.assembly import Assembly, LieError, RottenError
 from headrace.peer.link import Link
 from headrace.wire.messages import Done, Failure, Message
 from headrace.wire.peer_frame import error_of
@@ -54,7 +54,8 @@ class Talk:
 
 
 class FetchTalk(Talk):
-    """deliver: called in the thread, with files as they are whole or failed, by their numbers."""
+    """deliver: called in the thread, with files as they are whole or failed, by their numbers. rotten: a file of which
+    the peer has, it seems, a bad block."""
 
     def __init__(self, request: Fetch, deliver: Callable[[list[tuple[int, Fetched]]], None]) -> None:
         super().__init__(request)
@@ -65,6 +66,7 @@ class FetchTalk(Talk):
         self._ready_bytes = 0
         self.bytes_received = 0
         self.files_received = 0
+        self.rotten: Wanted | None = None
 
     def restart(self) -> None:
         super().restart()
@@ -75,6 +77,8 @@ class FetchTalk(Talk):
         try:
             return super().run(link)
         except LieError as error:
+            if isinstance(error, RottenError):
+                self.rotten = self._wanted[error.file]
             raise link.broken(str(error)) from error
         finally:
             self._hand_on()
@@ -91,6 +95,8 @@ class FetchTalk(Talk):
             if isinstance(found, bytearray):
                 self.files_received += 1
                 self._ready_bytes += len(found)
+            elif isinstance(found, CorruptBlockError):
+                self.rotten = self._wanted[answer.file]
             if self._ready_bytes >= FLUSH_BYTES:
                 self._hand_on()
         elif isinstance(answer, Failure):

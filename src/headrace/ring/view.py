@@ -72,7 +72,8 @@ def next_view(before: ClusterView | None, nodes: Mapping[str, NodeInfo], *, epoc
     if before is not None and before.ring.members == members:
         return ClusterView(epoch, dict(nodes), before.ring, before.former)
     former = () if before is None else (before.ring, *before.former)[:FORMER_MAX]
-    return ClusterView(epoch, dict(nodes), Ring(members), former)
+    ring = Ring(members, before=None if before is None else before.ring)
+    return ClusterView(epoch, dict(nodes), ring, former)
 
 
 def _member(info: NodeInfo) -> Member:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 
 
@@ -34,6 +35,10 @@ class Cancel:
             if self._fd < 0:
                 self._fd = os.eventfd(1 if self._set else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             return self._fd
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleeps so long, or until it is set; whether it is."""
+        return bool(select.select([self], [], [], timeout_s)[0])
 
     def close(self) -> None:
         with self._lock:

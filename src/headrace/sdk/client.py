@@ -26,6 +26,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version
 from headrace.sdk.cancel import Cancel
+from headrace.sdk.changes import Changes
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
 from headrace.sdk.file import OpenFile
 from headrace.sdk.local import LocalCache
@@ -37,6 +38,7 @@ from headrace.wire.messages import (
     Lookup,
     Message,
     Open,
+    Persist,
     Report,
     Resolve,
     Resolved,
@@ -85,6 +87,7 @@ class Client:
         self._connections.on_welcome = self._renew
         self._connections.give(first)
         self._touches = Touches(self._connections)
+        self._changes = Changes(self._connections)
         self.touch: Callable[[FileId], None] = self._touches.touch
         """Notes a use for the eviction policy; sent in batches, lost without harm."""
         self._status: tuple[float, dict[str, object]] = (0.0, {})
@@ -110,6 +113,17 @@ class Client:
 
     def entry(self, id: FileId) -> Entry | None:
         return self._local.index.entry(id)
+
+    def known(self, parent: FileId, name: bytes) -> Entry | None:
+        """By the index, however old it is."""
+        return self._local.index.lookup(parent, name)
+
+    def path_of(self, id: FileId) -> bytes | None:
+        return self._local.index.path_of(id)
+
+    def mount_of(self, path: bytes) -> str:
+        """The path of the mount that answers for a path; "" above all mounts."""
+        return _mount_of(os.fsdecode(path), self._local.index.mounts())
 
     def name_ttl_s(self, parent: FileId) -> float:
         """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and
@@ -188,6 +202,31 @@ class Client:
                     raise
         raise AssertionError
 
+    # ------------------------------------------------------------ writing
+
+    @property
+    def upper(self) -> str:
+        """Folder of the upper layer."""
+        return self._local.upper
+
+    @property
+    def write(self) -> str:
+        """The modes of writing, as base/write_modes.py reads them."""
+        return self._local.write
+
+    @property
+    def source(self) -> int:
+        """By which this client knows its own changes among those that the node tells of."""
+        return self._changes.source
+
+    def changed(self, paths: list[bytes]) -> None:
+        """Tells the node what was written, soon; never blocks. Told again until the node has heard it."""
+        self._changes.add(paths)
+
+    def persist(self, path: bytes, cancel: Cancel | None = None) -> None:
+        """The origin has what is at the path on return. ConflictError, OriginError and its kinds."""
+        self._ask(Persist(path=path), cancel)
+
     # ------------------------------------------------------------ the rest
 
     def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
@@ -227,6 +266,7 @@ class Client:
     def close(self) -> None:
         self.closed = True
         self._touches.close()
+        self._changes.close()
         self._connections.close()
         self._local.close()
 
@@ -269,6 +309,7 @@ class Client:
         self._renewing = threading.Lock()
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
+        self._changes = Changes(self._connections)
         self._local.reopen_after_fork()
 
 
@@ -281,11 +322,15 @@ def _reset_after_fork(client: Client | None) -> None:
         log.warning("a forked child can't read the index error=%s", error)
 
 
+def _mount_of(path: str, mounts: dict[str, dict[str, str]]) -> str:
+    return max(
+        (at for at in mounts if path == at or path.startswith(at.rstrip("/") + "/")), key=len, default=""
+    )
+
+
 def _origin_of(path: bytes, mounts: dict[str, dict[str, str]]) -> str:
     text = path.decode(errors="surrogateescape")
-    best = max(
-        (at for at in mounts if text == at or text.startswith(at.rstrip("/") + "/")), key=len, default=""
-    )
+    best = _mount_of(text, mounts)
     if not best:
         return ""
     return mounts[best]["url"].rstrip("/") + "/" + text[len(best.rstrip("/")) :].lstrip("/")

@@ -24,6 +24,7 @@ class LocalCache:
         self.generation = welcome.generation
         self.index = Index.open(welcome.index, writable=False)
         self._volumes = welcome.volumes
+        self.upper, self.write = welcome.upper, welcome.write
 
     def fresh_for_s(self, directory: FileId) -> float:
         """Seconds for which the directory's whole listing is still good; 0 when it must be asked for."""

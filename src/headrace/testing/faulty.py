@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from enum import Enum
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
+    ConflictError,
     DeadlineExceededError,
     HeadraceError,
     OriginDeniedError,
     OriginUnavailableError,
     VersionChangedError,
 )
-from headrace.base.model import ObjectInfo, Version
-from headrace.origin.origin import Body, ListPage, Origin
+from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
 
-CALLS = ("head", "list", "read")
+CALLS = ("head", "list", "read", "put", "remove", "directory")
 
 
 class Fault(Enum):
     """UNAVAILABLE: 503. HALF: the answer breaks off half-way (of a listing: after its first page). HANG: nothing
-    comes until the deadline. DENIED: 403. CHANGED: the object was replaced. SHORT: half a body passed off as the
+    comes until the deadline. DENIED: 403. CHANGED: the object was replaced.
+    CONFLICT: a put or remove met another version. LOST: a put, remove or directory call took place, and its answer
+    broke off. SHORT: half a body passed off as the
     whole, which no origin may do: to test who must not trust it."""
 
     UNAVAILABLE = "unavailable"
@@ -30,6 +34,8 @@ class Fault(Enum):
     HANG = "hang"
     DENIED = "denied"
     CHANGED = "changed"
+    CONFLICT = "conflict"
+    LOST = "lost"
     SHORT = "short"
 
 
@@ -46,6 +52,10 @@ class FaultyOrigin:
     @property
     def url(self) -> str:
         return self._inner.url
+
+    @property
+    def writable(self) -> bool:
+        return self._inner.writable
 
     def fail(self, call: str, fault: Fault | HeadraceError, *, at: int | range | None = None) -> None:
         """call: one of CALLS. at: which of these calls fail, the next one being 0; None for all from now on."""
@@ -89,6 +99,35 @@ class FaultyOrigin:
             if fault is not None:
                 await self._raise(fault, key, deadline)
 
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        async with self._changing("put", key, deadline):
+            return await self._inner.put(
+                key, source, condition=condition, attributes=attributes, deadline=deadline
+            )
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        async with self._changing("remove", key, deadline):
+            await self._inner.remove(key, condition=condition, deadline=deadline)
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        async with self._changing("directory", key, deadline):
+            await self._inner.make_directory(key, deadline=deadline)
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        async with self._changing("directory", key, deadline):
+            await self._inner.remove_directory(key, deadline=deadline)
+
+    @contextlib.asynccontextmanager
+    async def _changing(self, call: str, key: str, deadline: Deadline) -> AsyncIterator[None]:
+        fault = self._next(call, key)
+        if fault is not None and fault is not Fault.LOST:
+            await self._raise(fault, key, deadline)
+        yield
+        if fault is not None:
+            await self._raise(fault, key, deadline)
+
     async def close(self) -> None:
         await self._inner.close()
 
@@ -108,6 +147,8 @@ class FaultyOrigin:
             raise OriginDeniedError(what, why="denied by plan")
         if fault is Fault.CHANGED:
             raise VersionChangedError(what, why="changed by plan")
+        if fault is Fault.CONFLICT:
+            raise ConflictError(what, why="changed by plan")
         raise OriginUnavailableError(what, why=f"{fault.value} by plan")
 
     async def _hang(self, deadline: Deadline) -> None:

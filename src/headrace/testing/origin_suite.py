@@ -80,13 +80,20 @@ class Traits:
 
     missing_bucket: what a place that doesn't exist is answered with; None: there is no such thing as a bucket.
     both: a name may be a file and a folder at one time. strange_names: those of NAMES that it can't hold.
-    strict_folders: listing what is a file is NotSupportedError, and not just empty.
+    strict_folders: listing what is a file is NotSupportedError, and not just empty. writable: can be put to. folders:
+    an empty folder is something. keeps_attributes: head tells what a put was given. makes_buckets: a put to a bucket
+    that doesn't exist makes it. decides_races: a condition holds against another put at the same time, too.
     """
 
     missing_bucket: type[HeadraceError] | None = BucketNotFoundError
     both: bool = True
     strange_names: frozenset[str] = frozenset()
     strict_folders: bool = False
+    writable: bool = True
+    folders: bool = False
+    keeps_attributes: bool = True
+    makes_buckets: bool = False
+    decides_races: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +101,15 @@ class Subject:
     """An origin to be tested, and the way to change what it holds that doesn't go through it.
 
     attach: the origin with its root at that prefix ("" for the top). put and delete take keys from the top.
-    attach_nowhere: at a bucket, or folder, that doesn't exist.
+    attach_nowhere: at a bucket, or folder, that doesn't exist. attach_in_parts: one that puts in small parts what is
+    larger than some MiB.
     """
 
     attach: Callable[[str], Origin]
     put: Callable[[str, bytes], object]
     delete: Callable[[str], object]
     attach_nowhere: Callable[[], Origin] | None = None
+    attach_in_parts: Callable[[str], Origin] | None = None
     traits: Traits = Traits()
 
     def put_all(self, keys: Iterable[str], data: bytes) -> None:

@@ -37,6 +37,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+    from headrace.testing.gcs_front import GcsFront
+
 READY_WITHIN_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _AZURITE_ACCOUNT = "devstoreaccount1"
@@ -125,7 +127,9 @@ def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iter
             process.wait()
 
 
-def _ask(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> int:
+def http_status(
+    port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> int:
     """One HTTP request to loopback; the status, or 0 when nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
@@ -172,7 +176,7 @@ def find_program(name: str, *, hint: str) -> str:
     return found
 
 
-def _s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectStore:
+def s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectStore:
     from obstore.store import S3Store
 
     return S3Store(
@@ -186,7 +190,7 @@ def _s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> O
     )
 
 
-def _s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
+def s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, str]:
     return {
         "endpoint": endpoint,
         "region": "us-east-1",
@@ -195,7 +199,7 @@ def _s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, st
     }
 
 
-def _weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> list[str]:
+def weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> list[str]:
     """One process: master, volume server, filer, S3. Volumes grow as they are written (no preallocation), up to
     100 of 1 GiB; telemetry off. Ready in about 3 s, most of it the master's election; some 120 MiB of memory."""
     master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports
@@ -233,7 +237,7 @@ def _weed_command(weed: str, folder: str, ports: list[int], config_path: str) ->
     ]
 
 
-def _write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
+def write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
     path = os.path.join(folder, "s3.json")
     identity = {
         "name": "admin",
@@ -265,30 +269,30 @@ def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
     ports = free_ports(8)
     endpoint = f"http://127.0.0.1:{ports[6]}"
     with _folder(folder) as where:
-        config_path = _write_weed_config(where, access_key, secret_key)
+        config_path = write_weed_config(where, access_key, secret_key)
         # Its orderly end takes longer than 5 s; data that nobody keeps needs none.
         stop_within_s = 0.1 if folder is None else 5.0
-        argv = _weed_command(weed, where, ports, config_path)
+        argv = weed_command(weed, where, ports, config_path)
         with running(argv, where, stop_within_s=stop_within_s) as process:
             try:
                 server = S3Server(
                     "s3",
                     endpoint,
                     bucket,
-                    _s3_store(endpoint, bucket, access_key, secret_key),
-                    _s3_options(endpoint, access_key, secret_key),
+                    s3_store(endpoint, bucket, access_key, secret_key),
+                    s3_options(endpoint, access_key, secret_key),
                     process.pid,
                     access_key,
                     secret_key,
                 )
-                wait_until(lambda: _ask(ports[6], "GET", "/") > 0, process, where)
-                wait_until(lambda: _takes_object(server), process, where)
+                wait_until(lambda: http_status(ports[6], "GET", "/") > 0, process, where)
+                wait_until(lambda: takes_object(server), process, where)
                 yield server
             finally:
                 _remove_weed_sockets(ports)
 
 
-def _takes_object(server: Server) -> bool:
+def takes_object(server: Server) -> bool:
     """The gateway answers before the volume server has volumes: ready is when an upload goes through."""
     from obstore.exceptions import BaseError
 
@@ -307,10 +311,10 @@ def moto_s3() -> Iterator[S3Server]:
     port = free_ports(1)[0]
     endpoint, bucket = f"http://127.0.0.1:{port}", "data"
     with _folder(None) as where, running([program, "-H", "127.0.0.1", "-p", str(port)], where) as process:
-        wait_until(lambda: _ask(port, "GET", "/") > 0, process, where)
-        wait_until(lambda: _ask(port, "PUT", f"/{bucket}") == 200, process, where)
-        store = _s3_store(endpoint, bucket, "headrace", "headrace-secret")
-        options = _s3_options(endpoint, "headrace", "headrace-secret")
+        wait_until(lambda: http_status(port, "GET", "/") > 0, process, where)
+        wait_until(lambda: http_status(port, "PUT", f"/{bucket}") == 200, process, where)
+        store = s3_store(endpoint, bucket, "headrace", "headrace-secret")
+        options = s3_options(endpoint, "headrace", "headrace-secret")
         yield S3Server("s3", endpoint, bucket, store, options, process.pid, "headrace", "headrace-secret")
 
 
@@ -327,24 +331,27 @@ def _fake_gcs_program() -> str:
 
 @dataclass
 class GcsServer(Server):
-    """Written to by GCS's JSON interface: fake-gcs-server takes no XML uploads."""
+    """put and delete speak GCS's JSON interface, straight to fake-gcs-server. port: its own."""
 
     port: int = 0
+    front: GcsFront | None = field(default=None, repr=False)
 
     def put(self, key: str, data: bytes) -> None:
         query = urllib.parse.urlencode({"uploadType": "media", "name": key})
-        status = _ask(self.port, "POST", f"/upload/storage/v1/b/{self.bucket}/o?{query}", data)
+        status = http_status(self.port, "POST", f"/upload/storage/v1/b/{self.bucket}/o?{query}", data)
         if status != 200:
             raise OSError(f"upload of {key!r}: {status}")
 
     def delete(self, key: str) -> None:
         name = urllib.parse.quote(key, safe="")
-        _ask(self.port, "DELETE", f"/storage/v1/b/{self.bucket}/o/{name}")
+        http_status(self.port, "DELETE", f"/storage/v1/b/{self.bucket}/o/{name}")
 
 
 @contextlib.contextmanager
 def fake_gcs() -> Iterator[GcsServer]:
-    """fake-gcs-server, in memory. It checks no credentials."""
+    """fake-gcs-server, in memory, with gcs_front before it. It checks no credentials; obstore wants some to write."""
+    from headrace.testing.gcs_front import gcs_front
+
     program = _fake_gcs_program()
     port = free_ports(1)[0]
     endpoint, bucket = f"http://127.0.0.1:{port}", "data"
@@ -352,9 +359,10 @@ def fake_gcs() -> Iterator[GcsServer]:
     argv += ["-public-host", f"127.0.0.1:{port}", "-external-url", endpoint]
     body, headers = json.dumps({"name": bucket}).encode(), {"Content-Type": "application/json"}
     with _folder(None) as where, running(argv, where) as process:
-        wait_until(lambda: _ask(port, "POST", "/storage/v1/b", body, headers) == 200, process, where)
-        options = {"endpoint": endpoint, "anonymous": "true"}
-        yield GcsServer("gs", endpoint, bucket, None, options, process.pid, port)
+        wait_until(lambda: http_status(port, "POST", "/storage/v1/b", body, headers) == 200, process, where)
+        with gcs_front(port) as front:
+            options = {"endpoint": front.endpoint, "token": "any"}
+            yield GcsServer("gs", front.endpoint, bucket, None, options, process.pid, port, front)
 
 
 def _azure_signature(method: str, path: str, query: dict[str, str], date: str) -> str:
@@ -373,7 +381,7 @@ def _make_container(port: int, container: str) -> bool:
         "x-ms-version": "2021-08-06",
         "Authorization": _azure_signature("PUT", path, query, date),
     }
-    return _ask(port, "PUT", f"{path}?restype=container", b"", headers) == 201
+    return http_status(port, "PUT", f"{path}?restype=container", b"", headers) == 201
 
 
 @contextlib.contextmanager

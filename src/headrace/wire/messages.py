@@ -122,6 +122,20 @@ class JobRetry(Message, frozen=True):
     id: str
 
 
+class Changed(Message, frozen=True):
+    """These paths of the upper layer were written, made, moved or removed; source: the session that did it, which is
+    not told again. → Done, at once."""
+
+    paths: list[bytes]
+    source: int = 0
+
+
+class Persist(Message, frozen=True):
+    """What was written at and below a path goes to its origin now. → Done when the origin has it, or Failure."""
+
+    path: bytes
+
+
 class Shutdown(Message, frozen=True):
     """Stop the node in order. → Done."""
 
@@ -137,6 +151,10 @@ class Welcome(Message, frozen=True):
     index: str
     volumes: list[str]
     generation: int
+    upper: str = ""  # folder of the upper layer
+    write: str = (
+        ""  # modes of writing, as base/write_modes.py reads them; "" or "off": nothing can be written
+    )
 
 
 class Done(Message, frozen=True):
@@ -237,6 +255,13 @@ class Invalidated(Message, frozen=True):
     names: list[tuple[int, bytes]]
 
 
+class Written(Message, frozen=True):
+    """Paths of the upper layer that another session of this host changed, or the node itself (source 0)."""
+
+    paths: list[bytes]
+    source: int
+
+
 class Evicted(Message, frozen=True):
     """Cache files that were dropped: let go of descriptors and backing ids."""
 
@@ -266,6 +291,8 @@ Request = (
     | JobList
     | JobCancel
     | JobRetry
+    | Changed
+    | Persist
     | Shutdown
 )
 Answer = (
@@ -280,6 +307,7 @@ Answer = (
     | JobRows
     | Failure
     | Invalidated
+    | Written
     | Evicted
     | Completed
 )

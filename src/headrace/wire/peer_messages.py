@@ -73,10 +73,12 @@ class LookupShared(Message, frozen=True):
 class Forget(Message, frozen=True):
     """`headrace sync`, in two rounds over all nodes, so that nobody takes an old listing from a node that has not heard
     of it yet. First (relist=False): listings at and below the path are stale from now on. Then (relist=True): list
-    again what was listed, in the background. → Done."""
+    again what was listed, in the background. → Done. below False: only the listing of the path itself, which changed
+    because the asker persisted something there."""
 
     path: bytes
     relist: bool = False
+    below: bool = True
 
 
 class Take(Message, frozen=True):
@@ -85,6 +87,13 @@ class Take(Message, frozen=True):
 
     files: list[Wanted]
     epoch: int
+
+
+class Doubt(Message, frozen=True):
+    """What came of this file did not match its checksums. → Done, when the asked one has compared its copy with them:
+    blocks that are bad are dropped, and fetched again when they are wanted."""
+
+    file: Wanted
 
 
 class Ping(Message, frozen=True):
@@ -141,5 +150,5 @@ class Names(Message, frozen=True):
     last: bool
 
 
-PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Ping
+PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Doubt | Ping
 PeerAnswer = PeerWelcome | Block | FileEnd | Names | Taken | Done | Failure

@@ -3,3 +3,4 @@
 import pytest
 
 pytest.register_assert_rewrite("headrace.testing.origin_suite")
+pytest.register_assert_rewrite("headrace.testing.origin_write_suite")

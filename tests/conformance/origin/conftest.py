@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.origin import cloud
 from headrace.origin.fsspec_adapter import FsspecOrigin
 from headrace.origin.locate import build_origin
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
+from headrace.origin.object_store import ObjectStoreOrigin
+from headrace.origin.options import parse_options
 from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
 from headrace.origin.throttle import Limits, ThrottleOrigin
+from headrace.origin.upload import Sizes
 from headrace.testing import servers
 from headrace.testing.origin_suite import Subject, Traits
 from headrace.testing.servers import Server, ServerMissing
@@ -62,8 +67,20 @@ def web_server() -> Iterator[Server]:
     yield from _serve("http folder", servers.http_folder)
 
 
+SMALL = Sizes(single_max_bytes=1 << 20, part_min_bytes=5 << 20, in_flight_max=3)
+
+
+def in_parts(server: Server, prefix: str) -> Origin:
+    """As build_origin makes it, but with parts as small as S3 takes them."""
+    make = {"s3": cloud.s3_stores, "gs": cloud.gcs_stores, "az": cloud.azure_stores}[server.scheme]
+    url = server.url(prefix)
+    stores = make(url, server.bucket, parse_options(url, server.options()))
+    return RetryOrigin(ObjectStoreOrigin(url, stores, prefix, sizes=SMALL), listings=False)
+
+
 def on_server(server: Server, traits: Traits) -> Subject:
     return Subject(
+        attach_in_parts=None if server.scheme == "http" else lambda prefix: in_parts(server, prefix),
         attach=lambda prefix: build_origin(server.url(prefix), server.options()),
         put=server.put,
         delete=server.delete,
@@ -76,10 +93,13 @@ def in_memory(wrap: Callable[[Origin], Origin]) -> Subject:
     whole = MemoryOrigin("suite")
     return Subject(
         attach=lambda prefix: wrap(whole.below(prefix) if prefix else whole),
-        put=whole.put,
+        put=whole.hold,
         delete=whole.delete,
         traits=Traits(missing_bucket=None),
     )
+
+
+_FSSPEC = Traits(both=False, folders=True, keeps_attributes=False, decides_races=False)
 
 
 def _write(folder: str, key: str, data: bytes) -> None:
@@ -89,12 +109,16 @@ def _write(folder: str, key: str, data: bytes) -> None:
 
 
 def in_folder(folder: str, scheme: str) -> Subject:
+    def attach(prefix: str) -> Origin:
+        Path(folder, prefix).mkdir(parents=True, exist_ok=True)
+        return build_origin(f"{scheme}://{folder}/{prefix}", {})
+
     return Subject(
-        attach=lambda prefix: build_origin(f"{scheme}://{folder}/{prefix}", {}),
+        attach=attach,
         put=lambda key, data: _write(folder, key, data),
         delete=lambda key: Path(folder, key).unlink(),
         attach_nowhere=lambda: build_origin(f"{scheme}://{folder}/none", {}),
-        traits=Traits(both=False),
+        traits=Traits(both=False, folders=True) if scheme == "file" else _FSSPEC,
     )
 
 
@@ -103,17 +127,22 @@ def in_fsspec_memory() -> Subject:
 
     files = MemoryFileSystem(skip_instance_cache=True)
     files.store, files.pseudo_dirs = {}, [""]  # else they are those of the class
+
+    def attach(prefix: str) -> Origin:
+        files.makedirs(f"/{prefix}", exist_ok=True)
+        return FsspecOrigin(f"memory://fsspec/{prefix}", lambda: (files, f"/{prefix}"))
+
     return Subject(
-        attach=lambda prefix: FsspecOrigin(f"memory://fsspec/{prefix}", lambda: (files, f"/{prefix}")),
+        attach=attach,
         put=lambda key, data: files.pipe_file(f"/{key}", data),
         delete=lambda key: files.rm_file(f"/{key}"),
-        traits=Traits(missing_bucket=None, both=False),
+        traits=replace(_FSSPEC, missing_bucket=None),
     )
 
 
 _BACKSLASH = frozenset({"back\\slash"})  # SeaweedFS and Azure make a slash of it
 # A folder is answered with a redirect to its name and a slash, and obstore follows none with these in it.
-_WEB = Traits(both=False, strict_folders=True, strange_names=frozenset({"[br]", "a|b", "^"}))
+_WEB = Traits(both=False, strict_folders=True, strange_names=frozenset({"[br]", "a|b", "^"}), writable=False)
 
 KINDS = (
     *("memory", "retry", "throttle", "measure", "folder", "fsspec-memory", "fsspec-local"),
@@ -137,7 +166,9 @@ def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
         "folder": lambda: in_folder(folder, "file"),
         "fsspec-memory": in_fsspec_memory,
         "fsspec-local": lambda: in_folder(f"{folder}/fsspec", "local"),
-        "s3-seaweedfs": lambda: on_server(server("seaweedfs_server"), Traits(strange_names=_BACKSLASH)),
+        "s3-seaweedfs": lambda: on_server(
+            server("seaweedfs_server"), Traits(strange_names=_BACKSLASH, makes_buckets=True)
+        ),
         "s3-moto": lambda: on_server(server("moto_server"), Traits()),
         # fake-gcs-server answers 500 where GCS answers 404
         "gcs": lambda: on_server(server("gcs_server"), Traits(missing_bucket=OriginUnavailableError)),

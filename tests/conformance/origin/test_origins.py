@@ -12,9 +12,14 @@ from headrace.base.model import Version
 from headrace.origin.locate import build_origin
 from headrace.origin.origin import Origin
 from headrace.testing.origin_suite import OriginSuite, listing_of, read, run, soon
+from headrace.testing.origin_write_suite import OriginWriteSuite
 
 
 class TestOrigin(OriginSuite):
+    pass
+
+
+class TestWriting(OriginWriteSuite):
     pass
 
 

@@ -176,6 +176,31 @@ def test_all_nodes_see_the_same_members_and_owners(etcd: EtcdServer) -> None:
     run(work())
 
 
+def test_members_are_followed_although_a_view_was_not_taken(
+    etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with maker("etcd", etcd, "stumbles") as make:
+            first = Node(await make(), "n1", "i1", set())
+            told: list[int] = []
+
+            def stumble(view: ClusterView) -> None:
+                told.append(len(view.nodes))
+                if len(view.nodes) == 2:
+                    raise RuntimeError("this one is too much")
+
+            first.membership._on_view = stumble
+            await first.membership.start()
+            for number, count in ((2, 2), (3, 3)):
+                await Node(await make(), f"n{number}", f"i{number}", set()).membership.start()
+                await until(lambda: told[-1] == count, limit_s=20)  # noqa: B023 - ends within its turn
+            assert first.ids() == {"n1", "n2", "n3"}
+            await first.membership.stop()
+
+    run(work())
+    assert "this one is too much" in caplog.text
+
+
 def test_one_id_has_one_node(etcd: EtcdServer) -> None:
     async def work() -> None:
         async with maker("etcd", etcd, "twins") as make:

@@ -100,7 +100,7 @@ class World:
 
     def put(self, name: str) -> None:
         body = self.chance.randbytes(self.chance.choice(SIZES))
-        self.now[name] = self.origin.put(name, body)
+        self.now[name] = self.origin.hold(name, body)
         self.bodies[self.now[name].token] = body
 
     def heard(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

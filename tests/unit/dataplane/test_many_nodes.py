@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, VersionChangedError
+from headrace.base.errors import (
+    HeadraceError,
+    NotOwnerError,
+    PathNotFoundError,
+    PeerError,
+    VersionChangedError,
+)
 from headrace.base.model import Entry, FileId
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
@@ -38,11 +44,14 @@ class CountingOrigin(MemoryOrigin):
     def __init__(self) -> None:
         super().__init__("many")
         self.reads: dict[str, int] = {}
+        self.held: asyncio.Event | None = None
         self.bytes_read = self.listings = self.heads = 0
 
     async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Body:
         self.reads[key] = self.reads.get(key, 0) + 1
         self.bytes_read += end - start
+        if self.held is not None:
+            await self.held.wait()
         return await super().read_range(key, start, end, **rest)
 
     async def head(self, key: str, *, deadline: Deadline) -> Any:
@@ -60,7 +69,7 @@ class DirectPeers:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.asked = 0
+        self.asked = self.waiting = 0
 
     def usable(self, node: NodeInfo) -> bool:
         return True
@@ -87,6 +96,7 @@ class DirectPeers:
             raise file
         try:
             if not file.ready(wanted.start, wanted.end):
+                self.waiting += 1
                 await file.wait(wanted.start, wanted.end)
             return os.pread(file.fileno(), wanted.end - wanted.start, wanted.start)
         finally:
@@ -153,7 +163,7 @@ class OneNode:
             owns=lambda path, start: any(
                 owner.id == id for owner in world.view.owners(path, start // SEGMENT_BYTES, replicas=replicas)
             ),
-            on_forget=lambda _: None,
+            on_forget=lambda *_: None,
         )
         self.rebalance = Rebalance(
             id,
@@ -206,7 +216,7 @@ class World:
 
     def put(self, name: str, body: bytes) -> None:
         self.bodies[name] = body
-        self.origin.put(name, body)
+        self.origin.hold(name, body)
 
     def owner(self, name: str) -> OneNode:
         return self.nodes[self.view.owners(b"/" + name.encode())[0].id]
@@ -359,6 +369,102 @@ def test_a_joining_node_fills_from_those_that_owned_before(world: World) -> None
             assert copy is not None and copy.borrowed
         assert world.origin.bytes_read == before
         assert world.nodes["e"].store.statistics()["borrowed_bytes"] == 0
+
+    asyncio.run(world.run(test))
+
+
+@pytest.mark.parametrize("size", [100_000, 3 * MIB + 1], ids=["small", "in ranges"])
+def test_a_new_owner_joins_what_the_old_one_is_fetching(world: World, size: int) -> None:
+    async def test(world: World) -> None:
+        names = [str(number) for number in range(60)]
+        owners = {name: world.owner(name) for name in names}
+        world.change("abcde")
+        name = next(name for name in names if world.owner(name).id == "e")
+        old, new = owners[name], world.owner(name)
+        world.put(name, body_of(size, 1)[:size])
+        for node in (old, new):
+            await node.entry(name)
+        world.change("abcd")
+        world.origin.held = asyncio.Event()
+        early = asyncio.ensure_future(old.read(name))
+        while world.origin.bytes_read < size:  # noqa: ASYNC110 - all of it is asked for, nothing is there
+            await asyncio.sleep(0.001)
+        world.change("abcde")
+        late = asyncio.ensure_future(new.read(name))
+        ranges = world.origin.reads[name]
+        while new.peers.waiting < ranges and world.origin.bytes_read == size:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        world.origin.held.set()
+        assert await early == await late == world.bodies[name]
+        assert world.origin.bytes_read == size
+
+    asyncio.run(world.run(test))
+
+
+def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world: World) -> None:
+    async def test(world: World) -> None:
+        world.put("one", body_of(5000, 1)[:5000])
+        await world.owner("one").read("one")
+        other = next(node for node in world.nodes.values() if node is not world.owner("one"))
+        entry, owned, looked = await other.entry("one"), False, asyncio.Event()
+
+        def owns(path: bytes, start: int) -> bool:
+            looked.set()
+            return owned
+
+        desk = Desk(other.namespace, other.store, other.reads, owns=owns, on_forget=lambda *_: None)
+        wanted = Wanted(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
+        taking = asyncio.ensure_future(desk.take(Take([wanted], 1)))
+        await looked.wait()
+        owned = True
+        assert (await taking).refused == []
+        assert other.content(entry.id) == world.bodies["one"]
+        assert world.origin.bytes_read == 5000
+
+    asyncio.run(world.run(test))
+
+
+def test_a_node_that_waits_for_another_is_not_waited_for(world: World) -> None:
+    """Its own owner may be the one that asks."""
+
+    async def test(world: World) -> None:
+        world.put("one", body_of(5000, 1)[:5000])
+        owner = world.owner("one")
+        asker = next(node for node in world.nodes.values() if node is not owner)
+        entry = await asker.entry("one")
+        world.origin.held = asyncio.Event()
+        reading = asyncio.ensure_future(asker.read("one"))
+        while not owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        wanted = Wanted(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
+        (refused,) = await asker.desk.open_many([wanted], cached_only=True, epoch=1)
+        assert isinstance(refused, NotOwnerError)
+        world.origin.held.set()
+        assert await reading == world.bodies["one"]
+
+    asyncio.run(world.run(test))
+
+
+def test_what_comes_back_from_a_node_that_went_is_owned_and_handed_over_again(world: World) -> None:
+    async def test(world: World) -> None:
+        filled(world, small=60)
+        for name in world.bodies:
+            await world.owner(name).read(name)
+        before = world.origin.bytes_read
+        for members in ("abcde", "abcd", "abcdf"):  # e takes its share and dies; f takes what e had
+            world.change(members)
+            world.down = set(world.nodes) - set(members)
+            for id in members:
+                world.nodes[id].rebalance.on_view(world.view)
+            for id in members:
+                await world.nodes[id].rebalance.wait()
+            for name in world.bodies:
+                owner = world.owner(name)
+                cached = owner.store.index.cached((await owner.entry(name)).id)
+                assert cached is not None and cached.complete and not cached.borrowed
+                assert owner.content(cached.id) == world.bodies[name]
+        assert any(world.owner(name).id == "f" for name in world.bodies)
+        assert world.origin.bytes_read == before
 
     asyncio.run(world.run(test))
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.deadline import Deadline
 from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
+from headrace.origin.origin import Body
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -77,7 +79,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_commit_that_fails_is_heard_and_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
+        w.origin.hold("f", BODY)
         id = (await w.entry("f")).id
         real = os.rename
         with monkeypatch.context() as broken:
@@ -100,7 +102,7 @@ def test_a_commit_that_fails_is_heard_and_tried_again(world: World, monkeypatch:
 
 def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: Path) -> None:
     async def begin(w: World) -> None:
-        w.origin.put("f", BODY)
+        w.origin.hold("f", BODY)
         entry = await w.entry("f")
         writer = w.store.create(entry)
         writer.write(0, BODY)
@@ -114,7 +116,7 @@ def test_a_file_that_was_whole_before_a_kill_is_committed_at_its_open(tmp_path: 
 def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path) -> None:
     async def test(w: World) -> None:
         for name, size in (("a", 10), ("b", MIB), ("c", 20)):
-            w.origin.put(name, os.urandom(size))
+            w.origin.hold(name, os.urandom(size))
         entries = [await w.entry(name) for name in "abc"]
         w.store.volumes[0].capacity_bytes = MIB // 2
         found = await asyncio.gather(*(w.reads.open(entry.id) for entry in entries), return_exceptions=True)
@@ -127,8 +129,8 @@ def test_one_small_file_too_many_is_not_the_others_trouble(tmp_path: Path) -> No
 
 def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
-        w.origin.put("s", b"small")
+        w.origin.hold("f", BODY)
+        w.origin.hold("s", b"small")
         for name in "fs":
             entry = await w.entry(name)
             await w.reads.load(entry)
@@ -142,7 +144,7 @@ def test_a_cache_file_that_somebody_deleted_is_fetched_again(world: World) -> No
 
 def test_eviction_under_a_reader_is_not_its_trouble(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
+        w.origin.hold("f", BODY)
         id = (await w.entry("f")).id
 
         async def evict() -> None:
@@ -162,10 +164,10 @@ def test_eviction_under_a_reader_is_not_its_trouble(world: World) -> None:
 
 def test_after_a_change_the_next_open_sees_the_new_version(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
+        w.origin.hold("f", BODY)
         old = await w.entry("f")
         await w.reads.fill(old.id, 0, MIB, sequential=False)
-        w.origin.put("f", BODY[::-1])
+        w.origin.hold("f", BODY[::-1])
         with pytest.raises(VersionChangedError):
             await w.reads.fill(old.id, 4 * MIB, 5 * MIB, sequential=False)
         with pytest.raises(StaleIdError):
@@ -180,9 +182,9 @@ def test_after_a_change_the_next_open_sees_the_new_version(world: World) -> None
 
 def test_a_small_file_that_changed_at_its_open(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("s", b"old")
+        w.origin.hold("s", b"old")
         old = await w.entry("s")
-        w.origin.put("s", b"new!")
+        w.origin.hold("s", b"new!")
         with pytest.raises(VersionChangedError):
             await w.reads.open(old.id)
         new = w.store.index.lookup(ROOT_ID, b"s")
@@ -195,8 +197,8 @@ def test_a_small_file_that_changed_at_its_open(world: World) -> None:
 
 def test_a_cancelled_caller_leaves_the_others_their_read(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
-        w.origin.put("s", b"small")
+        w.origin.hold("f", BODY)
+        w.origin.hold("s", b"small")
         large, small = (await w.entry("f")).id, (await w.entry("s")).id
         first = [
             asyncio.ensure_future(w.reads.open(small)),
@@ -218,10 +220,62 @@ def test_a_cancelled_caller_leaves_the_others_their_read(world: World) -> None:
     asyncio.run(world.run(test))
 
 
+class HeldOrigin(MemoryOrigin):
+    """Range reads wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__("held")
+        self.asked = 0
+        self.let_go = asyncio.Event()
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Body:
+        self.asked += 1
+        await self.let_go.wait()
+        return await super().read_range(key, start, end, version=version, deadline=deadline)
+
+
+@pytest.mark.parametrize("others", ["nobody", "a load", "a reader"])
+def test_a_cancelled_load_ends_unless_others_want_the_file(world: World, others: str) -> None:
+    body = os.urandom(60 * MIB)
+    ranges = len(body) // (2 * MIB)
+
+    async def test(w: World) -> None:
+        origin = HeldOrigin()
+        w.namespace.attach(Mount("/held", "memory://", origin, 3600.0))
+        origin.hold("f", body)
+        entry = await w.entry("held/f")
+        load = asyncio.ensure_future(w.reads.load(entry))
+        while not origin.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        other = asyncio.ensure_future(w.reads.load(entry)) if others == "a load" else None
+        fill = w.reads._fills[entry.id]
+        if others == "a reader":
+            fill.start_whole(0)
+        await asyncio.sleep(0)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        assert load.cancelled()
+        origin.let_go.set()
+        while not fill.idle:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if others == "nobody":
+            assert origin.asked < ranges / 2
+            assert not fill.committed
+            other = asyncio.ensure_future(w.reads.load(entry))  # and it can begin anew
+        if other is not None:
+            assert await other == len(body)
+        assert origin.asked == ranges
+        assert w.content(entry.id) == body
+
+    asyncio.run(world.run(test))
+
+
 def test_writers_nobody_uses_are_closed(world: World) -> None:
     async def test(w: World) -> None:
-        w.origin.put("f", BODY)
-        w.origin.put("g", BODY)
+        w.origin.hold("f", BODY)
+        w.origin.hold("g", BODY)
         f, g = (await w.entry("f")).id, (await w.entry("g")).id
         for id in (f, g):
             await w.reads.fill(id, 0, MIB, sequential=False)

@@ -259,7 +259,7 @@ class World:
 
     def put(self, name: str, body: bytes) -> None:
         self.bodies[name] = body
-        self.origin.put(name, body)
+        self.origin.hold(name, body)
 
     def put_many(self, count: int, *, folder: str = "d") -> list[str]:
         names = [f"{folder}/{number:03}" for number in range(count)]

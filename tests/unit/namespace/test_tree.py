@@ -75,7 +75,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def origin_with(*keys: str) -> MemoryOrigin:
     origin = MemoryOrigin()
     for key in keys:
-        origin.put(key, key.encode())
+        origin.hold(key, key.encode())
     return origin
 
 
@@ -162,12 +162,12 @@ def test_a_refresh_is_not_content_with_a_listing_that_began_before(tree: Tree) -
     async def test() -> None:
         origin = Gated()
         for name in ("a", "b", "c", "d"):
-            origin.put(name, b"old")
+            origin.hold(name, b"old")
         tree.attach("/", origin)
         origin.gate.clear()
         early = asyncio.ensure_future(tree.namespace.list(ROOT_ID))
         await asyncio.sleep(0.01)  # the first page was read
-        fresh = origin.put("a", b"new")
+        fresh = origin.hold("a", b"new")
         syncs = [asyncio.ensure_future(tree.namespace.refresh(ROOT_ID)) for _ in range(3)]
         await asyncio.sleep(0.01)
         origin.gate.set()
@@ -184,10 +184,10 @@ def test_a_refresh_that_fails_leaves_the_old_listing_good(tree: Tree) -> None:
     async def test() -> None:
         origin = Gated()
         for name in ("a", "b", "c", "d"):
-            origin.put(name, b"old")
+            origin.hold(name, b"old")
         tree.attach("/", origin)
         await tree.namespace.list(ROOT_ID)
-        origin.put("a", b"new")
+        origin.hold("a", b"new")
         origin.broken = True
         tree.changed.clear()
         with pytest.raises(OriginUnavailableError):
@@ -203,7 +203,7 @@ def test_an_old_listing_is_used_while_the_origin_is_away(tree: Tree) -> None:
     async def test() -> None:
         origin = Gated()
         for name in ("a", "b", "c", "d"):
-            origin.put(name, b"x")
+            origin.hold(name, b"x")
         tree.attach("/", origin, interval_s=0.0)
         assert await tree.names("/") == ["a", "b", "c", "d"]
         origin.broken = True

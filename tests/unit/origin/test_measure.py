@@ -16,9 +16,9 @@ NEVER = Deadline.never()
 
 def test_calls_errors_bytes_and_pages_are_counted() -> None:
     memory = MemoryOrigin(page_size=2)
-    version = memory.put("f", b"0123456789")
+    version = memory.hold("f", b"0123456789")
     for n in range(4):
-        memory.put(f"g{n}", b"x")
+        memory.hold(f"g{n}", b"x")
     faulty = FaultyOrigin(memory)
     origin = MeasureOrigin(faulty)
 
@@ -51,8 +51,8 @@ def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
             return await super().head(key, deadline=deadline)
 
     slow = Slow()
-    slow.put("slow", b"")
-    slow.put("fast", b"")
+    slow.hold("slow", b"")
+    slow.hold("fast", b"")
     origin = MeasureOrigin(slow)
 
     async def body() -> None:

@@ -27,7 +27,7 @@ DATA = b"0123456789"
 class Setting:
     def __init__(self, **options: int | float | bool) -> None:
         memory = MemoryOrigin()
-        self.version = memory.put("f", DATA)
+        self.version = memory.hold("f", DATA)
         self.faulty = FaultyOrigin(memory)
         self.origin = RetryOrigin(self.faulty, **options)  # type: ignore[arg-type]
 

@@ -17,8 +17,8 @@ SIZE = 1000
 
 def setting(limits: Limits) -> tuple[FaultyOrigin, ThrottleOrigin, Version]:
     memory = MemoryOrigin(page_size=1)
-    version = memory.put("f", b"x" * SIZE)
-    memory.put("g", b"x")
+    version = memory.hold("f", b"x" * SIZE)
+    memory.hold("g", b"x")
     faulty = FaultyOrigin(memory)
     return faulty, ThrottleOrigin(faulty, limits), version
 

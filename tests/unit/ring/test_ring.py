@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.ring.ring import _INDEX_BITS, MEMBERS_MAX, Member, Ring, key_of
+from headrace.ring.ring import MEMBERS_MAX, Member, Ring, key_of
 from headrace.ring.view import NodeInfo, next_view
 
 KEYS = [key_of(b"/data/%d" % number, 0) for number in range(2000)]
@@ -27,7 +27,7 @@ def shares(ring: Ring) -> dict[str, float]:
     found = dict.fromkeys((member.id for member in ring.members), 0)
     before = ring._points[-1] - (1 << 64)
     for point in ring._points:
-        found[ring.members[point & _INDEX_BITS].id] += point - before
+        found[ring._member_at(point).id] += point - before
         before = point
     return {id: share / (1 << 64) for id, share in found.items()}
 
@@ -99,6 +99,56 @@ def test_order_of_the_members_is_no_matter_and_ids_are_unique() -> None:
     with pytest.raises(ValueError, match="at most"):
         Ring(Member(str(number), 1) for number in range(MEMBERS_MAX + 1))
     assert Ring([]).owners(1, 3) == ()
+
+
+many_members = st.lists(
+    st.builds(Member, ids, st.sampled_from([1, 700, 1024, 1500]), st.sampled_from(["", "a", "b"])),
+    min_size=8,
+    max_size=20,
+    unique_by=lambda member: member.id,
+)
+changes = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from(["leave", "join", "grow", "move"])), max_size=6
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(many_members, changes)
+def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
+    first: list[Member], steps: list[tuple[int, str]]
+) -> None:
+    now, ring = first, Ring(first)
+    for number, (place, what) in enumerate(steps):
+        at = place % len(now)
+        one = now[at]
+        rest = [*now[:at], *now[at + 1 :]]
+        now = {
+            "leave": rest if len(rest) > 1 else now,
+            "join": [*now, Member(f"NEW-{number}", 1024, one.zone)],
+            "grow": [*rest, Member(one.id, one.weight + 300, one.zone)],
+            "move": [*rest, Member(one.id, one.weight, "c" if one.zone != "c" else "a")],
+        }[what]
+        ring = Ring(now, before=ring)
+        anew = Ring(now)
+        assert ring.members == anew.members
+        assert shares(ring) == pytest.approx(shares(anew))
+        for key in KEYS[:100]:
+            assert ring.owners(key, 4) == anew.owners(key, 4)
+
+
+def test_of_many_members_one_that_comes_or_goes_leaves_the_rest_as_it_is() -> None:
+    """Through portions and slots: one leaves, another takes its slot."""
+    members = [Member(f"node-{number}", 1 << 40, f"zone-{number % 3}") for number in range(200)]
+    ring = Ring(members)
+    without = Ring(members[1:], before=ring)
+    instead = Ring([*members[1:], Member("late", 1 << 40, "zone-0")], before=without)
+    assert None in without._slots  # not built anew
+    assert len(instead._slots) == len(members)
+    for built, derived in (
+        (Ring(members[1:]), without),
+        (Ring([*members[1:], Member("late", 1 << 40, "zone-0")]), instead),
+    ):
+        assert [built.owners(key, 5) for key in KEYS] == [derived.owners(key, 5) for key in KEYS]
 
 
 def test_keys_spread_by_segment_and_path() -> None:

@@ -15,6 +15,7 @@ from headrace.wire.messages import Done, Message
 from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
+    Doubt,
     Fetch,
     Forget,
     ListShared,
@@ -91,6 +92,10 @@ class Conversation:
         elif isinstance(request, Take):
             taking = self._calls.desk.take(request)
             self._put((yield from self._ask(self._calls.call(taking, "taking files over", WORK_LIMIT_S))))
+        elif isinstance(request, Doubt):
+            looking = self._calls.desk.doubt(request)
+            yield from self._ask(self._calls.call(looking, "checking a file for a peer", WORK_LIMIT_S))
+            self._put(Done())
         elif isinstance(request, Ping):
             self._put(self._welcome())
         else:

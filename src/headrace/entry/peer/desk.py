@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.wire.peer_messages import Forget, ListShared, LookupShared, Names, Take, Taken, Wanted
+from headrace.wire.peer_messages import Doubt, Forget, ListShared, LookupShared, Names, Take, Taken, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ class Desk(Protocol):
     async def forget(self, request: Forget) -> None: ...
 
     async def take(self, request: Take) -> Taken: ...
+
+    async def doubt(self, request: Doubt) -> None: ...
 
 
 class DeskCalls:

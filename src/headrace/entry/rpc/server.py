@@ -59,6 +59,32 @@ class Subscribers:
             self._queues.discard(queue)
 
 
+class _Doorstep(asyncio.StreamReaderProtocol):
+    """One connection. Whoever leaves it while it is busy, or says more before it was answered, ends what is done for
+    it. (To wait for its next word beside the work would cost each request two tasks.)"""
+
+    serving: asyncio.Task[None] | None = None
+    busy = False
+
+    def data_received(self, data: bytes) -> None:
+        if self.busy:
+            log.warning("connection dropped error=a request before the last one was answered")
+            self._leave()
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:
+        self._leave()
+        return super().eof_received()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._leave()
+        super().connection_lost(error)
+
+    def _leave(self) -> None:
+        if self.busy and self.serving is not None:
+            self.serving.cancel()
+
+
 class RpcServer:
     """welcome: what every client is told first. answer: one request, one answer. stream: a job's states."""
 
@@ -77,7 +103,7 @@ class RpcServer:
         _unlink(socket_path)
         mask = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._connected, socket_path)
+            self._server = await asyncio.get_running_loop().create_unix_server(self._doorstep, socket_path)
         finally:
             os.umask(mask)
         self._path = socket_path
@@ -90,37 +116,44 @@ class RpcServer:
             await asyncio.gather(*self._connections, return_exceptions=True)
             _unlink(self._path)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _doorstep(self) -> _Doorstep:
+        reader = asyncio.StreamReader()
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._connected(reader, writer, doorstep)
+
+        doorstep = _Doorstep(reader, connected)
+        return doorstep
+
+    async def _connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doorstep: _Doorstep
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        doorstep.serving = task
         try:
-            await self._serve(reader, writer)
+            await self._serve(reader, writer, doorstep)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client left, or the node stops
         except ProtocolError as error:
             log.warning("connection dropped error=%s", error)
         finally:
             self._connections.discard(task)
+            doorstep.serving = None
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        header = await reader.readexactly(frame.HEADER_BYTES)
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, doorstep: _Doorstep
+    ) -> None:
         while True:
+            header = await reader.readexactly(frame.HEADER_BYTES)
             request = frame.decode_request(await reader.readexactly(frame.body_length(header)))
-            work = asyncio.ensure_future(self._handle(request, writer))
-            following = asyncio.ensure_future(reader.readexactly(frame.HEADER_BYTES))
+            doorstep.busy = True
             try:
-                await asyncio.wait((work, following), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    following.result()  # raises when the client left
-                    raise ProtocolError("a request before the last one was answered")
-                work.result()
-                header = await following
+                await self._handle(request, writer)
             finally:
-                work.cancel()
-                following.cancel()
-                await asyncio.gather(work, following, return_exceptions=True)
+                doorstep.busy = False
 
     async def _handle(self, request: Request, writer: asyncio.StreamWriter) -> None:
         try:

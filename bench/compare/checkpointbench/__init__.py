@@ -1,0 +1,1 @@
+"""Parts of `bench/compare/checkpoint.py`: one machine, one run, interleaved."""

@@ -1,0 +1,110 @@
+"""The cases, and what issue 4 wants of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nodebench.machine import Workplace, drop_page_cache, run
+from nodebench.report import Goal, number
+from nodebench.results import Results
+
+from . import workers
+
+OURS = "headrace"
+STATE_BYTES = 4 * 10**9
+STOPPED, CHANGED = "1 training is stopped", "2 bytes stored"
+RESTORE = {state: f"3 restore, {state}" for state in ("dropped", "warm")}
+
+
+@dataclass
+class Bench:
+    place: Workplace
+    results: Results
+    scale: float
+    repeat: int
+
+    @property
+    def state_bytes(self) -> int:
+        return round(STATE_BYTES * self.scale)
+
+    def worker(self, *words: object) -> dict[str, Any]:
+        command = [sys.executable, workers.__file__, *map(str, words)]
+        answer: dict[str, Any] = json.loads(run(command, timeout_s=900))
+        return answer
+
+    def say(self, text: str) -> None:
+        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+def stopped(bench: Bench) -> None:
+    """A trainer that makes full checkpoints: how long it stands still. torch.save with and without fsync at its end;
+    memcpy is one copy of all bytes by one thread into memory that was touched before."""
+    answer = bench.worker("save", bench.place.folder("save"), bench.state_bytes, bench.repeat)
+    for name, seconds in answer["stopped_s"].items():
+        for one in seconds:
+            bench.results.add(STOPPED, name, one, unit="s")
+    for one in answer["committed_s"]:
+        bench.results.add("1 until committed", OURS, one, unit="s")
+    bench.results.note(
+        f"1: a state of {answer['bytes'] / 1e9:.2f} GB; headrace commits in the background, with fsync"
+    )
+
+
+def changed(bench: Bench) -> None:
+    """Sizes of files, exact: one run."""
+    answer = bench.worker("changed", bench.place.folder("changed"), bench.state_bytes // 4)
+    for name in ("full", "a tenth of the layers", "the first tenth of each"):
+        bench.results.add(CHANGED, name, answer[name], unit="B")
+    bench.results.note(f"2: a tenth of the layers is {answer['share']:.4f} of the bytes; manifests included")
+
+
+def restore(bench: Bench) -> None:
+    """`load` into new memory, checksums verified, in a new process each time, against cat of the packs to /dev/null."""
+    folder = bench.place.folder("restore")
+    size = bench.worker("fill", folder, bench.state_bytes)["bytes"]
+    packs = [os.path.join(folder, "packs", name) for name in os.listdir(os.path.join(folder, "packs"))]
+    for _ in range(bench.repeat):
+        for state, measure in RESTORE.items():
+            if state == "dropped":
+                drop_page_cache()
+            else:
+                cat(packs)
+            bench.results.add(measure, "cat", size / cat(packs) / 1e9, unit="GB/s")
+            answer = bench.worker("restore", folder, state)
+            bench.results.add(measure, OURS, size / answer["seconds"] / 1e9, unit="GB/s")
+
+
+def cat(files: list[str]) -> float:
+    """Seconds of `cat FILES > /dev/null`."""
+    start = time.perf_counter()
+    subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, timeout=300, check=True)
+    return time.perf_counter() - start
+
+
+CASES = {"stopped": stopped, "changed": changed, "restore": restore}
+
+
+def goals(r: Results) -> list[Goal]:
+    return [
+        Goal("1 stopped, of torch.save", 0.1, False, r.ratio(STOPPED, OURS, "torch.save")),
+        Goal("1 stopped, of torch.save with fsync", 0.1, False, r.ratio(STOPPED, OURS, "torch.save, fsync")),
+        Goal("1 stopped, of memcpy", 1.3, False, r.ratio(STOPPED, OURS, "memcpy")),
+        Goal("2 a tenth changed, of full", 0.12, False, r.ratio(CHANGED, "a tenth of the layers", "full")),
+        Goal("3 restore, page cache dropped, of cat", 0.9, True, r.ratio(RESTORE["dropped"], OURS, "cat")),
+        Goal("3 restore, warm, of cat", 0.9, True, r.ratio(RESTORE["warm"], OURS, "cat")),
+    ]
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        sign = "≥" if goal.at_least else "≤"
+        measured = number(goal.measured) if goal.measured is not None else "–"
+        lines.append(f"| {goal.text} | {sign} {goal.limit:g} | {measured} | {goal.verdict} |")
+    return "\n".join(lines)

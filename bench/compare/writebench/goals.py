@@ -1,0 +1,33 @@
+"""What is wanted of writing, against what was measured."""
+
+from __future__ import annotations
+
+from nodebench.report import Goal, best, divide, number
+from nodebench.results import Results
+
+from .bench import OURS
+from .cases import LARGE, PERSIST, SMALL
+
+JUICEFS = ("juicefs", "juicefs-later")
+"""The better of both counts."""
+
+
+def goals(r: Results) -> list[Goal]:
+    small = divide(r.median(SMALL, OURS), best(r, SMALL, JUICEFS, max))
+    found = [
+        Goal(f"{LARGE}: of plain", 0.95, True, r.ratio(LARGE, OURS, "plain")),
+        Goal(f"{SMALL}: of JuiceFS", 3.0, True, small),
+    ]
+    for data in ("big", "small"):
+        measure = f"{PERSIST}, {data}"
+        found.append(Goal(f"{measure}: of s5cmd", 0.9, True, r.ratio(measure, "headrace-back", "s5cmd")))
+    return found
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        sign = "≥" if goal.at_least else "≤"
+        measured = number(goal.measured) if goal.measured is not None else "–"
+        lines.append(f"| {goal.text} | {sign} {goal.limit:g} | {measured} | {goal.verdict} |")
+    return "\n".join(lines)

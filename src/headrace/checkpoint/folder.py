@@ -1,0 +1,64 @@
+"""What a checkpoint folder holds, read: steps, heads, manifests, pins."""
+
+from __future__ import annotations
+
+from headrace.base.errors import CheckpointNotFoundError, PathNotFoundError
+from headrace.checkpoint import layout
+from headrace.checkpoint.manifest import HEAD_BYTES_FIRST, Head, Manifest, decode, decode_head
+from headrace.checkpoint.place import Place
+
+
+def steps(place: Place) -> list[int]:
+    """Of all checkpoints there are, ascending."""
+    return layout.steps_of(place.names(layout.MANIFESTS))
+
+
+def newest(place: Place) -> int:
+    """CheckpointNotFoundError when there is none."""
+    found = steps(place)
+    if not found:
+        raise CheckpointNotFoundError(place.name, why="there is no checkpoint in this folder")
+    return found[-1]
+
+
+def head(place: Place, step: int) -> Head:
+    """CheckpointNotFoundError, CorruptCheckpointError."""
+    name = layout.manifest_name(step)
+    try:
+        found = decode_head(place.read(name, bytes_max=HEAD_BYTES_FIRST), f"{place.name}/{name}")
+        return found or manifest(place, step).head
+    except PathNotFoundError:
+        raise _not_found(place, step) from None
+
+
+def manifest(place: Place, step: int) -> Manifest:
+    """CheckpointNotFoundError, CorruptCheckpointError."""
+    name = layout.manifest_name(step)
+    try:
+        return decode(place.read(name), f"{place.name}/{name}")
+    except PathNotFoundError:
+        raise _not_found(place, step) from None
+
+
+def pinned(place: Place) -> set[int]:
+    """Steps that retention passes by; some may have no checkpoint."""
+    return set(layout.steps_of(place.names(layout.PINS)))
+
+
+def pin(place: Place, step: int) -> None:
+    """Durable on return."""
+    place.make_folder(layout.PINS)
+    name = layout.pin_name(step)
+    if name.rpartition("/")[2] not in place.names(layout.PINS):
+        place.create(name).close()
+    place.sync_folder(layout.PINS)
+
+
+def unpin(place: Place, step: int) -> None:
+    place.remove(layout.pin_name(step))
+
+
+def _not_found(place: Place, step: int) -> CheckpointNotFoundError:
+    known = steps(place)
+    there = f"there are {len(known)}, from {known[0]} to {known[-1]}" if known else "there is none"
+    return CheckpointNotFoundError(f"{place.name}: no checkpoint of step {step}", why=there)

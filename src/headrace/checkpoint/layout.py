@@ -1,0 +1,82 @@
+"""Names in a checkpoint folder: what lies where, and which save a name belongs to. docs/format.md describes it."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from headrace.base.errors import UsageError
+
+SaveId = NewType("SaveId", str)
+"""`<step>-<run>-<number>`: one attempt to save one step, the same on all ranks, never used again."""
+
+MANIFESTS, PACKS, SAVES, PINS = "manifests", "packs", "saves", "pins"
+STEP_MAX = 10**12 - 1
+FAILED = "failed"
+NEW = ".new"
+_RUN = re.compile(r"[a-z0-9]{1,40}")
+_MANIFEST = re.compile(r"\d{12}")
+_PACK = re.compile(r"(\d{12}-[a-z0-9]+-\d+)-(\d+)\.pack")
+
+
+def save_id(step: int, run: str, number: int) -> SaveId:
+    return SaveId(f"{step_name(step)}-{run}-{number}")
+
+
+def step_name(step: int) -> str:
+    if type(step) is not int or not 0 <= step <= STEP_MAX:
+        raise UsageError(f"step {step!r}", why=f"a step is a whole number from 0 to {STEP_MAX}")
+    return f"{step:012d}"
+
+
+def check_run(run: str) -> str:
+    if not _RUN.fullmatch(run):
+        raise UsageError(f"run {run!r}", why="a run is named by 1 to 40 small letters and digits")
+    return run
+
+
+def manifest_name(step: int) -> str:
+    return f"{MANIFESTS}/{step_name(step)}"
+
+
+def new_manifest_name(step: int, save: SaveId) -> str:
+    return f"{MANIFESTS}/{save}{NEW}"
+
+
+def steps_of(names: list[str]) -> list[int]:
+    """Of the names in MANIFESTS, ascending; others are left out."""
+    return sorted(int(name) for name in names if _MANIFEST.fullmatch(name))
+
+
+def pack_name(save: SaveId, rank: int) -> str:
+    return f"{save}-{rank}.pack"
+
+
+def save_of_pack(name: str) -> SaveId | None:
+    """None for a name that no saver gives."""
+    found = _PACK.fullmatch(name)
+    return SaveId(found.group(1)) if found else None
+
+
+def save_of_new_manifest(name: str) -> SaveId | None:
+    return SaveId(name.removesuffix(NEW)) if name.endswith(NEW) else None
+
+
+def save_folder(save: SaveId) -> str:
+    return f"{SAVES}/{save}"
+
+
+def claim_name(save: SaveId, rank: int) -> str:
+    return f"{save_folder(save)}/{rank}.claim"
+
+
+def part_name(save: SaveId, rank: int) -> str:
+    return f"{save_folder(save)}/{rank}.part"
+
+
+def failed_name(save: SaveId) -> str:
+    return f"{save_folder(save)}/{FAILED}"
+
+
+def pin_name(step: int) -> str:
+    return f"{PINS}/{step_name(step)}"

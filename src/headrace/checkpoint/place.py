@@ -1,0 +1,391 @@
+"""Where checkpoints lie: the few things a folder must be able to do, and POSIX directories, which can.
+
+A `Place` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/` between folders.
+All calls block, and may come from many threads. Foreign errors become ours here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+from headrace.base.errors import (
+    CheckpointFailedError,
+    CheckpointNoSpaceError,
+    HeadraceError,
+    NotADirectoryPathError,
+    PathNotFoundError,
+)
+
+ALIGN_BYTES = 4096
+"""Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
+ABANDONED_AFTER_S = 24 * 3600.0
+"""A claim of another host is held for dead when it is so old: whether that host lives can't be seen from here."""
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_SYS_CACHESTAT = 451  # of every architecture but alpha; since Linux 6.5
+_libc = ctypes.CDLL(None, use_errno=True)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Sink(Protocol):
+    """A new file that is being written."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """All of `data` there. Writes of many threads must not overlap."""
+
+    def sync(self) -> None:
+        """On return the bytes and the length survive a power loss; the name does not yet (`sync_folder`)."""
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """A file to be read; goes on working when its name is removed."""
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fills `target`. CheckpointFailedError where the file ends before that."""
+
+    def close(self) -> None: ...
+
+
+class Claim(Protocol):
+    """Says that its owner lives, until it is released or the owner ends, however it ends."""
+
+    def release(self) -> None: ...
+
+
+class Place(Protocol):
+    """PathNotFoundError for what is not there; CheckpointNoSpaceError and CheckpointFailedError for the rest."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    def create(self, name: str) -> Sink:
+        """A file that is not there yet."""
+
+    def open(self, name: str) -> Source: ...
+
+    def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
+        """A small file, or its beginning."""
+
+    def size_bytes(self, name: str) -> int: ...
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Atomic, over what is there. Durable after `sync_folder`."""
+
+    def remove(self, name: str) -> None:
+        """Nothing happens when it is not there."""
+
+    def make_folder(self, folder: str) -> None:
+        """With those above it, durable on return. Nothing happens when it is there."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Nothing happens when it is not empty, or not there."""
+
+    def sync_folder(self, folder: str) -> None:
+        """On return the names in it are durable."""
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted; empty when there is no such folder."""
+
+    def claim(self, name: str, data: bytes) -> Claim:
+        """A new file with `data`, held by this process. Seen by others on return; not durable, nor need it be."""
+
+    def is_claimed(self, name: str) -> bool:
+        """Whether its owner lives, as far as can be known; else after ABANDONED_AFTER_S it does not."""
+
+
+class PosixPlace:
+    """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can."""
+
+    def __init__(self, folder: str, *, direct: bool = True) -> None:
+        self._folder = os.path.abspath(folder)
+        self._direct = direct
+
+    @property
+    def name(self) -> str:
+        return self._folder
+
+    def path(self, name: str) -> str:
+        return os.path.join(self._folder, name) if name else self._folder
+
+    def create(self, name: str) -> PosixSink:
+        path = self.path(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with _told(path):
+            return PosixSink(os.open(path, flags, 0o644), path, direct=self._direct)
+
+    def open(self, name: str) -> PosixSource:
+        path = self.path(name)
+        with _told(path):
+            return PosixSource(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, direct=self._direct)
+
+    def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
+        path = self.path(name)
+        with _told(path), open(path, "rb") as file:
+            return file.read(-1 if bytes_max is None else bytes_max)
+
+    def size_bytes(self, name: str) -> int:
+        with _told(self.path(name)):
+            return os.stat(self.path(name)).st_size
+
+    def rename(self, name: str, new_name: str) -> None:
+        with _told(self.path(new_name)):
+            os.rename(self.path(name), self.path(new_name))
+
+    def remove(self, name: str) -> None:
+        with _told(self.path(name)), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+
+    def make_folder(self, folder: str) -> None:
+        path = self.path(folder)
+        missing = []
+        with _told(path):
+            while not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path)
+            for one in reversed(missing):
+                with contextlib.suppress(FileExistsError):  # another rank was faster
+                    os.mkdir(one)
+                _sync_folder(os.path.dirname(one))
+
+    def remove_folder(self, folder: str) -> None:
+        try:
+            os.rmdir(self.path(folder))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise _ours(error, self.path(folder)) from None
+
+    def sync_folder(self, folder: str) -> None:
+        with _told(self.path(folder)):
+            _sync_folder(self.path(folder))
+
+    def names(self, folder: str) -> list[str]:
+        with _told(self.path(folder)):
+            try:
+                return sorted(os.listdir(self.path(folder)))
+            except FileNotFoundError:
+                return []
+
+    def claim(self, name: str, data: bytes) -> PosixClaim:
+        """Made under another name first, and locked there: nobody ever sees the name without its lock."""
+        path = self.path(name)
+        with _told(path):
+            fd = os.open(f"{path}~", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                os.write(fd, boot_id() + b"\n" + data)
+                os.rename(f"{path}~", path)
+            except BaseException:
+                os.close(fd)
+                raise
+        return PosixClaim(fd)
+
+    def is_claimed(self, name: str) -> bool:
+        path = self.path(name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _ours(error, path) from None
+        try:
+            with _told(path):
+                if os.read(fd, 64).split(b"\n", 1)[0] != boot_id():
+                    return self._age_s(path) < ABANDONED_AFTER_S
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+                return False
+        finally:
+            os.close(fd)
+
+    def _age_s(self, path: str) -> float:
+        """By the file system's own clock: another host's may differ from ours."""
+        probe = f"{path}.now-{os.getpid()}"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            return os.stat(probe).st_mtime - os.stat(path).st_mtime
+        finally:
+            os.unlink(probe)
+
+
+class PosixClaim:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        """A child that was forked meanwhile has the descriptor too; unlocking counts for both."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+
+class PosixSink:
+    def __init__(self, fd: int, path: str, *, direct: bool) -> None:
+        self._fd = fd
+        self._path = path
+        self._direct = direct and _switch_direct(fd, wanted=True)
+        self._lock = threading.Lock()
+
+    def write(self, data: memoryview, offset: int) -> None:
+        with _told(self._path):
+            if len(data) % ALIGN_BYTES or offset % ALIGN_BYTES:
+                self._go_buffered()
+            while data:
+                try:
+                    done = os.pwrite(self._fd, data, offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL or not self._direct:
+                        raise
+                    self._go_buffered()  # the device wants more than ALIGN_BYTES, or memory it can't reach
+                    continue
+                data, offset = data[done:], offset + done
+
+    def _go_buffered(self) -> None:
+        with self._lock:
+            if self._direct:
+                _switch_direct(self._fd, wanted=False)
+                self._direct = False
+
+    def sync(self) -> None:
+        with _told(self._path):
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with _told(self._path):
+                os.close(fd)
+
+
+class PosixSource:
+    """What the page cache has is taken from there; the rest bypasses it where it can: measured in decision 0009."""
+
+    def __init__(self, fd: int, path: str, *, direct: bool) -> None:
+        self._fd = fd
+        self._path = path
+        self._direct_fd = _open_direct(path) if direct else -1
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        with _told(self._path):
+            if self._direct_fd >= 0 and not _is_cached(self._fd, offset, len(target)):
+                done = self._directly(target, offset)
+                target, offset = target[done:], offset + done
+            while target:
+                done = os.preadv(self._fd, [target], offset)
+                if done == 0:
+                    raise CheckpointFailedError(self._path, why=f"ends at byte {offset}, more is expected")
+                target, offset = target[done:], offset + done
+
+    def _directly(self, target: memoryview, offset: int) -> int:
+        """Bytes read; fewer than asked for where alignment or the file's end forbid more."""
+        if not target or offset % ALIGN_BYTES or address_of(target) % ALIGN_BYTES:
+            return 0
+        total = 0
+        whole = len(target) // ALIGN_BYTES * ALIGN_BYTES
+        while total < whole and total % ALIGN_BYTES == 0:
+            try:
+                done = os.preadv(self._direct_fd, [target[total:whole]], offset + total)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                break
+            if done == 0:
+                break
+            total += done
+        return total
+
+    def close(self) -> None:
+        for fd in (self._fd, self._direct_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._direct_fd = -1
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+class _CacheStat(ctypes.Structure):
+    """struct cachestat, include/uapi/linux/mman.h: pages of each kind."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recent"))
+
+
+def _is_cached(fd: int, offset: int, length: int) -> bool:
+    """Whether the page cache has every page of it; False where the kernel doesn't say (before Linux 6.5, or not the
+    file's owner). Asking by RWF_NOWAIT would start readahead, and the bytes would be read twice (decision 0009)."""
+    span, found = _Span(offset, length), _CacheStat()
+    if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(found), 0) != 0:
+        return False
+    return bool(found.cache * os.sysconf("SC_PAGE_SIZE") >= length)
+
+
+def address_of(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def boot_id() -> bytes:
+    """Of this host since it was started; containers share it."""
+    try:
+        with open(_BOOT_ID, "rb") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename.encode()
+
+
+def _open_direct(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError:
+        return -1
+
+
+def _switch_direct(fd: int, *, wanted: bool) -> bool:
+    """Whether the descriptor is as wanted."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    except OSError:
+        return False
+    return True
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise _ours(error, path) from None
+
+
+def _ours(error: OSError, path: str) -> HeadraceError:
+    why = os.strerror(error.errno).lower() if error.errno else str(error)
+    if error.errno == errno.ENOENT:
+        return PathNotFoundError(path, why=why)
+    if error.errno == errno.ENOTDIR:
+        return NotADirectoryPathError(path, why=why)
+    if error.errno in _FULL:
+        return CheckpointNoSpaceError(path, why=why, hint="free some space, or keep fewer checkpoints")
+    return CheckpointFailedError(path, why=why)

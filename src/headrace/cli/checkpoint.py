@@ -1,0 +1,268 @@
+"""`headrace checkpoint list | show | verify | prune | export | pin | unpin`: a folder of checkpoints, no node."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.base.errors import (
+    CorruptCheckpointError,
+    HeadraceError,
+    NotSupportedError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.cli import options
+from headrace.cli.render import print_json, print_lines, print_rows, say, warn
+from headrace.config.sizes import show_size
+
+if TYPE_CHECKING:
+    from headrace.checkpoint.manifest import Head
+    from headrace.checkpoint.place import PosixPlace
+
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoints are.")]
+Step = Annotated[
+    int | None, typer.Argument(metavar="STEP", help="The newest when not given.", show_default=False)
+]
+ThatStep = Annotated[int, typer.Argument(metavar="STEP")]
+All = Annotated[bool, typer.Option("--all", help="Every checkpoint of the folder.")]
+Last = Annotated[int | None, typer.Option("--last", metavar="N", help="Keep the newest N.")]
+Every = Annotated[
+    int | None, typer.Option("--every", metavar="K", help="Keep steps that are multiples of K too.")
+]
+Drop = Annotated[
+    list[int] | None, typer.Option("--step", metavar="STEP", help="Drop this one; may be repeated.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="The safetensors file to write.")]
+StepOption = Annotated[
+    int | None, typer.Option("--step", metavar="STEP", help="Not the newest, but this one.")
+]
+Rank = Annotated[int, typer.Option("--rank", metavar="N", help="Whose state, where several ranks saved.")]
+Only = Annotated[
+    list[str] | None, typer.Option("--only", metavar="PATTERN", help="Names, as in model.*; may be repeated.")
+]
+LEAVES_SHOWN_MAX = 1000
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Checkpoints in a folder.", no_args_is_help=True)
+    group.command("list")(list_)
+    group.command("show")(show)
+    group.command("verify")(verify)
+    group.command("prune")(prune)
+    group.command("export")(export)
+    group.command("pin")(pin)
+    group.command("unpin")(unpin)
+    app.add_typer(group, name="checkpoint")
+
+
+def list_(folder: Folder, json: options.Json = False) -> None:
+    """Print the checkpoints of FOLDER, oldest first."""
+    place = _place(folder)
+    from headrace.checkpoint.folder import head, pinned, steps
+
+    pins = pinned(place)
+    rows: list[dict[str, Any]] = []
+    for step in steps(place):
+        try:
+            rows.append(_row(head(place, step), pinned=step in pins))
+        except CorruptCheckpointError as error:
+            rows.append(
+                {**dict.fromkeys(_COLUMNS), "step": step, "pinned": step in pins, "problem": str(error)}
+            )
+    if json:
+        print_json(rows)
+        return
+    print_rows([_for_people(row) for row in rows], as_json=False, right=("step", "ranks", "data", "written"))
+
+
+def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
+    """Print what a checkpoint holds: its tensors and arrays, and the packs that it needs."""
+    place = _place(folder)
+    from headrace.checkpoint.folder import manifest, newest, pinned
+
+    found = manifest(place, newest(place) if step is None else step)
+    row = _row(found.head, pinned=found.head.step in pinned(place))
+    leaves: list[dict[str, Any]] = [
+        {"rank": part.rank, "name": leaf.name, "kind": leaf.kind, "dtype": leaf.dtype, "shape": leaf.shape,
+         "size_bytes": leaf.size_bytes}
+        for part in found.body.parts
+        for leaf in part.leaves
+    ]  # fmt: skip
+    packs = dict(zip(found.head.packs, found.head.pack_bytes, strict=True))
+    if json:
+        print_json(
+            {
+                **row,
+                "save": found.head.save,
+                "metadata": found.head.metadata,
+                "packs": packs,
+                "leaves": leaves,
+            }
+        )
+        return
+    lines = [(name, str(value)) for name, value in _for_people(row).items() if value != ""]
+    lines += [("metadata", f"{name}: {value}") for name, value in found.head.metadata.items()]
+    lines += [("pack", f"{name}, {show_size(size)}") for name, size in packs.items()]
+    print_lines(lines)
+    for leaf in leaves[:LEAVES_SHOWN_MAX]:
+        rank = f"rank {leaf['rank']}: " if found.head.ranks > 1 else ""
+        say(
+            f"  {rank}{leaf['name']}  {leaf['dtype'] or leaf['kind']} {leaf['shape']}, {show_size(leaf['size_bytes'])}"
+        )
+    if len(leaves) > LEAVES_SHOWN_MAX:
+        say(f"… {len(leaves)} in all; --json names them")
+
+
+def verify(folder: Folder, step: Step = None, all_: All = False, json: options.Json = False) -> None:
+    """Read a checkpoint, and hold every byte of it against its checksums."""
+    place = _place(folder)
+    if all_ and step is not None:
+        raise UsageError("checkpoint verify", why="it is one STEP or --all, not both")
+    from headrace.checkpoint.folder import newest, steps
+    from headrace.checkpoint.restore import verify as check
+
+    rows: list[dict[str, Any]] = []
+    wrong: HeadraceError | None = None
+    for one in steps(place) if all_ else [newest(place) if step is None else step]:
+        start_s = time.perf_counter()
+        try:
+            size, problem = check(place, one), ""
+        except CorruptCheckpointError as error:
+            size, problem, wrong = 0, str(error), wrong or error
+        took_s = round(time.perf_counter() - start_s, 3)
+        rows.append({"step": one, "bytes": size, "took_s": took_s, "problem": problem})
+        if not json:
+            text = problem or f"{show_size(size)} in {took_s:.1f} s, all as it was saved"
+            say(f"step {one}: {text}")
+    if json:
+        print_json(rows)
+    if wrong is not None:
+        raise wrong
+
+
+def prune(
+    folder: Folder,
+    last: Last = None,
+    every: Every = None,
+    step: Drop = None,
+    dry_run: DryRun = False,
+    json: options.Json = False,
+) -> None:
+    """Delete checkpoints, and what nobody needs any more: leftovers of saves that were killed, packs without a user.
+
+    Pinned ones and the newest stay, unless --step names them. Without --last and --step only leftovers go. Saves that
+    are under way are not disturbed.
+    """
+    place = _place(folder)
+    from headrace.checkpoint.prune import prune as run
+    from headrace.checkpoint.retention import Retention
+
+    if every is not None and last is None:
+        raise UsageError(
+            "checkpoint prune --every", why="it says what to keep beside --last", hint="give --last too"
+        )
+    done = run(place, Retention(last, every), also=step or [], dry=dry_run)
+    for one in done.corrupt:
+        warn(f"the manifest of step {one} can't be read: no pack was deleted (drop it by --step {one})")
+    if json:
+        print_json({"steps": done.steps, "packs": done.packs, "bytes": done.bytes, "corrupt": done.corrupt})
+        return
+    went = "would go" if dry_run else "deleted"
+    named = f" ({', '.join(map(str, done.steps))})" if done.steps else ""
+    say(f"{went}: {len(done.steps)} checkpoints{named}, {len(done.packs)} packs, {show_size(done.bytes)}")
+
+
+def export(
+    folder: Folder,
+    file: File,
+    step: StepOption = None,
+    rank: Rank = 0,
+    only: Only = None,
+    json: options.Json = False,
+) -> None:
+    """Write the tensors of a checkpoint to one safetensors file. Plain values are left out."""
+    place = _place(folder)
+    import msgspec
+
+    from headrace.checkpoint.export import export as run
+
+    done = run(place, file, step, rank=rank, only=only or [])
+    if json:
+        print_json(msgspec.to_builtins(done))
+        return
+    say(f"step {done.step}: {done.tensors} tensors, {show_size(done.bytes)} in {file}")
+
+
+def pin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
+    """Keep a checkpoint, whatever retention says."""
+    place = _place(folder)
+    from headrace.checkpoint.folder import head
+    from headrace.checkpoint.folder import pin as run
+
+    head(place, step)  # it is there
+    run(place, step)
+    print_json({"step": step}) if json else say(f"pinned: step {step}")
+
+
+def unpin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
+    """Let retention drop a pinned checkpoint again."""
+    place = _place(folder)
+    from headrace.checkpoint.folder import unpin as run
+
+    run(place, step)
+    print_json({"step": step}) if json else say(f"not pinned: step {step}")
+
+
+_COLUMNS = ("step", "saved", "kind", "ranks", "full", "data_bytes", "written_bytes", "pinned", "problem")
+
+
+def _row(head: Head, *, pinned: bool) -> dict[str, Any]:
+    saved = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(head.created_ns / 1e9))
+    values = (
+        head.step,
+        saved,
+        head.kind,
+        head.ranks,
+        head.full,
+        head.data_bytes,
+        head.written_bytes,
+        pinned,
+        "",
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    data, written = row["data_bytes"], row["written_bytes"]
+    marks = (
+        ["full"] * bool(row["full"])
+        + ["pinned"] * row["pinned"]
+        + ([row["problem"]] if row["problem"] else [])
+    )
+    return {
+        "step": row["step"],
+        "saved": row["saved"] or "?",
+        "kind": row["kind"] or "?",
+        "ranks": row["ranks"] or "?",
+        "data": "?" if data is None else show_size(data),
+        "written": "?" if written is None else show_size(written),
+        "": ", ".join(marks),
+    }
+
+
+def _place(folder: str) -> PosixPlace:
+    if importlib.util.find_spec("numpy") is None:
+        raise NotSupportedError(
+            "checkpoint", why="numpy is not installed", hint="pip install 'headrace[checkpoint]'"
+        )
+    if not os.path.isdir(folder):
+        raise PathNotFoundError(folder, why="no such folder")
+    from headrace.checkpoint.place import PosixPlace
+
+    return PosixPlace(folder)

@@ -1,0 +1,393 @@
+"""One path of the upper layer to its origin: a put, a removal, a folder made or removed.
+
+Each is conditional on the version that was there when the path was written, so that nothing which somebody else put
+there is lost: ours is then kept beside it, under another name, and reported. The steps of a put, and what a crash after
+each of them leaves, are in docs/format.md.
+Called on the node's loop; what touches the disk for long runs in `threads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+from headrace.base import failpoint
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    ConflictError,
+    DirectoryNotEmptyError,
+    IsADirectoryPathError,
+    NotADirectoryPathError,
+    NotSupportedError,
+    PathNotFoundError,
+    StoreError,
+)
+from headrace.base.model import Attributes, Entry, Kind, Version
+from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
+from headrace.layer.upper import BASE, Upper, base_at, is_removed, is_whiteout, join, split
+from headrace.namespace.mounts import Mount
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Absent, Condition, Origin
+from headrace.origin.source import FileSource
+
+log = logging.getLogger(__name__)
+
+COMPARE_BYTES = 8 << 20
+CTIME_TICK_NS = 20_000_000
+"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
+    it, when it was removed."""
+
+    size_bytes: int
+    changed: list[bytes]
+
+
+class Persist:
+    """limit_s: of one object: a time for each, and one more for each so many bytes. on_written: told paths of which the
+    node itself changed what they mean."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: KnownTable,
+        threads: Executor,
+        *,
+        limit_s: Callable[[int], float],
+        on_written: Callable[[list[bytes]], None],
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._threads = threads
+        self._limit_s = limit_s
+        self._on_written = on_written
+
+    # ------------------------------------------------------------ files
+
+    async def put(self, path: bytes) -> Put | None:
+        """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
+        file as dirty as it was."""
+        mount, key = self._place(path)
+        at = self._upper.at(path)
+        try:
+            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError, OSError):
+            return None
+        try:
+            before = await self._in_thread(_settled, fd, os.fsdecode(path))
+            if before is None or not stat.S_ISREG(before.st_mode):
+                return None
+            return await self._put_open(path, fd, before, mount.origin, key)
+        finally:
+            os.close(fd)
+
+    async def _put_open(
+        self, path: bytes, fd: int, before: os.stat_result, origin: Origin, key: str
+    ) -> Put | None:
+        deadline = Deadline.after(self._limit_s(before.st_size))
+        row = await self._resolved(self._known.get(path), origin, key, deadline)
+        condition = self._condition(path, row)
+        failpoint.hit("persist.chosen")
+        known = condition if isinstance(condition, Version) else ABSENT
+        begun = _row_of(path, before, known, begun=True)
+        self._known.note(begun)
+        failpoint.hit("persist.begun")
+        source = FileSource(fd, before.st_size, name=os.fsdecode(path))
+        attributes = Attributes(
+            *(before.st_mtime_ns, stat.S_IMODE(before.st_mode), before.st_uid, before.st_gid),
+            put_id=begun.put_id,
+        )
+        try:
+            info = await origin.put(
+                key, source, condition=condition, attributes=attributes, deadline=deadline
+            )
+            version = info.version
+        except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
+            found = await self._same_at_origin(origin, key, source, deadline)
+            if found is None:
+                self._set_aside(path, before, str(error))
+                return None
+            version = found
+        failpoint.hit("persist.put")
+        return self._landed(path, before, version)
+
+    async def _resolved(self, row: Row | None, origin: Origin, key: str, deadline: Deadline) -> Row | None:
+        """What became of a put that had begun when its node died, or its answer was lost: the row as if it had been
+        noted, when the origin has the object; the file may be another one by now."""
+        if row is None or not row.begun or row.is_directory:
+            return row
+        try:
+            info = await origin.head(key, deadline=deadline)
+        except PathNotFoundError:
+            return row
+        told = info.attributes
+        if told is None or info.version.size_bytes != row.size_bytes:
+            return row
+        if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
+            return row
+        done = replace(row, version=info.version, begun=False)
+        self._known.note(done)
+        return done
+
+    def _condition(self, path: bytes, row: Row | None) -> Condition:
+        base = self._upper.base_of(path)
+        if row is None:
+            return base or Absent()
+        if row.version != ABSENT:
+            return row.version
+        return base if base is not None and self._shows(path, base) else Absent()
+
+    def _shows(self, path: bytes, version: Version | None) -> bool:
+        """Whether the index has that version there: then somebody put it after whatever we did."""
+        entry = self._namespace.known(path)
+        return version is not None and entry is not None and entry.version == version
+
+    def _landed(self, path: bytes, before: os.stat_result, version: Version) -> Put:
+        """The origin has it: names and table say so, in one step for everybody who changes names."""
+        with self._upper.lock:
+            hidden = self._upper.hide_missing(
+                path, version
+            )  # if it was removed meanwhile, it must not come back
+            if self._namespace.was_put(path, version) is None:
+                log.warning("put below a file path=%s", os.fsdecode(path))
+            failpoint.hit("persist.shown")
+            self._known.note(_row_of(path, before, version))
+            now = _lstat(self._upper.at(path))
+        failpoint.hit("persist.noted")
+        row = self._known.get(path)
+        clean = row is not None and now is not None and row.describes(now)
+        changed = [] if clean else [path]
+        return Put(before.st_size, changed if hidden is None else [*changed, hidden])
+
+    async def _same_at_origin(
+        self, origin: Origin, key: str, source: FileSource, deadline: Deadline
+    ) -> Version | None:
+        """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
+        put the same."""
+        try:
+            version = (await origin.head(key, deadline=deadline)).version
+            if version.size_bytes != source.size_bytes:
+                return None
+            for start in range(0, source.size_bytes, COMPARE_BYTES):
+                end = min(source.size_bytes, start + COMPARE_BYTES)
+                theirs = await origin.read_range(key, start, end, version=version, deadline=deadline)
+                if bytes(theirs) != bytes(await self._in_thread(source.pread, start, end)):
+                    return None
+        except PathNotFoundError:
+            return None
+        return version
+
+    def _set_aside(self, path: bytes, before: os.stat_result, why: str) -> None:
+        """The origin has something else there: that is what the name means from now on; ours gets another name, and
+        is persisted under that."""
+        with self._upper.lock:
+            found = self._upper.look(path)
+            if not isinstance(found, os.stat_result) or found.st_ino != before.st_ino:
+                self._known.drop(path)
+                return
+            kept = self._free_name(path)
+            os.rename(self._upper.at(path), self._upper.at(kept))
+            self._known.drop(path)
+        self._known.add_conflict(Conflict(path, kept, why, time.time()))
+        log.warning(
+            "changed at the origin by somebody else, ours is kept beside path=%s kept=%s",
+            os.fsdecode(path),
+            os.fsdecode(kept),
+        )
+        self._namespace.look_again(path)
+        self._on_written([path, kept])
+
+    def _free_name(self, path: bytes) -> bytes:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
+        count = 0
+        while True:
+            tail = b".conflict-" + stamp + (b"-%d" % count if count else b"")
+            directory, name = split(path)
+            candidate = join(directory, name[: 255 - len(tail)] + tail)
+            if self._upper.look(candidate) is None and self._namespace.known(candidate) is None:
+                return candidate
+            count += 1
+
+    # ------------------------------------------------------------ removals
+
+    async def remove(self, path: bytes, at: bytes) -> bool:
+        """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
+        the listing that knew it should be taken again before the whiteout goes."""
+        mount, key = self._place(path)
+        deadline = Deadline.after(self._limit_s(0))
+        entry = self._namespace.known(path)
+        row = await self._resolved(self._known.get(path), mount.origin, key, deadline)
+        if row is not None and row.begun and row.version == ABSENT and base_at(at, path) is None:
+            # our put has not happened: what is there, if anything, is somebody else's
+            self.drop_marker(path, at)
+            self._known.drop(path)
+            self._namespace.look_again(path)
+            self._on_written([path])
+            return False
+        version = self._version_to_remove(path, at, row, entry)
+        if version is None:
+            self._known.note(Row.removed(path))
+            return True
+        failpoint.hit("persist.removing")
+        try:
+            await mount.origin.remove(key, condition=version, deadline=deadline)
+        except PathNotFoundError:
+            pass
+        except ConflictError as error:
+            self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
+            log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
+            self._namespace.look_again(path)
+            self.drop_marker(path, at)
+            self._known.drop(path)
+            self._on_written([path])
+            return False
+        failpoint.hit("persist.removed")
+        if entry is not None and entry.kind is Kind.FILE:
+            self._namespace.was_removed(path)
+        self._known.note(Row.removed(path))
+        return True
+
+    def _version_to_remove(
+        self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
+    ) -> Version | None:
+        if row is not None and row.version != ABSENT:
+            return row.version
+        base = base_at(at, path)
+        if base is not None and (row is None or self._shows(path, base)):
+            return base
+        return entry.version if entry is not None and entry.kind is Kind.FILE else None
+
+    async def remove_gone(self) -> None:
+        """What `Upper.put_away` put aside is removed at the origin, folders too, and then here."""
+        for top, prefix in self._upper.put_aside():
+            for directory, _, names in os.walk(top, topdown=False):
+                path = prefix + directory[len(top) :]
+                for name in names:
+                    await self.remove(join(path, name), join(directory, name))
+                mount, key = self._place(path)
+                try:
+                    await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
+                except DirectoryNotEmptyError:
+                    log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
+            self._namespace.was_removed(prefix)
+            shutil.rmtree(top)
+
+    def drop_whiteout(self, path: bytes) -> bool:
+        """After the listing was taken again: when it has no such name, the whiteout has done its work. False: it has
+        one."""
+        with self._upper.lock:
+            entry = self._namespace.known(path)
+            if entry is not None and entry.kind is Kind.FILE:
+                return False
+            self.drop_marker(path, self._upper.at(path))
+            return True
+
+    def drop_marker(self, path: bytes, at: bytes) -> None:
+        with self._upper.lock:
+            found = _lstat(at)
+            if found is None:
+                return
+            if is_whiteout(found):
+                os.unlink(at)
+            elif not stat.S_ISREG(found.st_mode) and base_at(at, path) is not None:
+                os.removexattr(at, BASE, follow_symlinks=False)
+
+    # ------------------------------------------------------------ directories
+
+    async def make_directory(self, path: bytes) -> list[bytes]:
+        """What must be looked at again."""
+        mount, key = self._place(path)
+        found = self._upper.look(path)
+        if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
+            return []
+        self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0), begun=True))
+        if key:
+            await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        failpoint.hit("persist.made")
+        with self._upper.lock:
+            hidden = self._upper.hide_missing(
+                path, None, directory=True
+            )  # removed, or renamed, while it was made
+            self._namespace.was_made(path)
+            self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0)))
+        return [] if hidden is None else [hidden]
+
+    async def remove_directory(self, path: bytes) -> bool:
+        """A directory marked as removed, when nothing is left in it. False: something is."""
+        at = self._upper.at(path)
+        if not is_removed(at):
+            return True
+        if os.listdir(at):
+            return False
+        mount, key = self._place(path)
+        try:
+            if key:
+                await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        except DirectoryNotEmptyError:
+            pass  # somebody else put something there: it shows again
+        failpoint.hit("persist.emptied")
+        with self._upper.lock:
+            if not is_removed(at):
+                return True
+            self._namespace.was_removed(path)
+            os.rmdir(at)
+            self._known.drop(path)
+        self._namespace.look_again(path)
+        self._on_written([path])
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _place(self, path: bytes) -> tuple[Mount, str]:
+        found = self._namespace.place_of(path)
+        if found is None:
+            raise NotSupportedError(
+                os.fsdecode(path), why="no origin is attached there", hint="--write local"
+            )
+        return found
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _settled(fd: int, name: str) -> os.stat_result | None:
+    """The file as it is put: its dirty pages are on their way to the disk, so that later stores into a mapping show in
+    its ctime, and so does a change within the tick of the last one."""
+    from headrace.layer.calls import write_back
+
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        age_ns = time.time_ns() - found.st_ctime_ns
+        if 0 <= age_ns < CTIME_TICK_NS:
+            time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+        write_back(fd)
+        return os.fstat(fd)
+    except OSError as error:
+        raise StoreError(name, why=os.strerror(error.errno or 0)) from error
+
+
+def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:
+    return Row(
+        *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
+    )
+
+
+def _lstat(at: bytes) -> os.stat_result | None:
+    try:
+        return os.lstat(at)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,130 @@
+"""Clean files of the upper layer that somebody else replaced or removed at the origin: they leave the layer, and the
+name means what the origin has.
+
+A listing tells of them. It may be older than our own put, so the origin is asked for that one object before anything
+goes; a file that is dirty is never touched, and one that is in use goes when it is let go of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, PathNotFoundError
+from headrace.base.model import Version
+from headrace.dataplane.let_go import let_go
+from headrace.layer.known import KnownTable, Row
+from headrace.layer.upper import Upper, split
+from headrace.namespace.tree import Namespace
+
+log = logging.getLogger(__name__)
+
+ASKED_TOGETHER = 32
+
+
+class Superseded:
+    """limit_s: of a question to the origin. on_written: told paths that mean something else now."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: KnownTable,
+        *,
+        limit_s: float,
+        on_written: Callable[[list[bytes]], None],
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._limit_s = limit_s
+        self._on_written = on_written
+        self._waiting: set[bytes] = set()
+        self._emptied: set[bytes] = set()
+        """Folders out of which such files went: they go when the index knows them no more. Not any empty folder: an
+        object store has none, and then the index has none either."""
+
+    def suspect(self, paths: Iterable[bytes]) -> bool:
+        """The index changed its mind about these; whether there is something to look at."""
+        self._waiting.update(path for path in paths if os.path.lexists(self._upper.at(path)))
+        return bool(self._waiting or self._emptied)
+
+    async def look(self) -> None:
+        """At all that wait. What can't be told now waits on."""
+        paths, self._waiting = sorted(self._waiting), set()
+        rows = [row for path in paths for row in self._clean_below(path)]
+        gate = asyncio.Semaphore(ASKED_TOGETHER)
+
+        async def one(row: Row) -> None:
+            async with gate:
+                await self._look_at(row)
+
+        await asyncio.gather(*(one(row) for row in rows))
+        gone = [
+            one
+            for directory in sorted(self._emptied, key=len, reverse=True)
+            for one in self._drop_empty(directory)
+        ]
+        if gone:
+            self._on_written(gone)
+
+    def _clean_below(self, path: bytes) -> list[Row]:
+        found = []
+        for one, seen in self._upper.walk(path):
+            row = self._known.get(one) if stat.S_ISREG(seen.st_mode) else None
+            if row is not None and row.describes(seen):
+                found.append(row)
+        return found
+
+    async def _look_at(self, row: Row) -> None:
+        place = self._namespace.place_of(row.path)
+        if place is None:
+            return
+        mount, key = place
+        version: Version | None = None
+        try:
+            version = (await mount.origin.head(key, deadline=Deadline.after(self._limit_s))).version
+        except PathNotFoundError:
+            pass
+        except HeadraceError as error:
+            log.info("not asked for, again later path=%s error=%s", os.fsdecode(row.path), error)
+            self._waiting.add(row.path)
+            return
+        if version == row.version:
+            with self._upper.lock:
+                if self._is_here(row.path):
+                    self._namespace.was_put(row.path, version)
+        elif let_go(self._upper, row, lambda _: True, empty_too=True):
+            self._known.drop(row.path)
+            self._namespace.look_again(row.path)
+            self._emptied.add(split(row.path)[0])
+            self._on_written([row.path])
+        elif self._is_here(row.path):
+            self._waiting.add(row.path)  # in use; or dirty by now, and then it is a matter of its put
+
+    def _is_here(self, path: bytes) -> bool:
+        return os.path.lexists(self._upper.at(path))
+
+    def _drop_empty(self, directory: bytes) -> list[bytes]:
+        """Folders that went at the origin with what was in them."""
+        gone: list[bytes] = []
+        with self._upper.lock:
+            if self._upper.names(directory):
+                self._emptied.discard(directory)
+                return gone
+            while directory != b"/" and self._namespace.known(directory) is None:
+                try:
+                    os.rmdir(self._upper.at(directory))
+                except OSError:
+                    break
+                self._known.drop(directory)
+                self._emptied.discard(directory)
+                gone.append(directory)
+                directory = split(directory)[0]
+                self._emptied.add(directory)
+            self._emptied.discard(b"/")
+        return gone

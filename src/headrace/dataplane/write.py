@@ -1,0 +1,565 @@
+"""The write, from the upper layer to the origin. Open this first.
+
+A session writes into the upper layer (`layer/upper.py`), where it is safe from the death of any process, and tells
+the node which paths it touched (`changed`). The node keeps the set of paths that may be dirty, looks at each when it
+has been quiet for a moment (`_work_of`), and settles them in rounds (`_settle`): folders and files first, what was
+removed after them, so that a file that was renamed is never missing at the origin. `dataplane/persist.py` does each
+single one. What no session tells of (it was killed, or wrote through a mapping) is found by looking over the layer, at
+the start and now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from enum import IntEnum
+
+from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.let_go import choose, let_go
+from headrace.dataplane.persist import Persist
+from headrace.dataplane.superseded import Superseded
+from headrace.layer.known import KnownTable, Row
+from headrace.layer.pressure import Pressure
+from headrace.layer.upper import Upper, base_at, is_removed, is_whiteout, split
+from headrace.namespace.tree import Namespace
+
+log = logging.getLogger(__name__)
+
+TOGETHER_MAX = 64
+"""Puts and removals at one time."""
+ROUND_PATHS_MAX = 4096
+BACKOFF_S_MAX = 60.0
+LOOK_OVER_S = 30.0
+LOOK_OVER_SHARE = 20
+"""How many times as long as it took the next look is away, at least: of a million names it takes seconds."""
+BYTES_S_MIN = 4 << 20
+"""How slow an upload may be before it counts as hanging."""
+ERRORS_SHOWN_MAX = 20
+AGAIN_S = 0.05
+
+
+class Work(IntEnum):
+    """What is to be done for a path, in this order."""
+
+    CLEAR = 1  # a file at the origin, in whose place there is a directory now
+    MAKE = 2
+    PUT = 3
+    REMOVE = 4
+    REMOVE_DIRECTORY = 5
+
+
+@dataclass(slots=True)
+class Dirty:
+    """since_s: monotonic. due_s: when it is looked at."""
+
+    since_s: float
+    due_s: float
+    size_bytes: int = 0
+    attempts: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """delay_s: how long a path is quiet before it is persisted. timeout_s: of a request to an origin. layer_bytes_max:
+    what the layer may take before clean files leave it, and what may wait before writers are slowed down."""
+
+    delay_s: float
+    timeout_s: float
+    layer_bytes_max: int
+
+
+@dataclass(slots=True)
+class Counts:
+    files_persisted: int = 0
+    bytes_persisted: int = 0
+    removed: int = 0
+    failures: int = 0
+    let_go: int = 0
+
+
+class WritePath:
+    """on_written: told paths whose meaning changed, and by which session (0: by the node). announce: tells other nodes
+    of folders that changed at their origin."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: KnownTable,
+        modes: WriteModes,
+        threads: Executor,
+        settings: WriteSettings,
+        *,
+        on_written: Callable[[list[bytes], int], None],
+        announce: Callable[[set[bytes]], Awaitable[None]],
+    ) -> None:
+        self._announce = announce
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._modes = modes
+        self._threads = threads
+        self._settings = settings
+        self._on_written = on_written
+        self._persist = Persist(
+            namespace,
+            upper,
+            known,
+            threads,
+            limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
+            on_written=lambda paths: self._changed_here(paths),
+        )
+        self._superseded = Superseded(
+            namespace,
+            upper,
+            known,
+            limit_s=settings.timeout_s,
+            on_written=lambda paths: self._on_written(paths, 0),
+        )
+        self._dirty: dict[bytes, Dirty] = {}
+        self._busy: dict[bytes, asyncio.Event] = {}
+        self._wake = asyncio.Event()
+        self._gate = asyncio.Semaphore(TOGETHER_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._suspects = False
+        self._tops = {b"/", *modes.tops()}
+        self._clearing = asyncio.Lock()
+        self._upper_bytes = 0
+        self._pressure = Pressure(upper.pressure_path)
+        self.counts = Counts()
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """What an earlier node left unfinished is known on return, and is being worked on."""
+        for top in self._modes.tops():
+            os.makedirs(self._upper.at(top), mode=0o755, exist_ok=True)
+        self._hide_what_went()
+        await self.look_over()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """What is under way is broken off; it is begun anew by the next node."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._pressure.set(0, 1)
+        self._pressure.close()
+        self._known.close()
+        self._upper.lock.close()
+
+    def _hide_what_went(self) -> None:
+        """A put that had begun when the node died may have landed; what it put may have been removed since, by a
+        session that could not know of it. The origin's object, if it is there, is to be removed too."""
+        with self._upper.lock:
+            for row in self._known.begun():
+                self._upper.hide_missing(row.path, None, directory=row.is_directory)
+
+    # ------------------------------------------------------------ what is dirty
+
+    def changed(self, paths: Iterable[bytes], source: int) -> None:
+        """A session wrote these."""
+        told = list(paths)
+        self._note(told, self._settings.delay_s)
+        self._on_written(told, source)
+
+    def names_changed(self, paths: Iterable[bytes]) -> None:
+        """A listing says something else of these than the index did."""
+        if self._superseded.suspect(paths):
+            self._suspects = True
+            self._wake.set()
+
+    def _changed_here(self, paths: list[bytes]) -> None:
+        self._note(paths, 0.0)
+        self._on_written(paths, 0)
+
+    def _note(self, paths: Iterable[bytes], delay_s: float) -> None:
+        now_s = time.monotonic()
+        for path in paths:
+            if self._modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH):
+                size = _size_of(self._upper.at(path))
+                one = self._dirty.setdefault(path, Dirty(now_s, now_s + delay_s))
+                one.size_bytes = size
+                one.due_s = min(now_s + delay_s, max(one.due_s, one.since_s + 10 * delay_s))
+        self._wake.set()
+
+    async def look_over(self) -> None:
+        """Finds whatever is dirty. Reads all names of the layer, in a thread."""
+        self._known.forget_old_removals()
+        rows = {row.path: row for row in self._known.all()}
+        found, clean, self._upper_bytes = await self._in_thread(self._look_over, rows)
+        now_s = time.monotonic()
+        for path, size in found:
+            self._dirty.setdefault(path, Dirty(now_s, now_s + self._settings.delay_s, size))
+        if found:
+            self._wake.set()
+        await self._let_go(clean)
+
+    def _look_over(
+        self, rows: dict[bytes, Row]
+    ) -> tuple[list[tuple[bytes, int]], list[tuple[Row, os.stat_result]], int]:
+        """What is dirty: (path, bytes); what is clean; bytes of all."""
+        found: list[tuple[bytes, int]] = []
+        clean: list[tuple[Row, os.stat_result]] = []
+        total = 0
+        for path, seen in self._upper.walk():
+            total += seen.st_blocks * 512
+            if self._modes.of(path) not in (WriteMode.BACK, WriteMode.THROUGH):
+                continue
+            row = rows.get(path)
+            if self._work_of(path, self._upper.at(path), seen, row) is not None:
+                found.append((path, seen.st_size))
+            elif row is not None and stat.S_ISREG(seen.st_mode):
+                clean.append((row, seen))
+        return found, clean, total
+
+    async def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
+        """Clean files leave the layer when it takes more than its share."""
+        surplus = self._upper_bytes - self._settings.layer_bytes_max
+        if surplus <= 0:
+            return
+        rows = {row.path: row for row, _ in clean}
+        gone = []
+        for path in choose(clean, surplus):
+            freed = let_go(self._upper, rows[path], lambda one: self._is_shown(rows[one]))
+            if freed:
+                self._upper_bytes -= freed
+                self._known.drop(path)
+                gone.append(path)
+            await asyncio.sleep(0)
+        self.counts.let_go += len(gone)
+        if gone:
+            self._on_written(gone, 0)
+
+    def _is_shown(self, row: Row) -> bool:
+        entry = self._namespace.known(row.path)
+        return entry is not None and entry.version == row.version
+
+    def _work_of(self, path: bytes, at: bytes, found: os.stat_result, row: Row | None) -> Work | None:
+        """What a path needs; None: nothing."""
+        if is_whiteout(found):
+            return Work.REMOVE
+        if stat.S_ISDIR(found.st_mode):
+            if base_at(at, path) is not None:
+                return Work.CLEAR
+            if is_removed(at):
+                return Work.REMOVE_DIRECTORY
+            made = row is not None and row.inode == found.st_ino and not row.begun
+            return None if made or path in self._tops else Work.MAKE
+        if not stat.S_ISREG(found.st_mode):
+            known_file = row is not None and not row.is_directory and not row.is_absent
+            replaces = known_file or base_at(at, path) is not None
+            return Work.CLEAR if replaces else None
+        return None if row is not None and row.describes(found) else Work.PUT
+
+    # ------------------------------------------------------------ persisting
+
+    async def persist(self, path: bytes) -> None:
+        """What was written at and below a path is at the origin on return. The HeadraceError of the first path that
+        could not be persisted; it stays dirty."""
+        await self._note_below(path)
+        begun_s = time.monotonic()
+        while True:
+            mine = [one for one in self._below(path) if self._dirty[one].since_s <= begun_s]
+            if not mine:
+                return
+            errors = await self._settle(mine)
+            if errors:
+                raise errors[0]
+            if any(one in self._dirty and self._dirty[one].since_s <= begun_s for one in mine):
+                await asyncio.sleep(AGAIN_S)
+
+    def soon(self, path: bytes) -> None:
+        """What is known to be dirty at and below a path is persisted without waiting for quiet."""
+        for one in self._below(path):
+            self._dirty[one].due_s = 0.0
+        self._wake.set()
+
+    def _below(self, path: bytes) -> list[bytes]:
+        prefix = path.rstrip(b"/") + b"/"
+        return [one for one in self._dirty if one == path or one.startswith(prefix)]
+
+    async def _note_below(self, path: bytes) -> None:
+        rows = {row.path: row for row in self._known.all()} if path == b"/" else None
+
+        def dirty() -> list[tuple[bytes, int]]:
+            found = []
+            for one, seen in self._upper.walk(path):
+                row = rows.get(one) if rows is not None else self._known.get(one)
+                if self._modes.of(one) in (WriteMode.BACK, WriteMode.THROUGH) and self._work_of(
+                    one, self._upper.at(one), seen, row
+                ):
+                    found.append((one, seen.st_size))
+            return found
+
+        now_s = time.monotonic()
+        for one, size in dirty() if rows is None else await self._in_thread(dirty):
+            self._dirty.setdefault(one, Dirty(now_s, now_s, size))
+
+    async def _run(self) -> None:
+        looked_s, pause_s = time.monotonic(), LOOK_OVER_S
+        while True:
+            self._wake.clear()
+            now_s = time.monotonic()
+            due = [path for path, one in self._dirty.items() if one.due_s <= now_s][:ROUND_PATHS_MAX]
+            try:
+                if self._suspects:
+                    self._suspects = False
+                    await self._superseded.look()
+                if due:
+                    await self._settle(due)
+                elif now_s - looked_s > pause_s:
+                    await self.look_over()
+                    looked_s = time.monotonic()
+                    pause_s = max(LOOK_OVER_S, LOOK_OVER_SHARE * (looked_s - now_s))
+                    await self._superseded.look()
+            except Exception:
+                log.exception("persisting failed")  # the next round must come
+                await asyncio.sleep(1.0)
+            self._pressure.set(self.waiting(b"/")[1], self._settings.layer_bytes_max)
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        next_s = min((one.due_s for one in self._dirty.values()), default=time.monotonic() + LOOK_OVER_S)
+        wait_s = min(LOOK_OVER_S, next_s - time.monotonic())
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), max(0.02, wait_s))
+
+    async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
+        """One round. What was removed waits for what was put: a file that was renamed is at its new name first."""
+        works = self._works_of(paths)
+        try:
+            return await self._do(works)
+        finally:
+            if works:
+                await self._announce({split(path)[0] for path in works})
+
+    async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
+        errors = await self._clear_gone()
+        errors += await self._each([p for p, work in works.items() if work is Work.CLEAR], self._clear)
+        for path in sorted(path for path, work in works.items() if work is Work.MAKE):
+            errors += await self._each([path], self._make_directory)
+        errors += await self._each([p for p, work in works.items() if work is Work.PUT], self._put)
+        removed = [path for path, work in works.items() if work is Work.REMOVE]
+        if errors:
+            self._later(removed)
+            return errors
+        gone: list[bytes] = []
+        errors += await self._each(removed, lambda path: self._remove(path, gone))
+        errors += await self._unhide(gone)
+        folders = [path for path, work in works.items() if work is Work.REMOVE_DIRECTORY]
+        for path in sorted(folders, key=len, reverse=True):
+            errors += await self._each([path], self._remove_directory)
+        return errors
+
+    def _works_of(self, paths: Iterable[bytes]) -> dict[bytes, Work]:
+        """What each path needs now; those that need nothing are clean. A folder that came from elsewhere brings all
+        that is in it."""
+        works: dict[bytes, Work] = {}
+        for path in paths:
+            one = self._dirty.get(path)
+            if one is None:
+                continue
+            at = self._upper.at(path)
+            try:
+                found = os.lstat(at)
+            except (FileNotFoundError, NotADirectoryError):
+                if path not in self._busy:  # else a put of it is under way, and sees to it
+                    self._gone(path)
+                continue
+            work = self._work_of(path, at, found, self._known.get(path))
+            if work is None:
+                del self._dirty[path]
+            else:
+                works[path] = work
+                one.size_bytes = found.st_size if work is Work.PUT else 0
+            if work in (Work.CLEAR, Work.MAKE, Work.REMOVE_DIRECTORY):
+                self._note_children(path, works)
+        return works
+
+    def _gone(self, path: bytes) -> None:
+        """Nothing is at the path any more, and nothing hides it."""
+        del self._dirty[path]
+        row = self._known.get(path)
+        if row is not None and not row.is_absent:
+            self._known.drop(path)
+
+    def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:
+        now_s = time.monotonic()
+        for path, found in self._upper.walk(top):
+            if path == top or path in works:
+                continue
+            work = self._work_of(path, self._upper.at(path), found, self._known.get(path))
+            if work is not None:
+                self._dirty.setdefault(path, Dirty(now_s, now_s, found.st_size))
+                works[path] = work
+
+    async def _each(
+        self, paths: list[bytes], work: Callable[[bytes], Awaitable[None]]
+    ) -> list[HeadraceError]:
+        results = await asyncio.gather(*(self._one(path, work) for path in paths))
+        return [error for error in results if error is not None]
+
+    async def _one(self, path: bytes, work: Callable[[bytes], Awaitable[None]]) -> HeadraceError | None:
+        """One path at a time, however many rounds want it."""
+        async with self._gate:
+            while (busy := self._busy.get(path)) is not None:
+                await busy.wait()
+            self._busy[path] = asyncio.Event()
+            try:
+                if path in self._dirty:
+                    await work(path)
+                return None
+            except HeadraceError as error:
+                self._failed(path, error)
+                return error
+            except OSError as error:  # the layer changed under us: looked at again
+                log.info("not persisted, again path=%s error=%s", os.fsdecode(path), error)
+                self._later([path])
+                return DeadlineExceededError(os.fsdecode(path), why=str(error))
+            finally:
+                self._busy.pop(path).set()
+
+    def _failed(self, path: bytes, error: HeadraceError) -> None:
+        one = self._dirty.get(path)
+        self.counts.failures += 1
+        if one is None:
+            return
+        one.attempts += 1
+        one.error = str(error)
+        one.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(one.attempts, 10) / 2)
+        say = log.warning if one.attempts in (1, 5) else log.info
+        say("not persisted, again later path=%s error=%s", os.fsdecode(path), error)
+
+    def _later(self, paths: Iterable[bytes]) -> None:
+        for path in paths:
+            if path in self._dirty:
+                self._dirty[path].due_s = time.monotonic() + 1.0
+
+    async def _make_directory(self, path: bytes) -> None:
+        changed = await self._persist.make_directory(path)
+        self._dirty.pop(path, None)
+        self._note(changed, 0.0)
+
+    async def _put(self, path: bytes) -> None:
+        before = self._dirty[path]
+        done = await self._persist.put(path)
+        if done is not None:
+            self.counts.files_persisted += 1
+            self.counts.bytes_persisted += done.size_bytes
+        if self._dirty.get(path) is before:
+            del self._dirty[path]
+        if done is not None:
+            self._note(done.changed, self._settings.delay_s)
+
+    async def _clear_gone(self) -> list[HeadraceError]:
+        """Removed directories in whose place a file is now: where the origin has real folders, they are in its way."""
+        async with self._clearing:
+            try:
+                await self._persist.remove_gone()
+            except HeadraceError as error:
+                log.info("removed folders are still at the origin error=%s", error)
+                return [error]
+        return []
+
+    async def _clear(self, path: bytes) -> None:
+        await self._persist.remove(path, self._upper.at(path))
+        self._persist.drop_marker(path, self._upper.at(path))
+        await self._make_directory(path)  # nothing for what is no directory
+
+    async def _remove(self, path: bytes, gone: list[bytes]) -> None:
+        one = self._dirty[path]
+        if await self._persist.remove(path, self._upper.at(path)):
+            self.counts.removed += 1
+            gone.append(path)
+        elif self._dirty.get(path) is one:
+            del self._dirty[path]
+
+    async def _unhide(self, gone: list[bytes]) -> list[HeadraceError]:
+        """Listings that began before the removal may bring the names back; one that begins now does not, and then the
+        whiteouts can go."""
+        errors: list[HeadraceError] = []
+        stale: set[bytes] = set()
+        for directory in {split(path)[0] for path in gone}:
+            try:
+                await self._namespace.refresh_path(directory)
+            except HeadraceError as error:
+                log.info("listing failed path=%s error=%s", os.fsdecode(directory), error)
+                stale.add(directory)
+                errors.append(error)
+        for path in gone:
+            if split(path)[0] not in stale and self._persist.drop_whiteout(path):
+                self._dirty.pop(path, None)
+            else:
+                self._later([path])
+        return errors
+
+    async def _remove_directory(self, path: bytes) -> None:
+        if await self._persist.remove_directory(path):
+            self._dirty.pop(path, None)
+        else:
+            self._later([path])
+
+    # ------------------------------------------------------------ telling
+
+    def waiting(self, path: bytes) -> tuple[int, int]:
+        """Names and bytes at and below a path that are not yet persisted."""
+        mine = self._below(path)
+        return len(mine), sum(self._dirty[one].size_bytes for one in mine)
+
+    def failing(self, path: bytes) -> list[tuple[str, str]]:
+        """Those of them that failed: (path, reason)."""
+        found = [(os.fsdecode(one), self._dirty[one].error) for one in self._below(path)]
+        return [(one, error) for one, error in found if error]
+
+    def forget_conflicts(self) -> None:
+        self._known.forget_conflicts([one.path for one in self._known.conflicts()])
+
+    @property
+    def upper_bytes(self) -> int:
+        """What the layer takes of the disk, when it was last looked over."""
+        return self._upper_bytes
+
+    def status(self) -> dict[str, object]:
+        """What is not yet persisted: how many names, how many bytes, how old."""
+        now_s = time.monotonic()
+        failing = [(path, one) for path, one in self._dirty.items() if one.error]
+        return {
+            "mode": self._modes.text(),
+            "dirty": len(self._dirty),
+            "dirty_bytes": sum(one.size_bytes for one in self._dirty.values()),
+            "oldest_s": round(max((now_s - one.since_s for one in self._dirty.values()), default=0.0), 1),
+            "upper_bytes": self._upper_bytes,
+            "let_go": self.counts.let_go,
+            "slowed_s": self._pressure.pause_s,
+            "files_persisted": self.counts.files_persisted,
+            "bytes_persisted": self.counts.bytes_persisted,
+            "removed": self.counts.removed,
+            "failures": self.counts.failures,
+            "errors": [[os.fsdecode(path), one.error] for path, one in failing[:ERRORS_SHOWN_MAX]],
+            "conflicts": [
+                {"path": os.fsdecode(one.path), "kept": os.fsdecode(one.kept), "why": one.why}
+                for one in self._known.conflicts()
+            ],
+        }
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _size_of(at: bytes) -> int:
+    try:
+        found = os.lstat(at)
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -1,0 +1,335 @@
+"""Files and attributes of a mount that can be written. Names: writable.py.
+
+A file of the upper layer is open by one descriptor (upper_files.py), to which the kernel reads and writes by itself
+where it has passthrough; this hears of it again at RELEASE, or FLUSH, and tells the node then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+from headrace.base.write_modes import WriteMode
+from headrace.fuse import abi, codec
+from headrace.fuse.inodes import UPPER
+from headrace.fuse.operations import Answer, Deferred, Mode, OnDisk, xattr_reply
+from headrace.fuse.upper_files import OpenUpper
+from headrace.fuse.writable import WritableNames, owner_of
+from headrace.layer.calls import fallocate
+from headrace.layer.upper import OURS, join
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.tree import empty
+
+FH_UPPER = 3
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+
+
+class WritableOperations(WritableNames):
+    # ------------------------------------------------------------ files
+
+    def create(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        flags, mode, _, _ = abi.CREATE_IN.unpack_from(request, 40)
+        name = codec.decode_name(request, 56)
+        owner = owner_of(request)
+
+        def work() -> Answer:
+            path = join(self._path(node), name)
+            fd, new = self._tree.create(path, mode, owner, flags)
+            found = os.fstat(fd)
+            made = UPPER | found.st_ino
+            generation = self._nodes.learn(made, node, name, new=new)
+            opened = self._opened_upper(made, fd, flags, new=new)
+            return self._encode.create_reply(unique, made, found, generation, opened)
+
+        return self._slowed(self._changing(work))
+
+    def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        flags, _ = abi.OPEN_IN.unpack_from(request, 40)
+        if node & UPPER:
+            return self._open_upper(unique, node, flags)
+        if not flags & _WRITES:
+            return super().open(unique, node, request)
+        path = self._path_to_change(node)
+        if self._tree.modes.of(path) is WriteMode.OFF:
+            return errno.EROFS
+        truncate = bool(flags & os.O_TRUNC)
+
+        def copy(cancel: Cancel) -> Answer:
+            self._copy_up(path, cancel, content=not truncate)
+            return errno.ESTALE
+
+        return copy
+
+    def _open_upper(self, unique: int, node: int, flags: int) -> Answer:
+        with self._tree.lock:
+            with self._open_files.use(node) as file:
+                if file is not None:
+                    if flags & os.O_TRUNC:
+                        empty(file.fd)
+                    fh, open_flags, backing_id = self._opened_upper(node, file.fd, flags)
+                    return abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
+            fd = self._tree.open(self._path(node), flags)
+            if UPPER | os.fstat(fd).st_ino != node:
+                os.close(fd)
+                return errno.ESTALE
+            fh, open_flags, backing_id = self._opened_upper(node, fd, flags, new=bool(flags & os.O_TRUNC))
+            return abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
+
+    def _opened_upper(self, node: int, fd: int, flags: int, *, new: bool = False) -> tuple[int, int, int]:
+        """fh, flags of the answer, backing id."""
+        backing_id = self._open_files.add(node, fd, passthrough=self.mode is Mode.PASSTHROUGH, new=new)
+        answer = abi.FOPEN_PASSTHROUGH if backing_id else 0
+        if not flags & (os.O_WRONLY | os.O_RDWR) or not self._tree.modes.any_through:
+            answer |= (
+                abi.FOPEN_NOFLUSH
+            )  # nothing waits for the close: RELEASE, which nobody waits for, tells the node
+        return FH_UPPER, answer, backing_id
+
+    def release(self, unique: int, node: int, request: bytearray) -> Answer:
+        if not node & UPPER:
+            return super().release(unique, node, request)
+        with self._open_files.use(node) as file:
+            if file is not None:
+                self._tell(node, file)
+        self._open_files.release(node)
+        return 0
+
+    def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        with self._open_files.use(node) as file:
+            if file is None:
+                return 0
+            path = self._tell(node, file)
+        if path is not None and self._tree.modes.of(path) is WriteMode.THROUGH:
+            return lambda cancel: self._persisted(path, cancel)
+        return 0
+
+    def _tell(self, node: int, file: OpenUpper) -> bytes | None:
+        """The node hears of a file that changed since it heard of it last; its path then."""
+        ctime = os.fstat(file.fd).st_ctime_ns
+        if ctime == file.told:
+            return None
+        path = self._nodes.path(node)
+        if path is None:
+            return None
+        file.told = ctime
+        self._writer.changed([path])
+        return path
+
+    def _persisted(self, path: bytes, cancel: Cancel) -> Answer:
+        self._writer.persist(path, cancel)
+        return 0
+
+    def fsync(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        if not node & UPPER:
+            return 0
+        _, flags, _ = abi.FSYNC_IN.unpack_from(request, 40)
+        return lambda cancel: self._fsync(node, cancel, data_only=bool(flags & abi.FSYNC_DATA_ONLY))
+
+    def _fsync(self, node: int, cancel: Cancel, *, data_only: bool) -> Answer:
+        with self._open_files.use(node) as file:
+            if file is None:
+                fd = os.open(self._upper.at(self._path(node)), os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                return 0
+            (os.fdatasync if data_only else os.fsync)(file.fd)
+            path = self._tell(node, file)
+        if path is not None and self._tree.modes.of(path) is WriteMode.THROUGH:
+            return self._persisted(path, cancel)
+        return 0
+
+    def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+        found = self._tree.look(self._path(node))
+        if not isinstance(found, os.stat_result):
+            return 0
+        at = self._upper.at(self._path(node))
+        return OnDisk(lambda: _sync_directory(at))
+
+    def read(self, unique: int, node: int, request: bytearray) -> OnDisk:
+        if not node & UPPER:
+            return super().read(unique, node, request)
+        _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        return OnDisk(
+            lambda: self._with_fd(node, lambda fd: codec.data_reply(unique, os.pread(fd, size, offset)))
+        )
+
+    def write(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+        """Only where the kernel has no passthrough."""
+        _, offset, size, *_ = abi.WRITE_IN.unpack_from(request, 40)
+        data = bytes(memoryview(request)[80 : 80 + size])
+
+        def work(fd: int) -> bytes:
+            done = 0
+            while done < size:
+                done += os.pwrite(fd, memoryview(data)[done:], offset + done)
+            return abi.WRITE_REPLY.pack(abi.WRITE_REPLY.size, 0, unique, size, 0)
+
+        return OnDisk(lambda: self._with_fd(node, work))
+
+    def fallocate(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+        _, offset, length, mode, _ = abi.FALLOCATE_IN.unpack_from(request, 40)
+
+        def work(fd: int) -> int:
+            fallocate(fd, mode, offset, length)
+            return 0
+
+        return OnDisk(lambda: self._with_fd(node, work))
+
+    def lseek(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+        _, offset, whence, _ = abi.LSEEK_IN.unpack_from(request, 40)
+        if not node & UPPER:
+            return errno.ENOSYS
+
+        def work(fd: int) -> bytes:
+            found = os.lseek(fd, offset, whence)
+            return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, found)
+
+        return OnDisk(lambda: self._with_fd(node, work))
+
+    def _with_fd(self, node: int, work: Callable[[int], Answer]) -> Answer:
+        """An open one; after a take-over, one that is opened for this once."""
+        try:
+            with self._open_files.use(node) as file:
+                if file is not None:
+                    return work(file.fd)
+            fd = os.open(self._upper.at(self._path(node)), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                return work(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return error.errno or errno.EIO
+
+    # ------------------------------------------------------------ attributes
+
+    def setattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        fields = abi.SETATTR_IN.unpack_from(request, 40)
+
+        def work() -> Answer:
+            with self._open_files.use(node) as file:
+                if file is not None:
+                    _set_attributes(file.fd, fields)
+                    self._tell(node, file)
+                    return self._encode.stat_attr_reply(unique, node, os.fstat(file.fd))
+            path = self._path_to_change(node)
+            empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
+            at = self._tree.at_upper(path, content=not empties)
+            _set_attributes(at, fields)
+            self._noted([path])
+            return self._encode.stat_attr_reply(unique, node, os.lstat(at))
+
+        return self._changing(work, stale_after_copy=True)
+
+    def getxattr(self, unique: int, node: int, request: bytearray) -> Answer:
+        size, _ = abi.XATTR_IN.unpack_from(request, 40)
+        name = codec.decode_name(request, 48)
+        at = self._at_upper_if_there(node)
+        if at is None:
+            return super().getxattr(unique, node, request)
+        if not _is_ours_to_show(name):
+            return errno.ENODATA
+        return xattr_reply(unique, os.getxattr(at, os.fsdecode(name), **_follow(at)), size)
+
+    def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
+        size, _ = abi.XATTR_IN.unpack_from(request, 40)
+        at = self._at_upper_if_there(node)
+        if at is None:
+            return super().listxattr(unique, node, request)
+        names = [os.fsencode(name) for name in os.listxattr(at, **_follow(at))]
+        shown = b"".join(name + b"\0" for name in names if _is_ours_to_show(name))
+        return xattr_reply(unique, shown, size)
+
+    def setxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        size, flags = abi.SETXATTR_IN.unpack_from(request, 40)
+        name = codec.decode_name(request, 48)
+        begin = 48 + len(name) + 1
+        value = bytes(request[begin : begin + size])
+        if not _is_ours_to_show(name) or name.startswith(b"system."):
+            return errno.ENOTSUP
+        if name.startswith(b"user.headrace."):
+            return errno.EPERM
+        return self._change_xattr(
+            node, lambda at: os.setxattr(at, os.fsdecode(name), value, flags, **_follow(at))
+        )
+
+    def removexattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+        name = codec.decode_name(request)
+        if not _is_ours_to_show(name):
+            return errno.ENODATA
+        return self._change_xattr(node, lambda at: os.removexattr(at, os.fsdecode(name), **_follow(at)))
+
+    def _change_xattr(self, node: int, change: Callable[[bytes | int], None]) -> Answer | Deferred:
+        def work() -> Answer:
+            with self._open_files.use(node) as file:
+                if file is not None:
+                    change(file.fd)
+                    return 0
+            path = self._path_to_change(node)
+            at = self._tree.at_upper(path)
+            if not node & UPPER and node >> 48:
+                return errno.ESTALE
+            change(at)
+            return 0
+
+        return self._changing(work, stale_after_copy=True)
+
+    def _at_upper_if_there(self, node: int) -> bytes | int | None:
+        if not node & UPPER and node >> 48:
+            return None
+        with self._open_files.use(node) as file:
+            if file is not None:
+                return file.fd
+        path = self._path(node)
+        return self._upper.at(path) if isinstance(self._tree.look(path), os.stat_result) else None
+
+
+def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
+    """fields: struct fuse_setattr_in."""
+    valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = fields
+    is_fd = isinstance(at, int)
+    follow: dict[str, bool] = {} if is_fd else {"follow_symlinks": False}
+    if valid & abi.FATTR_SIZE:
+        os.truncate(at, size)
+    if valid & (abi.FATTR_UID | abi.FATTR_GID):
+        new_uid = uid if valid & abi.FATTR_UID else -1
+        new_gid = gid if valid & abi.FATTR_GID else -1
+        os.chown(at, new_uid, new_gid, **follow)
+    if valid & abi.FATTR_MODE:
+        os.chmod(at, stat.S_IMODE(mode))
+    if valid & (abi.FATTR_ATIME | abi.FATTR_MTIME):
+        now = os.stat(at, **follow)
+        times = [now.st_atime_ns, now.st_mtime_ns]
+        if valid & abi.FATTR_ATIME:
+            times[0] = _ns(atime, atime_ns)
+        if valid & abi.FATTR_MTIME:
+            times[1] = _ns(mtime, mtime_ns)
+        if is_fd:
+            os.utime(at, ns=(times[0], times[1]))
+        else:
+            os.utime(at, ns=(times[0], times[1]), follow_symlinks=False)
+
+
+def _ns(seconds: int, rest: int) -> int:
+    """The protocol has unsigned seconds that mean signed ones."""
+    return (seconds - (1 << 64) if seconds >> 63 else seconds) * 1_000_000_000 + rest
+
+
+def _is_ours_to_show(name: bytes) -> bool:
+    return not name.startswith(OURS.encode())
+
+
+def _follow(at: bytes | int) -> dict[str, bool]:
+    return {} if isinstance(at, int) else {"follow_symlinks": False}
+
+
+def _sync_directory(at: bytes) -> Answer:
+    fd = os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return 0

@@ -1,0 +1,1 @@
+"""Headrace in other people's frameworks: one third-party package a file, each an extra."""

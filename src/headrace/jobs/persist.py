@@ -1,0 +1,65 @@
+"""`headrace persist`: what was written here goes to its origins now, and how far that is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+from headrace.base.errors import HeadraceError
+from headrace.dataplane.write import WritePath
+from headrace.wire.messages import JobState
+
+REPORT_INTERVAL_S = 0.25
+
+
+async def persist_states(write: WritePath, path: str) -> AsyncIterator[JobState]:
+    """As `Jobs.run`. What can't be persisted is counted as failed, with its reason, and goes on being tried."""
+    before = write.counts.files_persisted, write.counts.bytes_persisted
+    work = asyncio.ensure_future(write.persist(os.fsencode(path)))
+    try:
+        while not work.done():
+            await asyncio.wait([work], timeout=REPORT_INTERVAL_S)
+            if not work.done():
+                yield _state(write, path, before, done=False)
+        try:
+            work.result()
+        except HeadraceError:
+            if not write.failing(os.fsencode(path)):
+                raise
+        yield _state(write, path, before, done=True)
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def persist_begun(write: WritePath, path: str) -> AsyncIterator[JobState]:
+    """How much there is to do, once."""
+    waiting, waiting_bytes = write.waiting(os.fsencode(path))
+    yield JobState(
+        done=True,
+        files_done=0,
+        files_total=waiting,
+        bytes_done=0,
+        bytes_total=waiting_bytes,
+        failed_files=0,
+        failed=[],
+        listing=False,
+    )
+
+
+def _state(write: WritePath, path: str, before: tuple[int, int], *, done: bool) -> JobState:
+    files = write.counts.files_persisted - before[0]
+    size = write.counts.bytes_persisted - before[1]
+    waiting, waiting_bytes = write.waiting(os.fsencode(path))
+    failed = write.failing(os.fsencode(path)) if done else []
+    return JobState(
+        done=done,
+        files_done=files,
+        files_total=files + waiting,
+        bytes_done=size,
+        bytes_total=size + waiting_bytes,
+        failed_files=len(failed),
+        failed=failed[:1000],
+        listing=False,
+    )

@@ -1,0 +1,41 @@
+"""System calls that Python's os lacks: renameat2(2), fallocate(2) with its modes, sync_file_range(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
+_AT_FDCWD = -100
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+_libc = ctypes.CDLL(None, use_errno=True)
+_HAS_RENAMEAT2 = hasattr(_libc, "renameat2")
+if _HAS_RENAMEAT2:
+    _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+def rename(source: bytes, target: bytes, flags: int = 0) -> None:
+    """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source. OSError
+    as of rename(2); ENOSYS where the C library has no such call."""
+    if not _HAS_RENAMEAT2:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _libc.renameat2(_AT_FDCWD, source, _AT_FDCWD, target, flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), source, None, target)
+
+
+def fallocate(fd: int, mode: int, start: int, length: int) -> None:
+    if _libc.fallocate(fd, mode, start, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def write_back(fd: int) -> None:
+    """Dirty pages go to the disk's queue and are write-protected: whoever then stores into a mapping of the file
+    faults, which sets its ctime. No flush of the disk and no commit: that is fsync."""
+    if _libc.sync_file_range(fd, 0, 0, _WAIT_BEFORE | _WRITE | _WAIT_AFTER) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,151 @@
+"""What the origins have of the upper layer: a table beside it, of which the node alone is the user.
+
+A row says: the file that was at this path, with this inode number, size and ctime, is at the origin as this version.
+As long as the file still looks like that, it is clean. A row that is `begun` is written before a put: whoever finds it
+after a crash knows that the origin may have that file, though nobody noted it.
+SQLite in WAL mode: what was written survives kill -9; a power loss may cost the last rows, and then a put meets the
+object it made itself, and sees by its bytes that it is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import StoreError
+from headrace.base.model import Version
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS known (
+    path BLOB PRIMARY KEY, inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
+    mtime_ns INTEGER NOT NULL, version_bytes INTEGER NOT NULL, version_mtime_ns INTEGER NOT NULL,
+    version_token TEXT NOT NULL, begun INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS conflicts (
+    path BLOB PRIMARY KEY, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+ABSENT = Version(-1, 0)
+REMOVED_MAX = 100_000
+"""Rows of removed paths that are kept, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """version: what the origin had last, as far as this node knows; ABSENT: nothing. A row of that, which is not begun,
+    is of a path that this node removed there: what is put there again replaces nothing, whatever its BASE says. Of a
+    directory: inode only."""
+
+    path: bytes
+    inode: int
+    ctime_ns: int
+    size_bytes: int
+    version: Version
+    begun: bool = False
+    mtime_ns: int = 0
+
+    @property
+    def is_directory(self) -> bool:
+        return self.ctime_ns == 0 and self.version != ABSENT
+
+    @property
+    def is_absent(self) -> bool:
+        """Of a path that was removed at the origin."""
+        return self.version == ABSENT and not self.begun
+
+    @classmethod
+    def removed(cls, path: bytes) -> Row:
+        return cls(path, 0, time.time_ns(), -1, ABSENT)
+
+    @property
+    def put_id(self) -> str:
+        """By which the object that was put is known again, where the origin keeps it."""
+        return f"{self.inode:x}-{self.ctime_ns:x}"
+
+    def describes(self, found: os.stat_result) -> bool:
+        return not self.begun and (self.inode, self.ctime_ns, self.size_bytes) == (
+            found.st_ino,
+            found.st_ctime_ns,
+            found.st_size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """path: which the origin has another version of; kept: where ours is now, b"" when only a removal was given up."""
+
+    path: bytes
+    kept: bytes
+    why: str
+    at_s: float
+
+
+class KnownTable:
+    """One thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise StoreError(f"table {path} can't be used", why=str(error)) from error
+
+    def get(self, path: bytes) -> Row | None:
+        found = self._db.execute("SELECT * FROM known WHERE path = ?", (path,)).fetchone()
+        return None if found is None else _row(found)
+
+    def note(self, row: Row) -> None:
+        version = row.version
+        self._db.execute(
+            "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
+                *(version.size_bytes, version.mtime_ns, version.token, row.begun),
+            ),
+        )
+
+    def drop(self, path: bytes) -> None:
+        self._db.execute("DELETE FROM known WHERE path = ?", (path,))
+
+    def all(self) -> Iterator[Row]:
+        return map(_row, self._db.execute("SELECT * FROM known").fetchall())
+
+    def forget_old_removals(self) -> None:
+        self._db.execute(
+            "DELETE FROM known WHERE path IN (SELECT path FROM known WHERE version_bytes = -1 AND NOT begun "
+            "ORDER BY ctime_ns DESC LIMIT -1 OFFSET ?)",
+            (REMOVED_MAX,),
+        )
+
+    def begun(self) -> list[Row]:
+        return [_row(one) for one in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
+
+    def add_conflict(self, conflict: Conflict) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO conflicts VALUES (?, ?, ?, ?)",
+            (conflict.path, conflict.kept, conflict.why, conflict.at_s),
+        )
+
+    def conflicts(self) -> list[Conflict]:
+        return [
+            Conflict(*one) for one in self._db.execute("SELECT * FROM conflicts ORDER BY at_s").fetchall()
+        ]
+
+    def forget_conflicts(self, paths: Iterable[bytes]) -> None:
+        self._db.executemany("DELETE FROM conflicts WHERE path = ?", [(path,) for path in paths])
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> Row:
+    path, inode, ctime_ns, size_bytes, mtime_ns, version_bytes, version_mtime_ns, token, begun = found
+    version = Version(version_bytes, version_mtime_ns, token)
+    return Row(path, inode, ctime_ns, size_bytes, version, bool(begun), mtime_ns)

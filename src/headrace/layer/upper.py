@@ -1,0 +1,278 @@
+"""The upper layer: what was written on this node, as a real directory tree on its disk.
+
+Paths of the namespace (b"/a/b") lie below `tree`, with the attributes, links and extended attributes that the local
+file system keeps for us. What the origin has is the lower layer; a name of the upper one hides that of the lower one.
+Three things of the tree stand for what is not there, and are never shown:
+
+* a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed;
+* a directory marked REMOVED: it was removed, with all that its whiteouts hide; made anew, it loses the mark;
+* `work`, beside the tree, holds files that are being made; what a crash left there is thrown away;
+* `gone`, beside it, holds removed directories in whose place a file was put: what is to be removed at the origin still.
+
+Sessions write here and the node reads and persists; both only by steps that the file system makes atomic. No state
+but the folder. Every call may raise OSError.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.base.model import Version
+from headrace.layer.calls import NOREPLACE, WHITEOUT, rename
+from headrace.layer.lock import LayerLock
+
+REMOVED = "trusted.headrace.removed"
+LOWER_ID = "trusted.headrace.id"
+"""Of a directory that the origin had when it came into this layer: the id it goes on having."""
+BASE = "trusted.headrace.base"
+"""Which version of the origin's file this one replaces, and at which path: the condition of its put."""
+PATH = "trusted.headrace.path"
+"""Of a directory in `gone`: where it was."""
+OURS = "trusted.headrace."
+BASES_MAX = 8
+
+_serial = itertools.count()
+
+
+class Hidden:
+    """The name is not there, whatever the lower layer says."""
+
+
+HIDDEN = Hidden()
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A file of several names (hard links) has one for each."""
+
+    path: bytes
+    version: Version
+
+
+class Upper:
+    """folder: of this cache; made when `make` is called."""
+
+    def __init__(self, folder: str) -> None:
+        self.tree = os.fsencode(folder) + b"/tree"
+        self.work = os.fsencode(folder) + b"/work"
+        self.gone = os.fsencode(folder) + b"/gone"
+        self.lock = LayerLock(f"{folder}/lock")
+        """Whoever changes names holds it."""
+        self.pressure_path = f"{folder}/pressure"
+
+    def make(self) -> None:
+        """The folders; the node calls it, at its start."""
+        os.makedirs(self.tree, mode=0o755, exist_ok=True)
+        os.makedirs(self.work, mode=0o700, exist_ok=True)
+        os.makedirs(self.gone, mode=0o700, exist_ok=True)
+
+    def at(self, path: bytes) -> bytes:
+        """Where a path of the namespace lies; b"/" and b"" are the root."""
+        return self.tree + path if path != b"/" else self.tree
+
+    def new(self) -> bytes:
+        """A name in `work` that nobody has."""
+        return b"%s/%d-%d" % (self.work, os.getpid(), next(_serial))
+
+    # ------------------------------------------------------------ looking
+
+    def look(self, path: bytes) -> os.stat_result | Hidden | None:
+        """None: this layer says nothing of the name. The directory that it is in must be a visible one."""
+        at = self.at(path)
+        try:
+            found = os.lstat(at)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if is_whiteout(found) or (stat.S_ISDIR(found.st_mode) and is_removed(at)):
+            return HIDDEN
+        return found
+
+    def names(self, directory: bytes) -> dict[bytes, bool]:
+        """What this layer says of the names of a directory: whether each one is visible."""
+        try:
+            with os.scandir(self.at(directory)) as found:
+                return {entry.name: not _hides(entry) for entry in found}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def walk(self, top: bytes = b"/") -> Iterator[tuple[bytes, os.stat_result]]:
+        """Everything at and below a path, hidden things too, a directory before what is in it. What goes meanwhile is
+        passed by."""
+        try:
+            found = os.lstat(self.at(top))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield top, found
+        pending = [top] if stat.S_ISDIR(found.st_mode) else []
+        while pending:
+            directory = pending.pop()
+            try:
+                with os.scandir(self.at(directory)) as entries:
+                    rows = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for name, one in rows:
+                path = join(directory, name)
+                yield path, one
+                if stat.S_ISDIR(one.st_mode):
+                    pending.append(path)
+
+    # ------------------------------------------------------------ hiding
+
+    def hide(self, path: bytes, base: Version | None) -> None:
+        """A whiteout in the place of a name, or of a file that is there; base: the origin's version that it hides."""
+        made = self._whiteout(Base(path, base) if base is not None else None)
+        try:
+            rename(made, self.at(path))
+        except OSError:
+            os.unlink(made)
+            raise
+
+    def hide_missing(self, path: bytes, base: Version | None, *, directory: bool = False) -> bytes | None:
+        """Something came to the origin whose name is not here any more: it is to be hidden, and removed there.
+        Whiteouts and removed directories are made, for the name and for those above it that are gone, too. The topmost
+        path that was made, or that has to be looked at; None when the name is here. The lock is held."""
+        if os.path.lexists(self.at(path)):
+            return None
+        top, missing = path, [split(path)[1]]
+        while not os.path.lexists(self.at(split(top)[0])):
+            top = split(top)[0]
+            missing.insert(0, split(top)[1])
+        parent = split(top)[0]
+        made = self.new()
+        self._make_chain(made, missing, Base(path, base) if base is not None else None, directory=directory)
+        if os.path.isdir(self.at(parent)) and not os.path.islink(self.at(parent)):
+            rename(made, self.at(top), NOREPLACE)
+            return top
+        aside = self.new()  # a file, or a whiteout, took the place of a directory above
+        os.mkdir(aside, 0o700)
+        os.rename(made, join(aside, missing[0]))
+        os.setxattr(aside, PATH, parent)
+        os.rename(aside, self._name_in_gone())
+        return parent
+
+    def _make_chain(self, at: bytes, names: list[bytes], base: Base | None, *, directory: bool) -> None:
+        """Removed directories within each other, the last name a whiteout, or one more of them."""
+        if len(names) > 1 or directory:
+            os.mkdir(at, 0o755)
+            os.setxattr(at, REMOVED, b"")
+            if len(names) > 1:
+                self._make_chain(join(at, names[1]), names[1:], base, directory=directory)
+            return
+        os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
+        if base is not None:
+            set_base(at, base)
+
+    def _name_in_gone(self) -> bytes:
+        return b"%s/%d-%d-%d" % (self.gone, os.getpid(), next(_serial), time.time_ns())
+
+    def _whiteout(self, base: Base | None) -> bytes:
+        made = self.new()
+        os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+        if base is not None:
+            set_base(made, base)
+        return made
+
+    def mark_removed(self, directory: bytes) -> None:
+        os.setxattr(self.at(directory), REMOVED, b"")
+
+    def put_away(self, path: bytes) -> None:
+        """A removed directory makes room for a file; the node finds it in `gone`."""
+        at = self.at(path)
+        os.setxattr(at, PATH, path)
+        os.rename(at, self._name_in_gone())
+
+    def put_aside(self) -> list[tuple[bytes, bytes]]:
+        """What is in `gone`: (where it lies, where it was)."""
+        found = []
+        for name in os.listdir(self.gone):
+            at = join(self.gone, name)
+            try:
+                found.append((at, os.getxattr(at, PATH)))
+            except OSError:
+                continue
+        return found
+
+    def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
+        """source → target, atomic, with a whiteout where the source was; base: what that one hides."""
+        rename(self.at(source), self.at(target), WHITEOUT)
+        if base is not None:
+            set_base(self.at(source), Base(source, base))
+
+    # ------------------------------------------------------------ placing
+
+    def place(self, made: bytes, path: bytes) -> bool:
+        """A file of `work` gets its name, unless that is taken by something that is not a whiteout: False."""
+        at = self.at(path)
+        while True:
+            try:
+                rename(made, at, NOREPLACE)
+                return True
+            except FileExistsError:
+                try:
+                    if not is_whiteout(os.lstat(at)):
+                        return False
+                except FileNotFoundError:
+                    continue
+                os.rename(
+                    made, at
+                )  # whoever else takes the whiteout's place just now loses, as if it came first
+                return True
+
+    def base_of(self, path: bytes) -> Version | None:
+        """What the object of this layer at a path replaces at the origin; None: nothing that it knows of."""
+        return base_at(self.at(path), path)
+
+
+def base_at(at: bytes, path: bytes) -> Version | None:
+    return next((base.version for base in _bases(at) if base.path == path), None)
+
+
+def set_base(at: bytes, base: Base) -> None:
+    others = [one for one in _bases(at) if one.path != base.path]
+    value = msgspec.msgpack.encode([*others[-BASES_MAX:], base])
+    os.setxattr(at, BASE, value, follow_symlinks=False)
+
+
+def _bases(at: bytes) -> list[Base]:
+    try:
+        return msgspec.msgpack.decode(os.getxattr(at, BASE, follow_symlinks=False), type=list[Base])
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def is_removed(at: bytes) -> bool:
+    try:
+        os.getxattr(at, REMOVED)
+    except OSError:
+        return False
+    return True
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    return b"/" + name if directory in (b"/", b"") else directory + b"/" + name
+
+
+def split(path: bytes) -> tuple[bytes, bytes]:
+    """(directory, name); the directory of a top name is b"/"."""
+    directory, _, name = path.rpartition(b"/")
+    return directory or b"/", name
+
+
+def _hides(entry: os.DirEntry[bytes]) -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return is_removed(entry.path)
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return is_whiteout(entry.stat(follow_symlinks=False))

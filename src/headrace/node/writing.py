@@ -1,0 +1,59 @@
+"""Building what writes: only where the settings let something be written, or something was written before."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.base.errors import StoreError
+from headrace.base.write_modes import WriteModes
+from headrace.config.schema import Config
+from headrace.dataplane.write import WritePath, WriteSettings
+from headrace.layer.known import KnownTable
+from headrace.layer.upper import Upper
+from headrace.namespace.tree import Namespace
+
+log = logging.getLogger(__name__)
+
+THREADS = 16
+"""Puts read their files here, and the layer is looked over."""
+
+
+def build_writing(
+    config: Config,
+    namespace: Namespace,
+    *,
+    on_written: Callable[[list[bytes], int], None],
+    announce: Callable[[set[bytes]], Awaitable[None]],
+) -> WritePath | None:
+    """None where nothing can be written. What is left of an earlier node with other settings stays where it is, and the
+    log says so."""
+    modes = WriteModes.parse(config.write)
+    upper = Upper(config.upper_folder)
+    if not modes.any:
+        if os.path.isdir(upper.tree) and os.listdir(upper.tree):
+            log.warning(
+                "files were written with other settings, and are neither shown nor persisted folder=%s",
+                config.upper_folder,
+            )
+        return None
+    try:
+        upper.make()
+    except OSError as error:
+        raise StoreError(f"folder {config.upper_folder}", why=os.strerror(error.errno or 0)) from error
+    return WritePath(
+        namespace,
+        upper,
+        KnownTable(os.path.join(config.upper_folder, "known.db")),
+        modes,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
+        WriteSettings(
+            delay_s=config.persist_delay_s,
+            timeout_s=config.origin_timeout_s,
+            layer_bytes_max=config.cache[0].capacity_bytes // 2,
+        ),
+        on_written=on_written,
+        announce=announce,
+    )

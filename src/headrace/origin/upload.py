@@ -1,0 +1,172 @@
+"""The bytes of one put on their way to an object store: in one request, or in parts, within a limit of memory.
+
+An upload in parts can't be given up by cancelling obstore's call, which would leave the parts there, invisible and
+paid for: its source of parts fails instead, and obstore then aborts the upload. Only a store that doesn't answer
+within ABORT_WITHIN_S is left with its parts (S3 and GCS have lifecycle rules for those; Azure drops them in a week).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import obstore
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import DeadlineExceededError
+from headrace.origin.origin import Body, Source
+from headrace.origin.threads import Threads
+
+if TYPE_CHECKING:
+    from obstore import Attributes as Metadata
+    from obstore import PutMode, PutResult
+    from obstore.store import ObjectStore
+
+ABORT_WITHIN_S = 10.0
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """single_max: up to here one request, for which the store itself decides the condition. part_min: of S3 5 MiB at
+    least. parts_max: 10,000 on S3 and GCS. in_flight_max: parts on their way at one time. memory_max: held by all
+    uploads of an origin together; one whose parts are larger takes all of it."""
+
+    single_max_bytes: int = 64 * _MIB
+    part_min_bytes: int = 16 * _MIB
+    parts_max: int = 10_000
+    in_flight_max: int = 8
+    memory_max_bytes: int = 256 * _MIB
+
+    def part_bytes(self, size_bytes: int) -> int:
+        least = -(-size_bytes // self.parts_max)
+        return max(self.part_min_bytes, -(-least // _MIB) * _MIB)
+
+    def in_flight(self, part_bytes: int) -> int:
+        """One more is being read, and one waits in obstore."""
+        return max(1, min(self.in_flight_max, self.memory_max_bytes // part_bytes - 2))
+
+
+class ByteBudget:
+    """Memory, lent in the order of asking."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._free = self._all = bytes_max
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        size = min(size_bytes, self._all)
+        if self._waiting or size > self._free:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, turn))
+            try:
+                await turn
+            except BaseException:
+                if turn.done() and not turn.cancelled():
+                    self._give_back(size)
+                else:
+                    self._waiting.remove((size, turn))
+                    self._give_back(0)
+                raise
+        else:
+            self._free -= size
+        try:
+            yield
+        finally:
+            self._give_back(size)
+
+    def _give_back(self, size: int) -> None:
+        self._free += size
+        while self._waiting and self._waiting[0][0] <= self._free:
+            size, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._free -= size
+                turn.set_result(None)
+
+
+class _StoppedError(Exception):
+    """What the source of parts fails with when the put is given up."""
+
+
+class Upload:
+    """One put. read: makes the call in a thread. The errors of obstore come out as they are."""
+
+    def __init__(self, source: Source, sizes: Sizes, threads: Threads, what: str, deadline: Deadline) -> None:
+        self._source = source
+        self._sizes = sizes
+        self._threads = threads
+        self._what = what
+        self._deadline = deadline
+        self._stopped = False
+        self._part_bytes = sizes.part_bytes(source.size_bytes)
+        self.is_single = source.size_bytes <= sizes.single_max_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        if self.is_single:
+            return self._source.size_bytes
+        return (self._sizes.in_flight(self._part_bytes) + 2) * self._part_bytes
+
+    async def send(self, store: ObjectStore, path: str, metadata: Metadata, mode: PutMode) -> PutResult:
+        """In one request, by the condition of mode."""
+        body = await self._read(0, self._source.size_bytes) if self._source.size_bytes else b""
+        return await obstore.put_async(store, path, body, attributes=metadata, mode=mode, use_multipart=False)
+
+    async def send_parts(
+        self, store: ObjectStore, path: str, metadata: Metadata, before_end: Callable[[], Awaitable[None]]
+    ) -> PutResult:
+        """before_end: called when the last part was taken, and before the object comes to be; what it raises comes
+        out, and the upload is aborted."""
+        call = asyncio.ensure_future(
+            obstore.put_async(
+                store,
+                path,
+                self._parts(before_end),
+                attributes=metadata,
+                use_multipart=True,
+                chunk_size=self._part_bytes,
+                max_concurrency=self._sizes.in_flight(self._part_bytes),
+            )
+        )
+        left_s = self._deadline.left_s()
+        try:
+            await asyncio.wait({call}, timeout=None if left_s == float("inf") else left_s)
+        finally:
+            if not call.done():
+                await self._stop(call)
+        if call.cancelled() or isinstance(call.exception(), _StoppedError):
+            raise DeadlineExceededError(self._what, why="not uploaded within the time allowed")
+        return call.result()
+
+    async def _stop(self, call: asyncio.Future[PutResult]) -> None:
+        self._stopped = True
+        await asyncio.wait({call}, timeout=ABORT_WITHIN_S)
+        call.cancel()
+        await asyncio.wait({call})
+        if not call.cancelled():
+            call.exception()  # asked for, so that none is complained of as never retrieved
+
+    async def _parts(self, before_end: Callable[[], Awaitable[None]]) -> AsyncGenerator[Body, None]:
+        size, step = self._source.size_bytes, self._part_bytes
+        for start in range(0, size, step):
+            self._check()
+            body = await self._read(start, min(size, start + step))
+            self._check()
+            yield body
+        await before_end()
+        self._check()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise _StoppedError
+
+    async def _read(self, start: int, end: int) -> Body:
+        """A read that nobody waits for any more is waited for, as its file may be closed after that."""
+        return await self._threads.finish(
+            lambda: self._source.pread(start, end), lambda: None, self._what, self._deadline
+        )

@@ -1,0 +1,75 @@
+"""Telling the node what was written here: in order, in batches, from one thread, again until it has heard.
+
+What is not told because this process dies, the node finds by looking over the upper layer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+import time
+
+from headrace.base.errors import CancelledByUserError, HeadraceError
+from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
+from headrace.wire.messages import Changed
+
+log = logging.getLogger(__name__)
+
+BATCH = 4096
+PAUSE_S = 0.05
+"""Between two messages: the makers of many small files have better use for the processor."""
+
+
+class Changes:
+    """source: random; which client tells."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self.source = random.getrandbits(62) | 1
+        self._paths: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def add(self, paths: list[bytes]) -> None:
+        self._paths.put(paths)
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, daemon=True, name=f"changes-{os.getpid()}"
+                    )
+                    self._thread.start()
+
+    def close(self) -> None:
+        self._paths.put(None)
+
+    def _run(self) -> None:
+        while True:
+            first = self._paths.get()
+            if first is None:
+                return
+            paths, last = list(first), False
+            while len(paths) < BATCH and not self._paths.empty():
+                more = self._paths.get()
+                if more is None:
+                    last = True
+                    break
+                paths += more
+            self._tell(list(dict.fromkeys(paths)))
+            if last:
+                return
+            time.sleep(PAUSE_S)
+
+    def _tell(self, paths: list[bytes]) -> None:
+        while True:
+            try:
+                self._connections.ask(Changed(paths=paths, source=self.source))
+                return
+            except CancelledByUserError:
+                return
+            except HeadraceError as error:
+                log.info("the node was not told of changes, again error=%s", error)
+                time.sleep(RECONNECT_PAUSE_S)

@@ -1,0 +1,640 @@
+"""The merged tree of a host: what was written here, over what the origins have. Names in, system calls out.
+
+Doors ask it by path (b"/a/b") and get an `os.stat_result` for what the upper layer has, an `Entry` for what only the
+origin has. Nothing here waits for the node but `copy_up` and what says so. Errors are OSErrors with the errno that a
+local file system would give. Who calls something that changes names holds `lock`, which is the layer's: one session of
+the host, or the node, at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
+from headrace.layer.upper import (
+    LOWER_ID,
+    REMOVED,
+    Base,
+    Hidden,
+    Upper,
+    base_at,
+    is_whiteout,
+    join,
+    set_base,
+    split,
+)
+from headrace.sdk.cancel import Cancel
+
+Seen = os.stat_result | Entry
+COPY_STEP_BYTES = 16 << 20
+MOVED_NAMES_MAX = 10_000
+"""A folder of the origin with more names is not renamed: EXDEV, and `mv` copies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who made a name."""
+
+    uid: int
+    gid: int
+
+
+class OpenLower(Protocol):
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int: ...
+    def close(self) -> None: ...
+
+
+class Lower(Protocol):
+    """What the tree asks of the client. `known` is the index, however old."""
+
+    def known(self, parent: FileId, name: bytes) -> Entry | None: ...
+    def entry(self, id: FileId) -> Entry | None: ...
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
+    def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None: ...
+    def listing_fresh(self, directory: FileId) -> bool: ...
+    def mount_of(self, path: bytes) -> str: ...
+    def open(self, id: FileId, cancel: Cancel | None = None) -> OpenLower: ...
+
+
+class NeedsContentError(Exception):
+    """The operation needs a copy of what is below first: `copy_up`, which may wait; then again."""
+
+    def __init__(self, path: bytes, *, content: bool = True) -> None:
+        self.path, self.content = path, content
+
+
+class Tree:
+    """on_changed: told the paths that the node has to look at, while the lock is held."""
+
+    def __init__(
+        self, lower: Lower, upper: Upper, modes: WriteModes, *, on_changed: Callable[[list[bytes]], None]
+    ) -> None:
+        self._lower = lower
+        self.upper = upper
+        self.modes = modes
+        self.on_changed = on_changed
+        self.lock = upper.lock
+        self._exact_modes = False
+
+    def take_umask(self) -> None:
+        """For a process that does nothing else: its own umask goes, so that files are made with their modes at once."""
+        os.umask(0)
+        self._exact_modes = True
+
+    # ------------------------------------------------------------ looking
+
+    def look(self, path: bytes) -> os.stat_result | Hidden | None:
+        """What the upper layer says; None: ask the lower one."""
+        return None if self.modes.of(path) is WriteMode.OFF else self.upper.look(path)
+
+    def seen(self, path: bytes) -> Seen | None:
+        """What is at a path, by the upper layer and the index; whether the index is fresh is the caller's affair."""
+        found = self.look(path)
+        if isinstance(found, Hidden):
+            return None
+        return found if found is not None else self.below(path)
+
+    def below(self, path: bytes) -> Entry | None:
+        """What the index has at a path, whatever hides it."""
+        entry = self._lower.entry(ROOT_ID)
+        for name in filter(None, path.split(b"/")):
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            entry = self._lower.known(entry.id, name)
+        return entry
+
+    def names(self, directory: bytes) -> list[tuple[bytes, bool]]:
+        """What the upper layer says of names of a directory, sorted: whether each is visible."""
+        return sorted(self.upper.names(directory).items())
+
+    def _must_see(self, path: bytes) -> Seen:
+        found = self.seen(path)
+        if found is None:
+            raise _error(errno.ENOENT, path)
+        return found
+
+    def _writable(self, *paths: bytes) -> None:
+        for path in paths:
+            if self.modes.of(path) is WriteMode.OFF:
+                raise _error(errno.EROFS, path)
+
+    # ------------------------------------------------------------ copying up
+
+    def ensure_directory(self, path: bytes) -> os.stat_result:
+        """The directory is in the upper layer on return; it must be visible."""
+        if path in (b"/", b""):
+            return os.lstat(self.upper.tree)
+        found = self.upper.look(path)
+        if isinstance(found, Hidden):
+            raise _error(errno.ENOENT, path)
+        if found is not None:
+            if not stat.S_ISDIR(found.st_mode):
+                raise _error(errno.ENOTDIR, path)
+            return found
+        self.ensure_directory(split(path)[0])
+        entry = self.below(path)
+        if entry is None:
+            raise _error(errno.ENOENT, path)
+        if entry.kind is not Kind.DIRECTORY:
+            raise _error(errno.ENOTDIR, path)
+        made = self.upper.new()
+        os.mkdir(made, 0o755)
+        os.setxattr(made, LOWER_ID, b"%d" % entry.id)
+        if not self.upper.place(made, path):
+            os.rmdir(made)
+        return os.lstat(self.upper.at(path))
+
+    def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
+        """The file, or the directory, is in the upper layer on return. Waits until the node has the bytes; what a
+        Cancel breaks off leaves nothing. content False: an empty file, for who is about to truncate it."""
+        entry = self.below(path)
+        if self.look(path) is not None or entry is None:
+            return  # somebody did it, or it is gone: the caller looks again
+        if entry.kind is Kind.DIRECTORY:
+            with self.lock:
+                self.ensure_directory(path)
+            return
+        made = self.upper.new()
+        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            if content:
+                self._copy_content(entry, fd, cancel)
+                os.utime(fd, ns=(entry.version.mtime_ns, entry.version.mtime_ns))
+            set_base(made, Base(path, entry.version))
+            with self.lock:
+                self.ensure_directory(split(path)[0])
+                if self.below(path) == entry and self.upper.look(path) is None:
+                    rename(made, self.upper.at(path), NOREPLACE)
+                    made = b""
+        except FileExistsError:
+            pass
+        finally:
+            os.close(fd)
+            if made:
+                os.unlink(made)
+
+    def _copy_content(self, entry: Entry, fd: int, cancel: Cancel | None) -> None:
+        size = entry.version.size_bytes
+        if size == 0:
+            return
+        file = self._lower.open(entry.id, cancel)
+        try:
+            at = 0
+            while at < size:
+                end = min(size, at + COPY_STEP_BYTES)
+                source = file.wait(at, end, cancel)
+                while at < end:
+                    copied = os.copy_file_range(source, fd, end - at, at, at)
+                    if copied == 0:
+                        raise _error(errno.EIO, b"")
+                    at += copied
+        finally:
+            file.close()
+
+    def at_upper(self, path: bytes, *, content: bool = True) -> bytes:
+        """Where a visible thing lies in the upper layer. NeedsContentError when it is only below."""
+        found = self._must_see(path)
+        self._writable(path)
+        if isinstance(found, Entry):
+            if found.kind is Kind.DIRECTORY:
+                self.ensure_directory(path)
+            else:
+                raise NeedsContentError(path, content=content)
+        return self.upper.at(path)
+
+    # ------------------------------------------------------------ making
+
+    def create(self, path: bytes, mode: int, owner: Owner, flags: int) -> tuple[int, bool]:
+        """An open descriptor, for reading and writing, and whether the file is new. What is there already is opened,
+        truncated if flags say so; EEXIST with O_EXCL."""
+        self._writable(path)
+        while True:
+            found = self.seen(path)
+            if found is None:
+                fd = self._create_new(path, mode, owner)
+                if fd is not None:
+                    return fd, True
+            elif flags & os.O_EXCL:
+                raise _error(errno.EEXIST, path)
+            else:
+                return self.open(path, flags), False
+
+    def open(self, path: bytes, flags: int) -> int:
+        """For reading and writing, whatever the caller wants of it: all who have it open share one registration.
+        NeedsContentError."""
+        found = self._must_see(path)
+        truncate = bool(flags & os.O_TRUNC)
+        if isinstance(found, Entry):
+            if found.kind is Kind.DIRECTORY:
+                raise _error(errno.EISDIR, path)
+            self._writable(path)
+            raise NeedsContentError(path, content=not truncate)
+        if stat.S_ISDIR(found.st_mode):
+            raise _error(errno.EISDIR, path)
+        at = self.upper.at(path)
+        fd = os.open(at, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not _same(fd, at):  # moved into the cache, or replaced, between the two
+            os.close(fd)
+            return self.open(path, flags)
+        if truncate:
+            empty(fd)
+        return fd
+
+    def _create_new(self, path: bytes, mode: int, owner: Owner) -> int | None:
+        """None when somebody was first."""
+        parent = self.ensure_directory(split(path)[0])
+        at = self.upper.at(path)
+        try:
+            fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+        except FileExistsError:
+            return self._create_over_whiteout(path, mode, owner, parent)
+        self._dress(fd, mode, owner, parent)
+        return fd
+
+    def _create_over_whiteout(
+        self, path: bytes, mode: int, owner: Owner, parent: os.stat_result
+    ) -> int | None:
+        made = self.upper.new()
+        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+        self._dress(fd, mode, owner, parent)
+        if self._place(made, path):
+            return fd
+        os.close(fd)
+        os.unlink(made)
+        return None
+
+    def _place(self, made: bytes, path: bytes) -> bool:
+        """What a whiteout there knew of the origin's file goes over to what takes its place."""
+        base = self._base(path)
+        self._clear(path)
+        if base is not None:
+            set_base(made, Base(path, base))
+        return self.upper.place(made, path)
+
+    def _clear(self, path: bytes) -> None:
+        """A file can't take the place of a removed directory, which may have things to be removed in it."""
+        if isinstance(self.upper.look(path), Hidden) and os.path.isdir(self.upper.at(path)):
+            self.upper.put_away(path)
+
+    def _base(self, path: bytes) -> Version | None:
+        """Which version of the origin whatever is put at a path now would replace."""
+        if self.look(path) is not None or os.path.lexists(self.upper.at(path)):
+            return self.upper.base_of(path)
+        entry = self.below(path)
+        return None if entry is None or entry.kind is not Kind.FILE else entry.version
+
+    def _dress(self, fd: int | bytes, mode: int, owner: Owner, parent: os.stat_result) -> None:
+        """Owner and mode as the caller's, by the rules of a set-group-id directory; the kernel took off the umask. A
+        file that was opened with its mode has it already, where this process has no umask of its own."""
+        gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
+        if (owner.uid, gid) != (os.geteuid(), os.getegid()):
+            os.chown(fd, owner.uid, gid, **({} if isinstance(fd, int) else {"follow_symlinks": False}))
+        elif isinstance(fd, int) and self._exact_modes:
+            return
+        kind = stat.S_IFMT(mode)
+        if kind == stat.S_IFLNK:
+            return
+        wanted = mode & 0o7777
+        if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
+            wanted |= stat.S_ISGID
+        os.chmod(fd, wanted)
+
+    def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
+        self._writable(path)
+        if self.seen(path) is not None:
+            raise _error(errno.EEXIST, path)
+        parent = self.ensure_directory(split(path)[0])
+        at = self.upper.at(path)
+        if self._make_again(path, mode, owner, parent):
+            self.on_changed([path])
+            return
+        made = self.upper.new()
+        os.mkdir(made, 0o700)
+        self._dress(made, stat.S_IFDIR | mode, owner, parent)
+        base, entry = self._base(path), self.below(path)
+        if base is not None:
+            set_base(made, Base(path, base))  # of a removed file, which is still to be removed at the origin
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._fill_shadow(made, path, entry)  # of a folder that a file had taken the place of
+        try:
+            os.rename(made, at)
+        except NotADirectoryError:
+            os.unlink(at)  # the whiteout: from here on the directory hides what it hid
+            os.rename(made, at)
+        self.on_changed([path])
+
+    def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
+        """A directory that was removed: what its whiteouts hide stays hidden."""
+        at = self.upper.at(path)
+        try:
+            os.getxattr(at, REMOVED)
+        except OSError:
+            return False
+        for name in os.listxattr(at):
+            if name.startswith("user.") or name == LOWER_ID:  # it is another one than the origin's
+                os.removexattr(at, name)
+        self._dress(at, stat.S_IFDIR | mode, owner, parent)
+        os.utime(at)
+        os.removexattr(at, REMOVED)
+        return True
+
+    def make_node(self, path: bytes, mode: int, device: int, owner: Owner) -> None:
+        """A fifo, a socket, a device, or a regular file, closed."""
+        if stat.S_ISCHR(mode) and device == 0:
+            raise _error(errno.EPERM, path)  # that would be a whiteout
+        self._make(path, mode, owner, lambda made: os.mknod(made, mode, device))
+
+    def symlink(self, path: bytes, target: bytes, owner: Owner) -> None:
+        self._make(path, stat.S_IFLNK | 0o777, owner, lambda made: os.symlink(target, made))
+
+    def _make(self, path: bytes, mode: int, owner: Owner, make: Callable[[bytes], None]) -> None:
+        self._writable(path)
+        if self.seen(path) is not None:
+            raise _error(errno.EEXIST, path)
+        parent = self.ensure_directory(split(path)[0])
+        made = self.upper.new()
+        make(made)
+        try:
+            self._dress(made, mode, owner, parent)
+            if not self._place(made, path):
+                raise _error(errno.EEXIST, path)
+        except BaseException:
+            os.unlink(made)
+            raise
+        self.on_changed([path])
+
+    def link(self, source: bytes, path: bytes) -> None:
+        self._writable(path)
+        self._same_area(source, path)
+        if self.seen(path) is not None:
+            raise _error(errno.EEXIST, path)
+        at = self.at_upper(source)
+        self.ensure_directory(split(path)[0])
+        made = self.upper.new()
+        os.link(at, made, follow_symlinks=False)
+        if not self._place(made, path):
+            os.unlink(made)
+            raise _error(errno.EEXIST, path)
+        self.on_changed([path])
+
+    # ------------------------------------------------------------ removing
+
+    def remove(self, path: bytes) -> None:
+        found = self._must_see(path)
+        self._writable(path)
+        if _is_directory(found):
+            raise _error(errno.EISDIR, path)
+        if self.below(path) is None:
+            os.unlink(self.upper.at(path))
+        else:
+            self.ensure_directory(split(path)[0])
+            self.upper.hide(path, self._base(path))
+        self.on_changed([path])
+
+    def remove_directory(self, path: bytes) -> None:
+        """The directory's listing in the index must be fresh."""
+        found = self._must_see(path)
+        self._writable(path)
+        if not _is_directory(found):
+            raise _error(errno.ENOTDIR, path)
+        if not self.is_empty(path):
+            raise _error(errno.ENOTEMPTY, path)
+        self._take_away_directory(path)
+        self.on_changed([path])
+
+    def _take_away_directory(self, path: bytes) -> None:
+        if self.below(path) is None:
+            try:
+                os.rmdir(self.upper.at(path))
+                return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        self.ensure_directory(path)
+        self.upper.mark_removed(path)
+
+    def is_empty(self, path: bytes) -> bool:
+        hidden = set()
+        for name, visible in self.names(path):
+            if visible:
+                return False
+            hidden.add(name)
+        entry = self.below(path)
+        if entry is None or entry.kind is not Kind.DIRECTORY:
+            return True
+        return all(child.name in hidden for child in self._lower.children(entry.id))
+
+    # ------------------------------------------------------------ renaming
+
+    def rename(self, source: bytes, target: bytes, flags: int, *, copied: bool) -> None:
+        """flags: NOREPLACE; EXCHANGE is EINVAL. copied: a folder that the origin has is in the upper layer whole
+        (`copy_up_all`), and the target's listing is fresh; else NeedsContentError."""
+        if flags & ~NOREPLACE:
+            raise _error(errno.EINVAL, source)
+        self._writable(source, target)
+        moved = self._must_see(source)
+        self._same_area(source, target)
+        if target.startswith(source + b"/"):
+            raise _error(errno.EINVAL, target)
+        there = self.seen(target)
+        if there is not None:
+            if flags & NOREPLACE:
+                raise _error(errno.EEXIST, target)
+            self._check_replace(moved, there, source, target)
+            if _same_file(moved, there):
+                return
+        if isinstance(moved, Entry):
+            raise NeedsContentError(source)
+        self.ensure_directory(split(target)[0])
+        if stat.S_ISDIR(moved.st_mode):
+            if not copied and (self.below(source) is not None or there is not None):
+                raise NeedsContentError(source)
+            self._rename_directory(source, target)
+        else:
+            self._rename_file(source, target)
+        self.on_changed([target, source])
+
+    def _check_replace(self, moved: Seen, there: Seen, source: bytes, target: bytes) -> None:
+        if _is_directory(there):
+            if not _is_directory(moved):
+                raise _error(errno.EISDIR, target)
+            if source.startswith(target + b"/") or not self.is_empty(target):
+                raise _error(errno.ENOTEMPTY, target)
+        elif _is_directory(moved):
+            raise _error(errno.ENOTDIR, target)
+
+    def _same_area(self, source: bytes, target: bytes) -> None:
+        """Between mounts, or modes, `mv` copies."""
+        if self.modes.of(source) is not self.modes.of(target) or (
+            self._lower.mount_of(source) != self._lower.mount_of(target)
+        ):
+            raise _error(errno.EXDEV, target)
+
+    def _rename_file(self, source: bytes, target: bytes) -> None:
+        left, replaced = self.below(source), self._base(target)
+        base = self._base(source)
+        if replaced is not None:
+            set_base(self.upper.at(source), Base(target, replaced))
+        self._clear(target)
+        if left is None and base is None:
+            os.rename(self.upper.at(source), self.upper.at(target))
+        else:
+            self.upper.rename_leaving_whiteout(source, target, base)
+
+    def _rename_directory(self, source: bytes, target: bytes) -> None:
+        entry = self.below(source)
+        at, to = self.upper.at(source), self.upper.at(target)
+        shadow = self._shadow(source, entry) if entry is not None or self._hides_any(source) else b""
+        hidden = self.below(target)
+        if os.path.isdir(to) and not os.path.islink(to):
+            self._take_over_whiteouts(target, source)
+            aside = self.upper.new()
+            os.rename(to, aside)
+            shutil.rmtree(aside)
+        elif os.path.lexists(to):
+            base = self.upper.base_of(target)
+            if base is not None:
+                set_base(at, Base(target, base))
+            os.unlink(to)  # a whiteout
+        if hidden is not None and hidden.kind is Kind.DIRECTORY:
+            self._hide_below(at, target, hidden)
+        if not shadow:
+            os.rename(at, to)
+            return
+        rename(shadow, at, EXCHANGE)
+        os.rename(shadow, to)
+
+    def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
+        """A directory with all that is in it. EXDEV when that is too much for a rename."""
+        pending, names = [path], 0
+        while pending:
+            directory = pending.pop()
+            entry = self.below(directory)
+            self.copy_up(directory, cancel)
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                continue
+            self._lower.ensure_listed(entry.id, cancel)
+            for child in self._lower.children(entry.id):
+                names += 1
+                if names > MOVED_NAMES_MAX:
+                    raise _error(errno.EXDEV, path)
+                one = join(directory, child.name)
+                found = self.upper.look(one)
+                if found is None and child.kind is Kind.FILE:
+                    self.copy_up(one, cancel)
+                elif child.kind is Kind.DIRECTORY and (
+                    found is None or (isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode))
+                ):
+                    pending.append(one)
+
+    def _hides_any(self, path: bytes) -> bool:
+        return any(not visible for _, visible in self.names(path))
+
+    def _shadow(self, path: bytes, entry: Entry | None) -> bytes:
+        """What stays where a directory was: a removed one that hides all that the origin has there."""
+        made = self.upper.new()
+        os.mkdir(made, 0o755)
+        os.setxattr(made, REMOVED, b"")
+        self._fill_shadow(made, path, entry)
+        return made
+
+    def _fill_shadow(self, made: bytes, path: bytes, entry: Entry | None) -> None:
+        hidden = {name for name, visible in self.names(path) if not visible}
+        children = [] if entry is None else list(self._lower.children(entry.id))
+        for child in children:
+            one, at = join(path, child.name), join(made, child.name)
+            hidden.discard(child.name)
+            if child.kind is Kind.DIRECTORY:
+                os.mkdir(at, 0o755)
+                os.setxattr(at, REMOVED, b"")
+                self._fill_shadow(at, one, child)
+            else:
+                os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
+                set_base(at, Base(one, self.upper.base_of(one) or child.version))
+        for name in hidden:
+            one, at = join(path, name), join(made, name)
+            if os.path.isdir(self.upper.at(one)):
+                os.mkdir(at, 0o755)
+                os.setxattr(at, REMOVED, b"")
+                self._fill_shadow(at, one, None)
+            else:
+                os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
+                base = self.upper.base_of(one)
+                if base is not None:
+                    set_base(at, Base(one, base))
+
+    def _hide_below(self, at: bytes, path: bytes, entry: Entry) -> None:
+        """A directory that comes to lie over one of the origin hides what is in that."""
+        for child in self._lower.children(entry.id):
+            one, there = join(at, child.name), join(path, child.name)
+            if child.kind is Kind.DIRECTORY:
+                if not os.path.lexists(one):
+                    os.mkdir(one, 0o755)
+                    os.setxattr(one, REMOVED, b"")
+                if os.path.isdir(one) and not os.path.islink(one):
+                    self._hide_below(one, there, child)
+            elif not os.path.lexists(one):
+                os.mknod(one, stat.S_IFCHR, os.makedev(0, 0))
+                set_base(one, Base(there, child.version))
+            elif base_at(one, there) is None:
+                set_base(one, Base(there, child.version))
+
+    def _take_over_whiteouts(self, target: bytes, source: bytes) -> None:
+        """What an (empty) directory hides, the one that takes its place must hide too."""
+        for name, _ in self.names(target):
+            one, other = join(target, name), join(source, name)
+            if os.path.isdir(self.upper.at(one)):
+                if not os.path.lexists(self.upper.at(other)):
+                    os.mkdir(self.upper.at(other), 0o755)
+                    self.upper.mark_removed(other)
+                if os.path.isdir(self.upper.at(other)):
+                    self._take_over_whiteouts(one, other)
+            elif not os.path.lexists(self.upper.at(other)):
+                base = self.upper.base_of(one)
+                made = self.upper.new()
+                os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+                if base is not None:
+                    set_base(made, Base(one, base))
+                os.rename(made, self.upper.at(other))
+            else:
+                base = self.upper.base_of(one)
+                if base is not None:
+                    set_base(self.upper.at(other), Base(one, base))
+
+
+def empty(fd: int) -> None:
+    """As O_TRUNC does: the time of modification is set also when there was nothing in the file."""
+    os.ftruncate(fd, 0)
+    os.utime(fd)
+
+
+def _is_directory(found: Seen) -> bool:
+    return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
+
+
+def _same_file(one: Seen, other: Seen) -> bool:
+    return (
+        isinstance(one, os.stat_result)
+        and isinstance(other, os.stat_result)
+        and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+    )
+
+
+def _same(fd: int, at: bytes) -> bool:
+    try:
+        found = os.lstat(at)
+    except FileNotFoundError:
+        return False
+    return not is_whiteout(found) and found.st_ino == os.fstat(fd).st_ino
+
+
+def _error(number: int, path: bytes) -> OSError:
+    return OSError(number, os.strerror(number), os.fsdecode(path))

@@ -1,0 +1,135 @@
+"""What the cache files take: bytes of each volume, and each file's place in its volume's eviction policy.
+
+Memory only, made anew from the index at each start. `Store` keeps it in step with index and files, and calls it under
+its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.ring.view import SEGMENT_BYTES
+from headrace.store.eviction import BorrowedFirst, build_policy
+from headrace.store.files import map_bytes
+from headrace.store.schema import CachedFile
+from headrace.store.volume import Volume
+
+PAGE_BYTES = 4096
+SPREAD_BYTES = SEGMENT_BYTES
+"""Larger files are worth keeping in parts, too: many nodes may own a part each, and who reads here and there in one
+never has it whole. Such a part has its place in the policy."""
+
+
+class Accounts:
+    """policies: of each volume. pinned: files that must not be evicted."""
+
+    def __init__(self, volumes: Sequence[Volume], policy: str) -> None:
+        self.policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
+        self.pinned: set[FileId] = set()
+        self._volumes = volumes
+        # incomplete: id → volume, allocated bytes; those that grew last come last
+        self._partial: dict[FileId, tuple[int, int]] = {}
+        self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, likewise
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(volume.used_bytes for volume in self._volumes)
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "capacity_bytes": sum(volume.capacity_bytes for volume in self._volumes),
+            "used_bytes": self.used_bytes,
+            "borrowed_bytes": sum(policy.borrowed_bytes for policy in self.policies),
+            "files_partial": len(self._partial),
+            "files_pinned": len(self.pinned),
+        }
+
+    def partials(self) -> Iterator[tuple[FileId, int, int]]:
+        """Incomplete files: id, volume, allocated bytes; those that grew last come last."""
+        return ((id, number, size_bytes) for id, (number, size_bytes) in self._partial.items())
+
+    def is_partial(self, id: FileId) -> bool:
+        return id in self._partial
+
+    def touch(self, ids: Iterable[FileId]) -> None:
+        """Unknown ids are no error."""
+        for id in ids:
+            for policy in self.policies:
+                policy.touch(id)
+
+    # ------------------------------------------------------------ small files being written
+
+    def reserve(self, id: FileId, volume: Volume, size_bytes: int) -> None:
+        """They take their room before they are there."""
+        volume.used_bytes += size_bytes
+        self._reserved[id] = (volume.number, size_bytes)
+
+    def release(self, id: FileId) -> None:
+        """Of a reservation: the file is written, or will not be."""
+        number, size_bytes = self._reserved.pop(id)
+        self._volumes[number].used_bytes -= size_bytes
+
+    def is_reserved(self, id: FileId) -> bool:
+        return id in self._reserved
+
+    # ------------------------------------------------------------ files with a record
+
+    def begin(self, record: CachedFile) -> None:
+        """An incomplete file without a byte."""
+        self._partial[record.id] = (record.volume, 0)
+        self._place(record, PAGE_BYTES)
+
+    def take_in(self, cached: CachedFile) -> None:
+        """A file as its record says and its volume has it."""
+        volume = self._volumes[cached.volume]
+        if cached.complete:
+            size_bytes = allocated_bytes(cached.size_bytes)
+            self.policies[volume.number].insert(cached.id, size_bytes, borrowed=cached.borrowed)
+        else:
+            size_bytes = volume.allocated(cached.id)
+            self._partial[cached.id] = (volume.number, size_bytes)
+            self._place(cached, size_bytes)
+        volume.used_bytes += size_bytes
+        if cached.pinned:
+            self.pinned.add(cached.id)
+
+    def grow(self, id: FileId, count: int) -> None:
+        """An incomplete file by so many bytes; fewer than none when blocks were dropped."""
+        number, size_bytes = self._partial.pop(id)
+        self._partial[id] = (number, size_bytes + count)
+        if id in self.policies[number]:
+            self.policies[number].resize(id, max(PAGE_BYTES, size_bytes + count))
+        self._volumes[number].used_bytes += count
+
+    def let_go(self, id: FileId) -> int:
+        """The bytes it had. That it is pinned stays."""
+        number, size_bytes = self._partial.pop(id, (-1, 0))
+        if number >= 0:
+            self.policies[number].remove(id)
+            self._volumes[number].used_bytes -= size_bytes
+            return size_bytes
+        for volume, policy in zip(self._volumes, self.policies, strict=True):
+            size_bytes = policy.remove(id)
+            if size_bytes:
+                volume.used_bytes -= size_bytes
+                return size_bytes
+        return 0
+
+    def set_borrowed(self, cached: CachedFile) -> None:
+        """Of a complete file whose record changed in that."""
+        policy = self.policies[cached.volume]
+        policy.insert(cached.id, policy.remove(cached.id), borrowed=cached.borrowed)
+
+    def _place(self, partial: CachedFile, size_bytes: int) -> None:
+        """Gives a part of a large file its place among those that are complete."""
+        if partial.size_bytes > SPREAD_BYTES and not partial.borrowed:
+            self.policies[partial.volume].insert(partial.id, max(PAGE_BYTES, size_bytes), borrowed=False)
+
+
+def allocated_bytes(size_bytes: int) -> int:
+    """What a complete file takes on the disk, with its map."""
+    data = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    if size_bytes <= BLOCK_SIZE_BYTES:
+        return max(data, PAGE_BYTES)
+    return data + -(-map_bytes(-(-size_bytes // BLOCK_SIZE_BYTES)) // PAGE_BYTES) * PAGE_BYTES

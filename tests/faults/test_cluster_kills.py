@@ -1,0 +1,112 @@
+"""Nodes killed and stopped at random moments while every node's readers go on, and one whose place another took.
+
+All tests of this file share one cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from headrace.testing.etcd import etcd_server
+from headrace.testing.servers import ServerMissing
+from tests.integration.cli.host import MIB, Host
+from tests.integration.cluster.town import Town
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
+
+LIMIT_S = 90.0
+ROUNDS = (("kill", 0), ("stop", 1), ("kill", 2), ("stop", 0))
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+    try:
+        with etcd_server() as etcd:
+            made = Town(tmp_path_factory.mktemp("kills"), etcd.address, replicas=2)
+            try:
+                for number in range(len(ROUNDS)):
+                    for file in range(16):
+                        made.put(f"{number}/{file}", 50_000 + file)
+                    made.put(f"{number}/large", 5 * MIB + number)
+                for file in range(16):
+                    made.put(f"twin/{file}", 50_000 + file)
+                made.start(3)
+                yield made
+            finally:
+                made.close()
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+def below(town: Town, folder: str) -> list[str]:
+    return [name for name in town.hosts[0].names() if name.startswith(f"{folder}/")]
+
+
+def signal_node(host: Host, number: int) -> None:
+    os.kill(host.pid_of("node"), number)
+
+
+def test_killed_and_stopped_at_random_moments(town: Town) -> None:
+    chance = random.Random(5)
+    for number, (how, victim) in enumerate(ROUNDS):
+        names = below(town, str(number))
+        host = town.hosts[victim]
+        before = host.pid_of("node")
+        with ThreadPoolExecutor(len(town.hosts)) as pool:
+            reading: dict[int, Future[None]] = {
+                at: pool.submit(one.assert_right, *names, limit_s=LIMIT_S)
+                for at, one in enumerate(town.hosts)
+            }
+            time.sleep(chance.random() * 0.5)  # the moment is what is tested
+            signal_node(host, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            try:
+                for at, one in reading.items():
+                    if at != victim:
+                        one.result()
+            finally:
+                if how == "stop":
+                    os.kill(before, signal.SIGCONT)
+            reading[victim].result()  # its own readers waited
+        if how == "kill":
+            town.wait_for(lambda before=before, host=host: host.pid_of("node") not in (0, before), LIMIT_S)  # type: ignore[misc]
+            town.wait_for(lambda host=host: not host.headrace("status").returncode, LIMIT_S)  # type: ignore[misc]
+        for one_host in town.hosts:
+            town.wait_for(lambda at=one_host: len(town.members(at)) == 3, LIMIT_S)  # type: ignore[misc]
+
+
+def test_a_node_that_hung_and_whose_place_another_took(town: Town) -> None:
+    names = below(town, "twin")
+    first, _, hung = town.hosts
+    twin = town.add(node_id="n2")
+    signal_node(hung, signal.SIGSTOP)
+    try:
+        town.up(twin)
+        places = {host.environment["HEADRACE_LISTEN"] for host in (*town.hosts[:2], twin)}
+        town.wait_for(lambda: {one["address"] for one in members(town, first)} == places, LIMIT_S)
+        for host in (first, twin):
+            host.assert_right(*names, limit_s=LIMIT_S)
+    finally:
+        signal_node(hung, signal.SIGCONT)
+    town.wait_for(lambda: "another node took the id" in membership(town, hung)["trouble"], LIMIT_S)
+    assert "another node took the id" in hung.ok("status")
+    for host in town.hosts:
+        host.assert_right(*names, limit_s=LIMIT_S)
+    assert {one["address"] for one in members(town, first)} == places
+    assert not membership(town, twin)["trouble"]
+
+
+def members(town: Town, host: Host) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = town.status(host)["cluster"]["members"]
+    return found
+
+
+def membership(town: Town, host: Host) -> dict[str, str]:
+    found: dict[str, str] = town.status(host)["cluster"]["membership"]
+    return found

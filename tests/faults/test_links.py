@@ -1,0 +1,141 @@
+"""Links that drop every packet without a word, both ways or one: readers elsewhere get right bytes in bounded time, and
+after the link heals the node behind it is asked again. Nodes in network namespaces, with an etcd and an object store
+of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import HeadraceError
+from headrace.lab import network, services
+from headrace.lab.lab import Lab, LabPlan
+from headrace.testing.etcd import find_etcd
+from headrace.testing.servers import ServerMissing, find_program
+from tests.integration.cli.host import READER
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        bool(network.why_no_namespaces()) or not os.path.exists("/dev/fuse"),
+        reason="needs root, tc, /dev/fuse",
+    ),
+]
+WAYS = ("", "in", "out")
+BEHIND = 1
+"""The node whose link is cut."""
+OTHERS = (2, 3)
+FILES = 16
+PROBES = 150
+CUT_LIMIT_S = 60.0
+"""Of reading a folder while the link is cut. Some 5 s pass before a silent peer is given up; the rest is for a machine
+that does other things."""
+HEAL_LIMIT_S = 90.0
+"""A peer that was given up is probed after 15 s at most."""
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("links") / "truth"
+    chance = random.Random(7)
+    for way in WAYS:
+        for number in range(FILES):
+            put(folder / f"cut-{way}" / f"{number}", chance.randbytes(60_000 + number))
+        put(folder / f"cut-{way}" / "large", chance.randbytes((9 << 20) + 7))
+        for number in range(PROBES):
+            put(folder / f"heal-{way}" / f"{number:03d}", chance.randbytes(100 + number))
+    return folder
+
+
+def put(path: Path, body: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
+    try:
+        find_program("weed", hint="")
+        find_etcd()
+    except (ServerMissing, HeadraceError) as error:
+        pytest.skip(str(error))
+    folder = tmp_path_factory.mktemp("lab")
+    settings = {"sync_interval_s": "3600", "lease_s": "20"}
+    with Lab(str(folder / "lab.json")) as one:
+        one.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
+        store = services.client_of(one.store())
+        for path in sorted(truth.rglob("*")):
+            if path.is_file():
+                store.put(str(path.relative_to(truth)), path.read_bytes())
+        words = [*services.python_words(), "sync", one.mountpoint(BEHIND)]
+        subprocess.run(words, env=one.environment(BEHIND), capture_output=True, timeout=60, check=True)
+        for number in (BEHIND, *OTHERS):  # names are known before a link is cut
+            done = subprocess.run(
+                ["find", one.mountpoint(number), "-type", "f"], capture_output=True, timeout=60, check=True
+            )
+            assert len(done.stdout.splitlines()) == len(WAYS) * (FILES + 1 + PROBES)
+        yield one
+
+
+def read(lab: Lab, number: int, truth: Path, names: list[str]) -> None:
+    """All of them, right, in time."""
+    words = [sys.executable, str(READER), "read", lab.mountpoint(number), str(truth), *names]
+    done = subprocess.run(words, capture_output=True, timeout=CUT_LIMIT_S, check=True)
+    for row in map(json.loads, done.stdout.splitlines()):
+        size_bytes = (truth / row["name"]).stat().st_size
+        assert row == {"name": row["name"], "bytes": size_bytes, "error": "", "wrong": -1}
+
+
+def below(truth: Path, folder: str) -> list[str]:
+    return sorted(str(path.relative_to(truth)) for path in (truth / folder).iterdir())
+
+
+def peer(lab: Lab, asker: int, asked: int) -> dict[str, Any]:
+    found: dict[str, Any] = lab.report(asker)["cluster"]["peers"].get(
+        f"node-{asked}", {"files": 0, "errors": 0}
+    )
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_readers_on_the_other_nodes_go_on_and_come_back(lab: Lab, truth: Path, way: str) -> None:
+    names = below(truth, f"cut-{way}")
+    kept = below(truth, f"heal-{way}")[:5]
+    read(lab, BEHIND, truth, kept)
+    errors = peer(lab, OTHERS[0], BEHIND)["errors"]
+    lab.cut(BEHIND, one_way=way)
+    try:
+        with ThreadPoolExecutor(len(OTHERS)) as pool:
+            reading = [pool.submit(read, lab, number, truth, names) for number in OTHERS]
+            for one in reading:
+                one.result()
+        read(lab, BEHIND, truth, kept)  # what it has, it serves
+    finally:
+        lab.heal(BEHIND)
+    assert peer(lab, OTHERS[0], BEHIND)["errors"] > errors  # it was asked, and in vain
+    wait_for(lambda: all(len(lab.report(n)["cluster"]["members"]) == 3 for n in (BEHIND, *OTHERS)))
+    before = peer(lab, OTHERS[0], BEHIND)["files"]
+    probes = iter(below(truth, f"heal-{way}"))
+    end_s = time.monotonic() + HEAL_LIMIT_S
+    while peer(lab, OTHERS[0], BEHIND)["files"] == before:
+        assert time.monotonic() < end_s, "the node behind the link is not asked again"
+        read(lab, OTHERS[0], truth, [next(probes)])
+    read(lab, BEHIND, truth, names)
+
+
+def wait_for(condition: Any) -> None:
+    end_s = time.monotonic() + HEAL_LIMIT_S
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,89 @@
+"""torch.distributed.checkpoint over Headrace: real ranks, real gloo. What is compared is said in dcp_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headrace.base.errors import CheckpointMismatchError
+from headrace.checkpoint import folder as checkpoint_folder
+from headrace.checkpoint import load, verify
+from headrace.checkpoint.export import export
+from headrace.checkpoint.place import PosixPlace
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the ranks leave; all of them ended well."""
+    folder = tmp_path_factory.mktemp("dcp")
+    log = folder / "log"
+    with open(log, "w") as output:
+        ranks = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.checkpoint.dcp_ranks", str(folder)],
+            stdout=output,
+            stderr=output,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        try:
+            status = ranks.wait(timeout=180)
+        finally:
+            if ranks.poll() is None:
+                os.killpg(ranks.pid, signal.SIGKILL)
+                ranks.wait()
+    assert status == 0, log.read_text()[-3000:]
+    yield folder
+
+
+def test_four_ranks_save_and_two_load(saved: Path) -> None:
+    """FSDP (fully_shard), DDP, DTensors of several forms; async_save while training goes on; four ranks to two."""
+    seen = [json.loads((saved / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    whole = {"fsdp trained on": True, "ddp": True, "tensors": True}
+    assert seen == [{**whole, "loaded": True, "refused": True}] * 2 + [whole] * 2
+
+
+def test_the_second_save_is_incremental_and_whole(saved: Path) -> None:
+    place = PosixPlace(str(saved / "fsdp"))
+    first, second = (checkpoint_folder.head(place, step) for step in (2, 3))
+    assert (first.kind, first.ranks, first.full, second.full) == ("dcp", 4, True, False)
+    assert first.written_bytes - second.written_bytes >= 400_000  # the tensor that no step changes
+    for step in (2, 3):
+        verify(place, step)
+    for name in ("fsdp", "ddp", "tensors"):
+        there = PosixPlace(str(saved / name))
+        assert there.names("saves") == []
+        heads = [checkpoint_folder.head(there, step) for step in checkpoint_folder.steps(there)]
+        assert {pack for head in heads for pack in head.packs} == set(there.names("packs"))
+
+
+def test_shards_are_put_together_by_export(saved: Path, tmp_path: Path) -> None:
+    file = str(tmp_path / "model.safetensors")
+    done = export(PosixPlace(str(saved / "fsdp")), file, only=["model.*"])
+    expected = torch.load(saved / "fsdp-3-0.pt", weights_only=False)["model"]
+    found = load_file(file)
+    assert done.tensors == len(expected) == 4
+    for name, tensor in expected.items():
+        assert torch.equal(found[f"model.{name}"], tensor)
+    export(PosixPlace(str(saved / "tensors")), file)
+    found = load_file(file)
+    numbers = torch.arange(90 * 70).reshape(90, 70)
+    assert torch.equal(found["columns"], numbers.double())
+    assert torch.equal(found["rows"], numbers.bfloat16())
+    assert torch.equal(found["few"], torch.arange(3))
+
+
+def test_the_two_kinds_are_not_taken_for_each_other(saved: Path) -> None:
+    with pytest.raises(CheckpointMismatchError, match="HeadraceReader"):
+        load(str(saved / "ddp"))

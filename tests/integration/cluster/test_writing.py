@@ -1,0 +1,80 @@
+"""What one node wrote and persisted, the others see: at once, without `headrace sync`."""
+
+from __future__ import annotations
+
+from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
+
+from .conftest import MakeTown
+from .town import Town
+
+
+def same_everywhere(town: Town) -> None:
+    truth = tree_of(town.truth)
+    for host in town.hosts:
+        same(Writer(host.mount), truth)
+
+
+def same(writer: Writer, truth: dict[str, str]) -> None:
+    wait_until(lambda: writer.tree() == truth, 30.0, what=lambda: short(writer.tree(), truth))
+
+
+def short(shown: dict[str, str], truth: dict[str, str]) -> str:
+    """The names that differ."""
+    rows = sorted((shown.items() | truth.items()) - (shown.items() & truth.items()))
+    return str([(name, len(data), data[-20:], name in shown, name in truth) for name, data in rows])
+
+
+def test_others_see_what_was_persisted(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=0.05)
+    town.put("low/a", 50_000)
+    town.put("low/b", 60_000)
+    town.start(3)
+    for host in town.hosts:
+        assert Writer(host.mount).tree() == tree_of(town.truth)
+    first, second, _ = town.hosts
+    Writer(first.mount).run(
+        """
+os.makedirs('new/deep')
+open('new/deep/f', 'wb').write(os.urandom(3_000_000))
+open('low/a', 'ab').write(b'more')
+os.unlink('low/b')
+"""
+    )
+    settled(first)
+    same_everywhere(town)
+    Writer(second.mount).run("open('low/a', 'ab').write(b'and more'); os.rename('new', 'newer')")
+    settled(second)
+    same_everywhere(town)
+    assert bytes.fromhex(Writer(first.mount).tree()["low/a"]).endswith(b"moreand more")
+
+
+def test_through_is_seen_on_the_others_when_close_returns(make_town: MakeTown) -> None:
+    town = make_town(write="through")
+    town.start(2)
+    first, second = (Writer(host.mount) for host in town.hosts)
+    assert first.tree() == second.tree() == {}
+    for number in range(5):
+        first.run(f"open('f', 'w').write('{number}' * 1000)")
+        town.wait_for(lambda number=number: second.tree() == {"f": (f"{number}" * 1000).encode().hex()})  # type: ignore[misc]
+
+
+def test_what_both_wrote_is_kept_from_both(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=2)
+    town.start(2)
+    for number, host in enumerate(town.hosts):
+        Writer(host.mount).run(f"open('f', 'w').write('from {number}')")
+    conflicts = [settled(host)["conflicts"] for host in town.hosts]
+    (conflict,) = [one for some in conflicts for one in some]
+    truth = tree_of(town.truth)
+    assert truth.keys() == {"f", conflict["kept"].lstrip("/")}
+    assert sorted(bytes.fromhex(one) for one in truth.values()) == [b"from 0", b"from 1"]
+    same_everywhere(town)
+
+
+def test_drain_persists_first(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=600)
+    town.start(2)
+    Writer(town.hosts[0].mount).run("open('f', 'wb').write(b'f' * 100_000)")
+    assert tree_of(town.truth) == {}
+    town.hosts[0].ok("node", "drain", limit_s=60)
+    assert tree_of(town.truth) == {"f": (b"f" * 100_000).hex()}

@@ -1,0 +1,92 @@
+"""A host whose mount is written to. Writing is done by other processes, with a limit: a mount may hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
+from tests.integration.cli.host import Host, wait_until
+
+__all__ = ["MakeHost", "Writer", "host", "make_host", "seaweed", "settled", "tree_of", "wait_until"]
+
+LIMIT_S = 40.0
+AWAY = 30
+HIDDEN = ".headrace-put-"
+"""Begins the name of what an upload into a folder left when its node was killed; listings don't show it."""
+
+
+@pytest.fixture(autouse=True)
+def _needs_root() -> None:
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+
+
+class Writer:
+    """Runs Python in another process, whose working directory is the mount; what it prints comes back."""
+
+    def __init__(self, mount: Path) -> None:
+        self.mount = mount
+
+    def run(self, code: str, *, limit_s: float = LIMIT_S) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", "import os, json, errno\n" + code],
+            cwd=self.mount,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", "import os, sys, json, errno\n" + code],
+            cwd=self.mount,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tree(self) -> dict[str, str]:
+        """Name → "dir", or the bytes of a file, as hex; of all that the mount shows."""
+        found: dict[str, str] = json.loads(
+            self.run(
+                """
+found = {}
+for folder, folders, files in os.walk("."):
+    for name in folders:
+        found[os.path.normpath(os.path.join(folder, name))] = "dir"
+    for name in files:
+        path = os.path.join(folder, name)
+        found[os.path.normpath(path)] = open(path, "rb").read().hex()
+print(json.dumps(found))
+"""
+            )
+        )
+        return found
+
+
+def tree_of(folder: Path) -> dict[str, str]:
+    """The same of a plain folder."""
+    found = {}
+    for one in folder.rglob("*"):
+        if one.name.startswith(HIDDEN):
+            continue
+        found[str(one.relative_to(folder))] = "dir" if one.is_dir() else one.read_bytes().hex()
+    return found
+
+
+def settled(host: Host) -> dict[str, Any]:
+    """Everything that was written is persisted; the node's account of writing. A node that was killed is waited for."""
+    wait_until(lambda: host.headrace("persist", "/", limit_s=LIMIT_S).returncode != AWAY, LIMIT_S)
+    host.ok("persist", "/", limit_s=LIMIT_S)
+    status: dict[str, Any] = host.json("status")["write"]
+    return status

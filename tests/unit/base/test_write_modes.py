@@ -1,0 +1,43 @@
+"""Modes of writing, by path."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.base.errors import UsageError
+from headrace.base.write_modes import WriteMode, WriteModes
+
+
+def test_the_longest_prefix_wins() -> None:
+    modes = WriteModes.parse("back, /scratch=local,/scratch/kept=through,/frozen=off")
+    for path, mode in (
+        (b"/", "back"),
+        (b"/x", "back"),
+        (b"/scratch", "local"),
+        (b"/scratch/a/b", "local"),
+        (b"/scratchy", "back"),
+        (b"/scratch/kept/f", "through"),
+        (b"/frozen/f", "off"),
+    ):
+        assert modes.of(path) == mode
+    assert modes.any
+    assert modes.any_below(b"/frozen") is False
+    assert WriteModes.parse(modes.text()).text() == modes.text()
+
+
+@pytest.mark.parametrize(("text", "anything", "below", "persists"), [
+    ("", False, False, False),
+    ("off", False, False, False),
+    ("local", True, True, False),
+    ("off,/a/b=back", True, True, True),
+])  # fmt: skip
+def test_what_can_be_written(text: str, anything: bool, below: bool, persists: bool) -> None:
+    modes = WriteModes.parse(text)
+    assert (modes.any, modes.any_below(b"/a"), modes.persists_below(b"/a")) == (anything, below, persists)
+    assert modes.of(b"/else") in (WriteMode.OFF, WriteMode.LOCAL)
+
+
+@pytest.mark.parametrize("text", ["on", "back,/a=", "a=back", "/a/../b=back"])
+def test_what_is_no_mode(text: str) -> None:
+    with pytest.raises(UsageError):
+        WriteModes.parse(text)

@@ -1,0 +1,83 @@
+"""The table of what origins have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import Version
+from headrace.layer import known
+from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
+from headrace.layer.pressure import PAUSE_S_MAX, Pressure
+
+PATH = b"/a/\xff name"
+
+
+def test_rows_survive(tmp_path: Path) -> None:
+    table = KnownTable(str(tmp_path / "known.db"))
+    row = Row(PATH, 7, 1_700_000_000_000_000_001, 5, Version(5, 6, '"tag"'))
+    table.note(row)
+    table.note(Row(b"/b", 8, 9, 10, ABSENT, begun=True, mtime_ns=11))
+    table.close()
+    table = KnownTable(str(tmp_path / "known.db"))
+    assert table.get(PATH) == row
+    assert [(one.path, one.mtime_ns, one.put_id) for one in table.begun()] == [(b"/b", 11, "8-9")]
+    table.drop(PATH)
+    assert table.get(PATH) is None
+    assert [one.path for one in table.all()] == [b"/b"]
+    table.close()
+
+
+def test_what_a_row_describes(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"12345")
+    found = os.stat(file)
+    row = Row(PATH, found.st_ino, found.st_ctime_ns, 5, Version(5, 6))
+    assert row.describes(found)
+    assert not Row(PATH, found.st_ino, found.st_ctime_ns, 5, Version(5, 6), begun=True).describes(found)
+    file.write_bytes(b"54321")
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert not row.describes(os.stat(file))
+
+
+def test_removed_paths_are_remembered_and_the_oldest_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "REMOVED_MAX", 2)
+    table = KnownTable(str(tmp_path / "known.db"))
+    table.note(Row(b"/kept", 1, 1, 1, Version(1, 1)))
+    table.note(Row(b"/begun", 1, 1, 1, ABSENT, begun=True))
+    for number in range(5):
+        table.note(Row(b"/%d" % number, 0, number + 1, -1, ABSENT))
+    assert Row.removed(b"/x").is_absent
+    assert not Row.removed(b"/x").is_directory
+    table.forget_old_removals()
+    assert sorted(one.path for one in table.all()) == [b"/3", b"/4", b"/begun", b"/kept"]
+    table.close()
+
+
+def test_conflicts(tmp_path: Path) -> None:
+    table = KnownTable(str(tmp_path / "known.db"))
+    table.add_conflict(Conflict(PATH, b"/kept", "why", 2.0))
+    table.add_conflict(Conflict(b"/b", b"", "why", 1.0))
+    assert [one.path for one in table.conflicts()] == [b"/b", PATH]
+    table.forget_conflicts([b"/b"])
+    assert table.conflicts() == [Conflict(PATH, b"/kept", "why", 2.0)]
+    table.close()
+
+
+def test_pressure_grows_from_half_of_the_limit(tmp_path: Path) -> None:
+    node, session = (Pressure(str(tmp_path / "pressure")) for _ in range(2))
+    for waiting, pause_s in (
+        (0, 0.0),
+        (50, 0.0),
+        (75, PAUSE_S_MAX / 2),
+        (100, PAUSE_S_MAX),
+        (900, PAUSE_S_MAX),
+    ):
+        node.set(waiting, 100)
+        assert session.pause_s == pytest.approx(pause_s, abs=0.002)
+    node.close()
+    session.close()

@@ -1,0 +1,161 @@
+"""The upper layer as a folder: what hides, what is placed, what is kept of names that went. Needs root: whiteouts are
+devices, marks are trusted attributes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import Version
+from headrace.layer.upper import (
+    HIDDEN,
+    Base,
+    Upper,
+    base_at,
+    is_removed,
+    is_whiteout,
+    join,
+    set_base,
+    split,
+)
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+ONE, TWO = Version(1, 2, "one"), Version(3, 4, "two")
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Upper:
+    made = Upper(str(tmp_path / "upper"))
+    made.make()
+    return made
+
+
+def put(upper: Upper, path: bytes, data: bytes = b"x") -> None:
+    os.makedirs(upper.at(split(path)[0]), exist_ok=True)
+    with open(upper.at(path), "wb") as file:
+        file.write(data)
+
+
+def test_paths() -> None:
+    assert split(b"/a") == (b"/", b"a")
+    assert split(b"/a/b/c") == (b"/a/b", b"c")
+    assert join(b"/", b"a") == b"/a"
+    assert join(b"/a", b"b") == b"/a/b"
+
+
+def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
+    put(upper, b"/f")
+    os.mkdir(upper.at(b"/d"))
+    assert isinstance(upper.look(b"/f"), os.stat_result)
+    assert upper.look(b"/none") is None
+    upper.hide(b"/f", ONE)
+    upper.mark_removed(b"/d")
+    assert upper.look(b"/f") is HIDDEN
+    assert upper.look(b"/d") is HIDDEN
+    assert upper.base_of(b"/f") == ONE
+    assert upper.names(b"/") == {b"f": False, b"d": False}
+
+
+def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
+    put(upper, b"/a", b"data")
+    upper.rename_leaving_whiteout(b"/a", b"/b", TWO)
+    assert upper.look(b"/a") is HIDDEN
+    assert upper.base_of(b"/a") == TWO
+    assert Path(os.fsdecode(upper.at(b"/b"))).read_bytes() == b"data"
+
+
+def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
+    put(upper, b"/taken")
+    upper.hide(b"/hidden", None)
+    for path, placed in ((b"/taken", False), (b"/hidden", True), (b"/free", True)):
+        made = upper.new()
+        Path(os.fsdecode(made)).write_bytes(b"new")
+        assert upper.place(made, path) is placed
+        assert os.path.exists(made) is not placed
+
+
+def test_a_base_belongs_to_one_path(upper: Upper) -> None:
+    put(upper, b"/f")
+    at = upper.at(b"/f")
+    set_base(at, Base(b"/f", ONE))
+    set_base(at, Base(b"/g", TWO))
+    assert base_at(at, b"/f") == ONE
+    assert base_at(at, b"/g") == TWO
+    assert base_at(at, b"/h") is None
+    set_base(at, Base(b"/f", TWO))
+    assert base_at(at, b"/f") == TWO
+    for number in range(100):  # of many, the newest stay
+        set_base(at, Base(b"/%d" % number, ONE))
+    assert base_at(at, b"/99") == ONE
+
+
+def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
+    assert upper.hide_missing(b"/a/b/c", ONE) == b"/a"
+    assert is_removed(upper.at(b"/a"))
+    assert is_removed(upper.at(b"/a/b"))
+    assert is_whiteout(os.lstat(upper.at(b"/a/b/c")))
+    assert upper.base_of(b"/a/b/c") == ONE
+    assert upper.hide_missing(b"/a/b/c", ONE) is None
+    os.mkdir(upper.at(b"/here"))
+    assert upper.hide_missing(b"/here/d", None, directory=True) == b"/here/d"
+    assert is_removed(upper.at(b"/here/d"))
+
+
+def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
+    put(upper, b"/d")  # a file, where a folder was
+    assert upper.hide_missing(b"/d/e/f", TWO) == b"/d"
+    ((where, was),) = upper.put_aside()
+    assert was == b"/d"
+    assert is_whiteout(os.lstat(where + b"/e/f"))
+    assert base_at(where + b"/e/f", b"/d/e/f") == TWO
+
+
+def test_put_away_makes_room(upper: Upper) -> None:
+    os.mkdir(upper.at(b"/d"))
+    upper.mark_removed(b"/d")
+    upper.hide(b"/d/x", ONE)
+    upper.put_away(b"/d")
+    assert upper.look(b"/d") is None
+    ((where, was),) = upper.put_aside()
+    assert was == b"/d"
+    assert base_at(where + b"/x", b"/d/x") == ONE
+
+
+def test_walk_tells_hidden_things_too(upper: Upper) -> None:
+    put(upper, b"/a/b/f")
+    upper.hide(b"/a/gone", None)
+    found = dict(upper.walk())
+    assert found.keys() == {b"/", b"/a", b"/a/b", b"/a/b/f", b"/a/gone"}
+    assert stat.S_ISCHR(found[b"/a/gone"].st_mode)
+    assert dict(upper.walk(b"/a/b")).keys() == {b"/a/b", b"/a/b/f"}
+    assert dict(upper.walk(b"/none")) == {}
+
+
+def test_the_lock_is_between_processes_and_may_be_taken_twice(upper: Upper, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from headrace.layer.lock import LayerLock
+with LayerLock({str(tmp_path / "upper/lock")!r}):
+    print('held', flush=True)
+    sys.stdin.readline()
+print('free', flush=True)
+"""
+    words = [sys.executable, "-c", code]
+    other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    assert other.stdin is not None
+    assert other.stdout.readline() == "held\n"
+    other.stdin.write("go\n")
+    other.stdin.flush()
+    with upper.lock, upper.lock:  # waits for the other one
+        pass
+    assert other.stdout.readline() == "free\n"
+    other.wait(10)
+    other.stdin.close()
+    other.stdout.close()
+    upper.lock.close()

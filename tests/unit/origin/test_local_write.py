@@ -1,0 +1,235 @@
+"""What the suite can't bring about in a folder: crashes, races within microseconds, file systems that can less."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import BucketNotFoundError, ConflictError
+from headrace.base.model import Attributes, Version
+from headrace.origin import local_write
+from headrace.origin.local import LocalOrigin, version_of
+from headrace.origin.local_write import STALE_S, put_file, sweep
+from headrace.origin.origin import HIDDEN, Absent, Condition
+from headrace.origin.source import BytesSource, FileSource
+from headrace.origin.turn import GivenUpError, Turn
+from headrace.testing.origin_suite import listing_of, run
+
+NEVER = Deadline.never()
+VersionOf = Callable[[os.stat_result], Version]
+
+
+def put(
+    path: Path,
+    data: bytes,
+    condition: Condition,
+    *,
+    version: VersionOf = version_of,
+    attributes: Attributes = Attributes(),  # noqa: B008 - frozen
+) -> os.stat_result:
+    return put_file(
+        str(path),
+        str(path),
+        BytesSource(data),
+        root=str(path.parent),
+        condition=condition,
+        attributes=attributes,
+        turn=Turn(),
+        version_of=version,
+    )
+
+
+def old_file(folder: Path) -> tuple[Path, Version]:
+    path = folder / "f"
+    path.write_bytes(b"old")
+    return path, version_of(path.stat())
+
+
+def after_looks(count: int, then: Callable[[], object]) -> VersionOf:
+    """version_of; after that many looks at a file, and before anything else, `then` happens."""
+    looks = 0
+
+    def look(found: os.stat_result) -> Version:
+        nonlocal looks
+        looks += 1
+        if looks == count:
+            then()
+        return version_of(found)
+
+    return look
+
+
+def replace(path: Path) -> None:
+    (path.parent / "other").write_bytes(b"theirs")
+    os.replace(path.parent / "other", path)
+
+
+def test_a_file_replaced_in_the_last_moment_is_put_back(tmp_path: Path) -> None:
+    """Between the last comparison and the rename."""
+    path, version = old_file(tmp_path)
+    with pytest.raises(ConflictError):
+        put(path, b"ours", version, version=after_looks(2, lambda: replace(path)))
+    assert path.read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_file_removed_in_the_last_moment_stays_away(tmp_path: Path) -> None:
+    path, version = old_file(tmp_path)
+    with pytest.raises(ConflictError):
+        put(path, b"ours", version, version=after_looks(2, path.unlink))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_made_in_the_last_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    fill = local_write.fill
+
+    def fill_and_race(*arguments: object) -> None:
+        fill(*arguments)  # type: ignore[arg-type]
+        path.write_bytes(b"theirs")
+
+    monkeypatch.setattr(local_write, "fill", fill_and_race)
+    with pytest.raises(ConflictError):
+        put(path, b"ours", Absent())
+    assert path.read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["f"]
+
+
+@pytest.fixture
+def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NFS."""
+
+    def refuse(old: str, new: str, flags: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(local_write, "_renameat2", refuse)
+
+
+@pytest.mark.usefixtures("without_renameat2")
+def test_a_file_system_without_renameat2(tmp_path: Path) -> None:
+    path, version = old_file(tmp_path)
+    with pytest.raises(ConflictError):
+        put(path, b"ours", Absent())
+    found = put(path, b"ours", version)
+    assert path.read_bytes() == b"ours" and version_of(path.stat()) == version_of(found)
+    with pytest.raises(ConflictError):
+        put(path, b"again", version)
+    new = put(tmp_path / "new", b"new", Absent())
+    assert (tmp_path / "new").read_bytes() == b"new" and new.st_nlink <= 2
+    assert version_of(new) == version_of((tmp_path / "new").stat())
+    assert sorted(os.listdir(tmp_path)) == ["f", "new"]
+
+
+@pytest.mark.parametrize("missing", ["copy_file_range", "copy_file_range and sendfile"])
+def test_every_way_to_copy_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    for name in missing.split(" and "):
+        monkeypatch.setattr(os, name, refuse)
+    data = os.urandom((2 << 20) + 77)
+    (tmp_path / "source").write_bytes(data)
+    monkeypatch.setattr(local_write, "CHUNK_BYTES", 1 << 20)
+    with (tmp_path / "source").open("rb") as source, (tmp_path / "copy").open("w+b") as copy:
+        local_write.fill(copy.fileno(), FileSource(source.fileno()), Turn())
+    assert (tmp_path / "copy").read_bytes() == data
+
+
+def test_what_is_not_said_stays_as_it_was(tmp_path: Path) -> None:
+    path, version = old_file(tmp_path)
+    path.chmod(0o604)
+    put(path, b"ours", version)
+    assert path.stat().st_mode & 0o7777 == 0o604
+    put(path, b"ours", None, attributes=Attributes(mode=0o4755, mtime_ns=10**18 + 1))
+    assert path.stat().st_mode & 0o7777 == 0o4755 and path.stat().st_mtime_ns == 10**18 + 1
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("d/target")
+    put(tmp_path / "link", b"ours", version_of((tmp_path / "link").stat()))
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "d" / "target").read_bytes() == b"ours"
+
+
+def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
+    """Else we wrote beneath the mountpoint of a disk that is away."""
+    root = tmp_path / "mnt" / "nas"
+
+    async def body(origin: LocalOrigin) -> None:
+        for key in ("f", "a/b/f"):
+            with pytest.raises(BucketNotFoundError):
+                await origin.put(
+                    key, BytesSource(b"x"), condition=None, attributes=Attributes(), deadline=NEVER
+                )
+            with pytest.raises(BucketNotFoundError):
+                await origin.make_directory(key, deadline=NEVER)
+        await origin.close()
+
+    asyncio.run(body(LocalOrigin(str(root))))
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_comes_first_decides() -> None:
+    given_up = Turn()
+    given_up.give_up()
+    with pytest.raises(GivenUpError):
+        given_up.take()
+    taken = Turn()
+    taken.take()
+    taken.give_up()
+    taken.check()  # goes on
+
+
+_PUT = """
+import asyncio, sys
+from headrace.base.deadline import Deadline
+from headrace.base.model import Attributes
+from headrace.origin.local import LocalOrigin
+from headrace.origin.source import BytesSource
+
+origin = LocalOrigin(sys.argv[1])
+asyncio.run(origin.put("f", BytesSource(b"ours"), condition=None, attributes=Attributes(), deadline=Deadline.never()))
+"""
+
+
+@pytest.mark.parametrize(("step", "expected"), [("origin.filled", b"old"), ("origin.named", b"ours")])
+def test_a_killed_put_leaves_the_old_or_the_new(tmp_path: Path, step: str, expected: bytes) -> None:
+    path, _ = old_file(tmp_path)
+    died = subprocess.run(
+        [sys.executable, "-c", _PUT, str(tmp_path)],
+        env={**os.environ, "HEADRACE_FAILPOINT": step},
+        check=False,
+        timeout=100,
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert path.read_bytes() == expected
+    left = [name for name in os.listdir(tmp_path) if name.startswith(HIDDEN)]
+    assert len(left) == (step == "origin.filled")
+
+    async def body(origin: LocalOrigin) -> None:
+        assert set((await listing_of(origin, "")).objects) == {"f"}
+        await origin.remove("f", condition=None, deadline=NEVER)
+
+    run(lambda: LocalOrigin(str(tmp_path)), body)  # type: ignore[arg-type]
+
+
+def test_what_crashes_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
+    left = tmp_path / f"{HIDDEN}1"
+    left.write_bytes(b"half")
+    (tmp_path / "stays").write_bytes(b"x")
+    now_s = left.stat().st_ctime
+    sweep(str(tmp_path), now_s + STALE_S - 60)
+    assert left.exists()
+    sweep(str(tmp_path), now_s + STALE_S + 60)
+    assert os.listdir(tmp_path) == ["stays"]

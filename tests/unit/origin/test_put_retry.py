@@ -1,0 +1,195 @@
+"""A put whose answer was lost has happened, or has not: the retry finds out, and nobody else's object suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    ConflictError,
+    DeadlineExceededError,
+    OriginError,
+    OriginUnavailableError,
+    PathNotFoundError,
+)
+from headrace.base.model import Attributes, ObjectInfo
+from headrace.origin.measure import MeasureOrigin
+from headrace.origin.memory import MemoryOrigin
+from headrace.origin.origin import Absent, Condition, Origin
+from headrace.origin.retry import ATTEMPTS_MAX, RetryOrigin
+from headrace.origin.source import BytesSource
+from headrace.origin.throttle import BURST_S, Limits, ThrottleOrigin
+from headrace.testing.faulty import Fault, FaultyOrigin
+from tests.unit.origin.clock import FakeClock
+
+NEVER = Deadline.never()
+
+
+async def put(origin: Origin, data: bytes, condition: Condition) -> ObjectInfo:
+    given = Attributes(mode=0o600)
+    return await origin.put("f", BytesSource(data), condition=condition, attributes=given, deadline=NEVER)
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.memory = MemoryOrigin()
+        self.faulty = FaultyOrigin(self.memory)
+        self.origin = RetryOrigin(self.faulty)
+
+    async def now(self) -> bytes:
+        info = await self.memory.head("f", deadline=NEVER)
+        size = info.version.size_bytes
+        return bytes(await self.memory.read_range("f", 0, size, version=info.version, deadline=NEVER))
+
+
+@pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.UNAVAILABLE])
+def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: Fault) -> None:
+    setting = Setting()
+    condition: Condition = Absent() if over == "nothing" else None
+    if over == "a-version":
+        condition = setting.memory.hold("f", b"old")
+    setting.faulty.fail("put", fault, at=range(ATTEMPTS_MAX - 1))
+
+    async def body() -> None:
+        info = await put(setting.origin, b"ours", condition)
+        assert info.version == (await setting.memory.head("f", deadline=NEVER)).version
+        assert await setting.now() == b"ours"
+
+    asyncio.run(body())
+    assert setting.faulty.count("put") == (1 if fault is Fault.LOST else ATTEMPTS_MAX)
+
+
+def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
+    setting = Setting()
+    setting.faulty.fail("put", Fault.LOST, at=0)
+
+    class Meddler(FaultyOrigin):
+        async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+            setting.memory.hold("f", b"theirs")  # between our put, whose answer is lost, and our looking
+            return await super().head(key, deadline=deadline)
+
+    async def body() -> None:
+        with pytest.raises(ConflictError):
+            await put(RetryOrigin(Meddler(setting.faulty)), b"ours", Absent())
+        assert await setting.now() == b"theirs"
+
+    asyncio.run(body())
+
+
+def test_a_conflict_is_not_tried_again(clock: FakeClock) -> None:
+    setting = Setting()
+    setting.memory.hold("f", b"theirs")
+
+    async def body() -> None:
+        with pytest.raises(ConflictError):
+            await put(setting.origin, b"ours", Absent())
+        assert await setting.now() == b"theirs"
+
+    asyncio.run(body())
+    assert setting.faulty.count("put") == 1 and not clock.slept
+
+
+def test_a_put_gives_up_in_the_end(clock: FakeClock) -> None:
+    setting = Setting()
+    setting.faulty.fail("put", Fault.UNAVAILABLE)
+    with pytest.raises(OriginUnavailableError):
+        asyncio.run(put(setting.origin, b"ours", None))
+    assert setting.faulty.count("put") == ATTEMPTS_MAX
+
+
+def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
+    setting = Setting()
+    version = setting.memory.hold("f", b"old")
+    setting.faulty.fail("remove", Fault.LOST, at=0)
+
+    async def body() -> None:
+        await setting.origin.remove("f", condition=version, deadline=NEVER)
+        with pytest.raises(PathNotFoundError):
+            await setting.now()
+        with pytest.raises(PathNotFoundError):  # nothing was lost this time: there is none
+            await setting.origin.remove("f", condition=None, deadline=NEVER)
+
+    asyncio.run(body())
+
+
+def test_folders_are_tried_again(clock: FakeClock) -> None:
+    setting = Setting()
+    setting.faulty.fail("directory", Fault.UNAVAILABLE, at=0)
+
+    async def body() -> None:
+        await setting.origin.make_directory("d", deadline=NEVER)
+        setting.faulty.fail("directory", Fault.UNAVAILABLE, at=0)
+        await setting.origin.remove_directory("d", deadline=NEVER)
+
+    asyncio.run(body())
+    assert setting.faulty.count("directory") == 4
+
+
+def test_puts_are_measured(clock: FakeClock) -> None:
+    setting = Setting()
+    origin = MeasureOrigin(setting.faulty)
+
+    async def body() -> None:
+        await put(origin, b"12345", Absent())
+        setting.faulty.fail("put", OriginError("f", why="by plan"), at=0)
+        with pytest.raises(OriginError):
+            await put(origin, b"1", None)
+        await origin.remove("f", condition=None, deadline=NEVER)
+        await origin.make_directory("d", deadline=NEVER)
+
+    asyncio.run(body())
+    found = origin.statistics()
+    assert found["put_requests"] == 2 and found["put_errors"] == 1
+    assert found["remove_requests"] == found["directory_requests"] == 1
+    assert found["bytes_written"] == 5 and found["requests"] == 4
+
+
+def test_puts_come_at_the_rate(clock: FakeClock) -> None:
+    origin = ThrottleOrigin(MemoryOrigin(), Limits(bytes_per_s=100.0))
+    begun_s = clock.now_s
+
+    async def body() -> None:
+        for _ in range(10):
+            await put(origin, b"x" * 100, None)
+
+    asyncio.run(body())
+    assert clock.now_s - begun_s == pytest.approx(10.0, abs=1.0)
+
+
+def test_a_large_put_is_paid_for_part_by_part() -> None:
+    """It takes as long as its bytes take at the rate, less what was unused before."""
+    size, rate = 24 << 20, 200.0 * (1 << 20)
+    memory = MemoryOrigin()
+    origin = ThrottleOrigin(memory, Limits(bytes_per_s=rate))
+    data = bytes(size)
+
+    async def body() -> float:
+        begun_s = time.monotonic()
+        await put(origin, b"x" * (50 << 20), None)  # all that was unused
+        await put(origin, data, None)
+        return time.monotonic() - begun_s
+
+    took_s = asyncio.run(body())
+    assert took_s >= 0.9 * (size - rate * BURST_S + (50 << 20)) / rate
+    found = asyncio.run(memory.head("f", deadline=NEVER))
+    assert found.version.size_bytes == size
+
+
+def test_a_large_put_that_would_be_late_is_refused() -> None:
+    memory = MemoryOrigin()
+    origin = ThrottleOrigin(memory, Limits(bytes_per_s=1000.0))
+    source = BytesSource(bytes(9 << 20))
+
+    async def body() -> None:
+        with pytest.raises(DeadlineExceededError):
+            await origin.put(
+                "f", source, condition=None, attributes=Attributes(), deadline=Deadline.after(60)
+            )
+        with pytest.raises(PathNotFoundError):
+            await memory.head("f", deadline=NEVER)
+
+    asyncio.run(body())
