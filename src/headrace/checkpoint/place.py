@@ -189,6 +189,7 @@ class PosixPlace:
         return PosixClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
+        """One that is not written yet goes by its lock alone: if that errs, its owner finds it gone and claims again."""
         path = self.path(name)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -198,7 +199,8 @@ class PosixPlace:
             raise _ours(error, path) from None
         try:
             with _told(path):
-                if os.read(fd, 64).split(b"\n", 1)[0] != boot_id():
+                boot, whole, _ = os.read(fd, 64).partition(b"\n")
+                if whole and boot != boot_id():
                     return self._age_s(path) < ABANDONED_AFTER_S
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -119,6 +119,16 @@ def crasher() -> Iterator[Crasher]:
     one.close()
 
 
+@pytest.mark.parametrize("name", ["1.claim~", "1.claim"])
+def test_a_claim_that_was_never_written_is_pruned(tmp_path: Path, name: str) -> None:
+    """A rank that was killed just after it had made the file."""
+    left = tmp_path / "saves" / "000000000002-run0-0"
+    left.mkdir(parents=True)
+    (left / name).touch()
+    assert prune(PosixPlace(str(tmp_path)), Retention()).saves == [left.name]
+    assert os.listdir(tmp_path / "saves") == []
+
+
 @pytest.mark.parametrize("killed", range(RANKS))
 def test_killed_ranks_and_the_run_after_them(crasher: Crasher, tmp_path: Path, killed: int) -> None:
     """One rank is killed at each step in turn, then all; what the next run saves is never mixed with leftovers."""
