@@ -26,11 +26,15 @@ from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     Doubt,
     Forget,
+    Keep,
+    KeepAhead,
     ListShared,
     LookupShared,
     NameRow,
     Names,
     PeerWelcome,
+    Return,
+    Returned,
     Take,
     Taken,
     Wanted,
@@ -78,6 +82,7 @@ class DeskPiece:
     def __init__(self, file: DeskFile) -> None:
         self.file = file
         self.fd = os.dup(file.fd)
+        self.steady = True
 
     async def wait(self, start: int, end: int) -> None:
         self.file.waits += 1
@@ -166,6 +171,12 @@ class FileDesk:
 
     async def doubt(self, request: Doubt) -> None:
         self.doubted.append(request.file)
+
+    async def keep(self, request: Keep | KeepAhead) -> None:
+        raise NotImplementedError
+
+    async def give_back(self, request: Return) -> Returned:
+        raise NotImplementedError
 
     async def take(self, request: Take) -> Taken:
         self.taken.append(request)

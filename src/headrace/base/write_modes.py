@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from headrace.base.errors import UsageError
 
@@ -17,45 +18,78 @@ class WriteMode(StrEnum):
     THROUGH = "through"
 
 
+class _Promise(NamedTuple):
+    mode: WriteMode
+    copies: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> _Promise:
+        word, colon, number = text.partition(":")
+        copies = int(number) if colon and number.isdecimal() and len(number) < 3 else 0 if colon else 1
+        if word not in tuple(WriteMode) or not copies or (copies > 1 and word != WriteMode.BACK):
+            raise UsageError(
+                f"write mode {text!r}",
+                why="unknown",
+                hint=f"one of {', '.join(WriteMode)}, back:2 for two copies, or PATH=MODE",
+            )
+        return cls(WriteMode(word), copies)
+
+    @property
+    def waits(self) -> bool:
+        return self.mode is WriteMode.THROUGH or self.copies > 1
+
+    def text(self) -> str:
+        return f"{self.mode}:{self.copies}" if self.copies > 1 else str(self.mode)
+
+
 class WriteModes:
     """Longest prefix wins. Immutable."""
 
-    def __init__(self, modes: dict[bytes, WriteMode]) -> None:
-        self._modes = modes
-        self.any = any(mode is not WriteMode.OFF for mode in modes.values())
+    def __init__(self, promises: dict[bytes, _Promise]) -> None:
+        self._promises = promises
+        self.any = any(one.mode is not WriteMode.OFF for one in promises.values())
         """Whether anything at all can be written."""
-        self.any_through = WriteMode.THROUGH in modes.values()
+        self.any_waits = any(one.waits for one in promises.values())
+        self.copies_max = max(one.copies for one in promises.values())
 
     @classmethod
     def parse(cls, text: str) -> WriteModes:
-        """`back`, or `off,/scratch=local,/checkpoints=through`: a mode for all, and modes of single paths with all
+        """`back`, or `off,/scratch=local,/checkpoints=back:2`: a mode for all, and modes of single paths with all
         below them. UsageError."""
-        modes: dict[bytes, WriteMode] = {b"/": WriteMode.OFF}
+        promises = {b"/": _Promise(WriteMode.OFF)}
         for part in filter(None, (part.strip() for part in text.split(","))):
             path, equals, word = part.rpartition("=")
-            if word not in tuple(WriteMode):
-                raise UsageError(
-                    f"write mode {word!r}", why="unknown", hint=f"one of {', '.join(WriteMode)}, or PATH=MODE"
-                )
+            promise = _Promise.parse(word)
             if equals and (not path.startswith("/") or any(one in (".", "..") for one in path.split("/"))):
                 raise UsageError(f"write mode of {path!r}", why="the path must be absolute, without . and ..")
-            modes[_normal(path.encode())] = WriteMode(word)
-        return cls(modes)
+            promises[_normal(path.encode())] = promise
+        return cls(promises)
 
     def of(self, path: bytes) -> WriteMode:
         """path: absolute, normal (b"/a/b")."""
+        return self._promise(path).mode
+
+    def copies(self, path: bytes) -> int:
+        """How many nodes have what was written there before close returns; 1: this one."""
+        return self._promise(path).copies
+
+    def waits(self, path: bytes) -> bool:
+        """Whether close waits for more than this node's disk."""
+        return self._promise(path).waits
+
+    def _promise(self, path: bytes) -> _Promise:
         probe = path or b"/"
         while True:
-            mode = self._modes.get(probe)
-            if mode is not None:
-                return mode
+            found = self._promises.get(probe)
+            if found is not None:
+                return found
             probe = probe.rpartition(b"/")[0] or b"/"
 
     def any_below(self, directory: bytes) -> bool:
         """Whether something at or below a directory can be written."""
         prefix = directory.rstrip(b"/") + b"/"
         return self.of(directory) is not WriteMode.OFF or any(
-            path.startswith(prefix) and mode is not WriteMode.OFF for path, mode in self._modes.items()
+            path.startswith(prefix) and one.mode is not WriteMode.OFF for path, one in self._promises.items()
         )
 
     def persists_below(self, directory: bytes) -> bool:
@@ -63,19 +97,19 @@ class WriteModes:
         prefix = directory.rstrip(b"/") + b"/"
         persisted = (WriteMode.BACK, WriteMode.THROUGH)
         return self.of(directory) in persisted or any(
-            path.startswith(prefix) and mode in persisted for path, mode in self._modes.items()
+            path.startswith(prefix) and one.mode in persisted for path, one in self._promises.items()
         )
 
     def tops(self) -> list[bytes]:
         """The paths that were named as ones to write to."""
-        return [path for path, mode in self._modes.items() if mode is not WriteMode.OFF]
+        return [path for path, one in self._promises.items() if one.mode is not WriteMode.OFF]
 
     def text(self) -> str:
         """What `parse` makes the same modes of."""
-        parts = [str(self._modes[b"/"])]
+        parts = [self._promises[b"/"].text()]
         parts += [
-            f"{path.decode(errors='surrogateescape')}={mode}"
-            for path, mode in sorted(self._modes.items())
+            f"{path.decode(errors='surrogateescape')}={one.text()}"
+            for path, one in sorted(self._promises.items())
             if path != b"/"
         ]
         return ",".join(parts)

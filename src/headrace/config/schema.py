@@ -138,7 +138,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="What may be written: off, local (this node's disk only), back (persisted to the origin in the "
-            "background) or through (before close returns); PATH=MODE for single paths, with commas between."
+            "background), back:2 (the same, and another node has it before close returns) or through (the origin has "
+            "it before); PATH=MODE for single paths, with commas between."
         ),
     ] = "off"
     persist_delay_s: Annotated[
@@ -147,6 +148,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="How long a written file is left alone before it is persisted (mode back), in seconds."
         ),
     ] = 1.0
+    take_over_s: Annotated[
+        float,
+        Meta(
+            description="How long a node is out of the cluster before the holders of its copies (mode back:2) persist "
+            "them in its place, in seconds."
+        ),
+    ] = 30.0
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -187,6 +195,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def upper_folder(self) -> str:
         """Where the upper layer lies."""
         return os.path.join(self.cache[0].folder, "upper")
+
+    @property
+    def copies_folder(self) -> str:
+        """Where copies of what other nodes wrote lie."""
+        return os.path.join(self.cache[0].folder, "copies")
 
     @property
     def socket_path(self) -> str:

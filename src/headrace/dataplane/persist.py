@@ -149,6 +149,16 @@ class Persist:
             return row.version
         return base if base is not None and self._shows(path, base) else Absent()
 
+    def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
+        """The origin's version that what is at a path stands for, or hides; None: there is none."""
+        row = self._known.get(path)
+        if stat.S_ISREG(found.st_mode):
+            condition = self._condition(path, row)
+            return condition if isinstance(condition, Version) else None
+        if is_whiteout(found):
+            return self._version_to_remove(path, at, row, self._namespace.known(path))
+        return base_at(at, path)
+
     def _shows(self, path: bytes, version: Version | None) -> bool:
         """Whether the index has that version there: then somebody put it after whatever we did."""
         entry = self._namespace.known(path)

@@ -11,10 +11,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError
+from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, Version
+from headrace.dataplane.copies import TOKEN, Offers, WrittenFile
+from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
+from headrace.dataplane.take_over import TakeOver
 from headrace.namespace.tree import Namespace
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
@@ -22,9 +26,13 @@ from headrace.store.store import Store
 from headrace.wire.peer_messages import (
     Doubt,
     Forget,
+    Keep,
+    KeepAhead,
     ListShared,
     LookupShared,
     Names,
+    Return,
+    Returned,
     Take,
     Taken,
     Wanted,
@@ -50,6 +58,7 @@ class ServedFile:
         self._reads = reads
         self._arrives = arrives
         self._reader: CacheReader | None = None
+        self.steady = True
 
     def ready(self, start: int, end: int) -> bool:
         """Whether start..end can be sent now."""
@@ -93,9 +102,19 @@ class ServedFile:
             self._reader = None
 
 
+@dataclass(frozen=True, slots=True)
+class CopyDesk:
+    """What a node has to do with copies of written files. offers: of its own, for their holders."""
+
+    keeper: Keeper
+    take_over: TakeOver
+    offers: Offers
+
+
 class Desk:
     """owns: whether this node owns a range of a path, by its own view. on_forget: told that listings expired and are
-    to be taken again."""
+    to be taken again. copies: None for a node that
+    neither keeps any nor has others keep them."""
 
     def __init__(
         self,
@@ -105,7 +124,9 @@ class Desk:
         *,
         owns: Callable[[bytes, int], bool],
         on_forget: Callable[[bytes, bool], None],
+        copies: CopyDesk | None = None,
     ) -> None:
+        self._copies = copies
         self._namespace = namespace
         self._store = store
         self._reads = reads
@@ -114,12 +135,14 @@ class Desk:
 
     async def open_many(
         self, wanted: list[Wanted], *, cached_only: bool, epoch: int
-    ) -> list[ServedFile | HeadraceError]:
+    ) -> list[ServedFile | WrittenFile | HeadraceError]:
         """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
         return [await self._open(one, cached_only=cached_only) for one in wanted]
 
-    async def _open(self, one: Wanted, *, cached_only: bool) -> ServedFile | HeadraceError:
+    async def _open(self, one: Wanted, *, cached_only: bool) -> ServedFile | WrittenFile | HeadraceError:
         try:
+            if one.token.startswith(TOKEN):
+                return self._copy_desk().offers.open(one)
             entry = await self._claimed(one)
             fetches = not cached_only and self._owns(one.path, one.start)
 
@@ -178,6 +201,21 @@ class Desk:
         else:
             await self._reads.load_part(entry, one.start, one.end)
         self._store.set_borrowed(entry.id, borrowed=False)
+
+    async def keep(self, request: Keep | KeepAhead) -> None:
+        keeper = self._copy_desk().keeper
+        if isinstance(request, Keep):
+            await keeper.keep(request)
+        else:
+            await keeper.keep_ahead(request)
+
+    async def give_back(self, request: Return) -> Returned:
+        return await self._copy_desk().take_over.give_back(request.writer, done=request.done)
+
+    def _copy_desk(self) -> CopyDesk:
+        if self._copies is None:
+            raise UsageError("copies of written files", why="this node has nothing to do with any")
+        return self._copies
 
     async def doubt(self, request: Doubt) -> None:
         entry = await self._claimed(request.file)

@@ -23,13 +23,18 @@ from enum import IntEnum
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.copies import Copies
+from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.let_go import choose, let_go
 from headrace.dataplane.persist import Persist
 from headrace.dataplane.superseded import Superseded
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
+from headrace.layer.snapshot import Shape, Snapshot, take
 from headrace.layer.upper import Upper, base_at, is_removed, is_whiteout, split
 from headrace.namespace.tree import Namespace
+from headrace.peer.peers import Peers
+from headrace.ring.view import ClusterView
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +140,25 @@ class WritePath:
         self._clearing = asyncio.Lock()
         self._upper_bytes = 0
         self._pressure = Pressure(upper.pressure_path)
+        self._following: set[asyncio.Task[None]] = set()
+        self.copies: Copies | None = None
         self.counts = Counts()
+
+    def keep_copies(
+        self, me: str, peers: Peers, view: Callable[[], ClusterView], records: HolderRecords
+    ) -> Copies:
+        """On other nodes, from `start` on."""
+        self.copies = Copies(
+            me,
+            peers,
+            view=view,
+            records=records,
+            count=self._modes.copies_max,
+            at=self._upper.at,
+            take=self._snapshot,
+            names=self._names_with_copies,
+        )
+        return self.copies
 
     # ------------------------------------------------------------ life
 
@@ -146,12 +169,18 @@ class WritePath:
         self._hide_what_went()
         await self.look_over()
         self._task = asyncio.ensure_future(self._run())
+        if self.copies is not None:
+            self.copies.on_view()
 
     async def stop(self) -> None:
         """What is under way is broken off; it is begun anew by the next node."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._following:
+            task.cancel()
+        if self.copies is not None:
+            self.copies.stop()
         self._pressure.set(0, 1)
         self._pressure.close()
         self._known.close()
@@ -170,7 +199,15 @@ class WritePath:
         """A session wrote these."""
         told = list(paths)
         self._note(told, self._settings.delay_s)
+        self._copy(told)
         self._on_written(told, source)
+
+    def writing(self, path: bytes) -> None:
+        """A session has the file open and writes, or will."""
+        if self.copies is not None and self._modes.copies(path) > 1:
+            task = asyncio.ensure_future(self.copies.follow(path, self._modes.copies(path)))
+            self._following.add(task)
+            task.add_done_callback(self._following.discard)
 
     def names_changed(self, paths: Iterable[bytes]) -> None:
         """A listing says something else of these than the index did."""
@@ -261,6 +298,53 @@ class WritePath:
             return Work.CLEAR if replaces else None
         return None if row is not None and row.describes(found) else Work.PUT
 
+    # ------------------------------------------------------------ copies
+
+    async def secure(self, path: bytes) -> None:
+        """What is at a path, and below it, has what its mode promises on return: the origin, or so many nodes. Where
+        there are not so many, the origin has it instead. HeadraceError: neither."""
+        copies = self._modes.copies(path)
+        if self.copies is None or copies < 2:
+            await self.persist(path)
+            return
+        below = [one for one, _ in self._upper.walk(path)] or [path]
+        self._note(below, self._settings.delay_s)
+        try:
+            await asyncio.gather(*(self.copies.secure(one, copies) for one in below))
+        except HeadraceError as error:
+            log.warning("no copy, so the origin has it first path=%s error=%s", os.fsdecode(path), error)
+            await self.persist(path)
+
+    def _copy(self, paths: Iterable[bytes]) -> None:
+        """These changed here, or at the origin: the holders of their copies are told."""
+        if self.copies is not None:
+            below = [one for path in paths for one, _ in self._upper.walk(path)]
+            self.copies.note([one for one in {*paths, *below} if self._modes.copies(one) > 1])
+
+    async def _names_with_copies(self) -> list[bytes]:
+        def names() -> list[bytes]:
+            return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
+
+        found: list[bytes] = await self._in_thread(names)
+        return found
+
+    async def _snapshot(self, path: bytes) -> Snapshot:
+        at = self._upper.at(path)
+        try:
+            found = os.lstat(at)
+            if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
+                return Snapshot(path, Shape.GONE)
+            replaces = self._persist.replaces(path, at, found)
+            taken: Snapshot = await self._in_thread(take, path, at, replaces)
+            return taken
+        except OSError:
+            return Snapshot(path, Shape.GONE)
+
+    def _is_persisted(self, path: bytes, at: bytes, found: os.stat_result) -> bool:
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        return self._work_of(path, at, found, self._known.get(path)) is None
+
     # ------------------------------------------------------------ persisting
 
     async def persist(self, path: bytes) -> None:
@@ -342,6 +426,7 @@ class WritePath:
             return await self._do(works)
         finally:
             if works:
+                self._copy(works)
                 await self._announce({split(path)[0] for path in works})
 
     async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
@@ -526,6 +611,10 @@ class WritePath:
         self._known.forget_conflicts([one.path for one in self._known.conflicts()])
 
     @property
+    def known(self) -> KnownTable:
+        return self._known
+
+    @property
     def upper_bytes(self) -> int:
         """What the layer takes of the disk, when it was last looked over."""
         return self._upper_bytes
@@ -542,6 +631,7 @@ class WritePath:
             "upper_bytes": self._upper_bytes,
             "let_go": self.counts.let_go,
             "slowed_s": self._pressure.pause_s,
+            **({} if self.copies is None else self.copies.status()),
             "files_persisted": self.counts.files_persisted,
             "bytes_persisted": self.counts.bytes_persisted,
             "removed": self.counts.removed,

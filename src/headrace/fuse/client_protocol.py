@@ -64,6 +64,10 @@ class WritingClient(NodeClient, Protocol):
         """Tells the node what was written, soon; never blocks."""
         ...
 
-    def persist(self, path: bytes, cancel: Cancel | None = None) -> None:
-        """The origin has what is at the path on return."""
+    def writing(self, path: bytes) -> None:
+        """Tells the node that a file of which copies are promised is open for writing; never blocks."""
+        ...
+
+    def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
+        """What is at the path has what its mode promises on return: the origin, or other nodes."""
         ...

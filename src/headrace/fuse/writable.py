@@ -443,12 +443,13 @@ class WritableNames(Operations):
             return after_copy
 
     def _noted(self, paths: list[bytes]) -> None:
-        """The node hears of it; in mode `through` the answer waits for the origin."""
+        """The node hears of it; where the mode promises more than this disk, the answer waits for that."""
         self._writer.changed(paths)
-        self._to_wait_for += [path for path in paths if self._tree.modes.of(path) is WriteMode.THROUGH]
+        self._to_wait_for += [path for path in paths if self._tree.modes.waits(path)]
 
     def _through(self, work: Callable[[], Answer]) -> Answer | Deferred:
-        """The work, under the lock; then, in mode `through`, what is answered when the origin has it."""
+        """The work, under the lock; then, where the mode promises it, what is answered when the origin has it, or
+        other nodes."""
         with self._tree.lock:
             self._to_wait_for = []
             answer = work()
@@ -458,7 +459,7 @@ class WritableNames(Operations):
 
         def wait(cancel: Cancel) -> Answer:
             for path in paths:
-                self._writer.persist(path, cancel)
+                self._writer.secure(path, cancel)
             return answer
 
         return wait

@@ -81,10 +81,14 @@ class WritableOperations(WritableNames):
         """fh, flags of the answer, backing id."""
         backing_id = self._open_files.add(node, fd, passthrough=self.mode is Mode.PASSTHROUGH, new=new)
         answer = abi.FOPEN_PASSTHROUGH if backing_id else 0
-        if not flags & (os.O_WRONLY | os.O_RDWR) or not self._tree.modes.any_through:
+        if not flags & (os.O_WRONLY | os.O_RDWR) or not self._tree.modes.any_waits:
             answer |= (
                 abi.FOPEN_NOFLUSH
             )  # nothing waits for the close: RELEASE, which nobody waits for, tells the node
+        elif self._tree.modes.copies_max > 1:
+            path = self._nodes.path(node)
+            if path is not None and self._tree.modes.copies(path) > 1:
+                self._writer.writing(path)
         return FH_UPPER, answer, backing_id
 
     def release(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -101,8 +105,8 @@ class WritableOperations(WritableNames):
             if file is None:
                 return 0
             path = self._tell(node, file)
-        if path is not None and self._tree.modes.of(path) is WriteMode.THROUGH:
-            return lambda cancel: self._persisted(path, cancel)
+        if path is not None and self._tree.modes.waits(path):
+            return lambda cancel: self._secured(path, cancel)
         return 0
 
     def _tell(self, node: int, file: OpenUpper) -> bytes | None:
@@ -117,8 +121,8 @@ class WritableOperations(WritableNames):
         self._writer.changed([path])
         return path
 
-    def _persisted(self, path: bytes, cancel: Cancel) -> Answer:
-        self._writer.persist(path, cancel)
+    def _secured(self, path: bytes, cancel: Cancel) -> Answer:
+        self._writer.secure(path, cancel)
         return 0
 
     def fsync(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -138,8 +142,8 @@ class WritableOperations(WritableNames):
                 return 0
             (os.fdatasync if data_only else os.fsync)(file.fd)
             path = self._tell(node, file)
-        if path is not None and self._tree.modes.of(path) is WriteMode.THROUGH:
-            return self._persisted(path, cancel)
+        if path is not None and self._tree.modes.waits(path):
+            return self._secured(path, cancel)
         return 0
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:

@@ -35,7 +35,7 @@ from headrace.node.cache import (
     put_aside,
 )
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
-from headrace.node.writing import build_writing
+from headrace.node.writing import build_persister, build_writing
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.store.store import Store
@@ -62,11 +62,11 @@ from headrace.wire.messages import (
     Mounts,
     Open,
     Opened,
-    Persist,
     Report,
     Request,
     Resolve,
     Resolved,
+    Secure,
     Shutdown,
     StatusAsk,
     Touch,
@@ -168,6 +168,8 @@ class Node:
             if hood is not None:
                 await node._join(hood)
             if node.write is not None:
+                if node.together is not None:
+                    await node.together.come_back()
                 await node.write.start()
             os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
             await node.server.start(config.socket_path)
@@ -193,6 +195,10 @@ class Node:
             namespace=self.namespace,
             reads=self.reads,
             jobs=self.jobs,
+            write=self.write,
+            persister=lambda folder: build_persister(
+                self.config, self.namespace, folder, on_written=self._written, announce=self._announce
+            ),
             attach=self._attach_shared,
             detach=self._mount_remove_here,
         )
@@ -284,12 +290,14 @@ class Node:
             case JobRetry(id=id):
                 await self._cluster_jobs().retry(id)
                 return Done()
-            case Changed(paths=paths, source=source):
+            case Changed(paths=paths, source=source, begun=begun):
                 if self.write is not None:
                     self.write.changed(paths, source)
+                    for path in begun:
+                        self.write.writing(path)
                 return Done()
-            case Persist(path=path):
-                await self._writing().persist(path)
+            case Secure(path=path):
+                await self._writing().secure(path)
                 return Done()
             case Shutdown():
                 self.stopping.set()

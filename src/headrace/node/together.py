@@ -6,17 +6,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
+from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
+from headrace.dataplane.copies import Offers
+from headrace.dataplane.holders import HolderRecords
+from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.serve import Desk
+from headrace.dataplane.serve import CopyDesk, Desk
+from headrace.dataplane.take_over import TakeOver, come_back
+from headrace.dataplane.write import WritePath
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.tree import Namespace
@@ -29,6 +36,7 @@ from headrace.wire.messages import JobStart, JobState
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
+KEEP_THREADS = 8
 ANNOUNCED_MAX = 64
 """Folders of one round; beyond that what they have in common."""
 
@@ -45,6 +53,8 @@ class Together:
         namespace: Namespace,
         reads: ReadPath,
         jobs: Jobs,
+        write: WritePath | None,
+        persister: Callable[[str], WritePath],
         attach: Attach,
         detach: Detach,
     ) -> None:
@@ -52,7 +62,31 @@ class Together:
         self._namespace = namespace
         self._local_jobs = jobs
         self._replicas = config.replicas
-        self._desk = Desk(namespace, store, reads, owns=self._owns, on_forget=self._relist)
+        self._write = write
+        self._copies = None
+        holders = HolderRecords(hood.records)
+        if write is not None and WriteModes.parse(config.write).copies_max > 1:
+            self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
+        self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
+        keeper = Keeper(config.copies_folder, hood.peers, self._threads, view=hood.view)
+        self._take_over = TakeOver(
+            hood.info.id,
+            keeper,
+            holders,
+            view=hood.view,
+            build=persister,
+            delay_s=config.take_over_s,
+        )
+        self._desk = Desk(
+            namespace,
+            store,
+            reads,
+            owns=self._owns,
+            on_forget=self._relist,
+            copies=CopyDesk(
+                keeper, self._take_over, Offers() if self._copies is None else self._copies.offers
+            ),
+        )
         self._rebalance = Rebalance(
             hood.info.id,
             store,
@@ -77,6 +111,11 @@ class Together:
         else:
             self._waiting = asyncio.ensure_future(self._take_part_later(own))
 
+    async def come_back(self) -> None:
+        """Before this node persists what it wrote in its last run: what others persisted of it meanwhile is noted."""
+        if self._write is not None:
+            await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
+
     async def _take_part(self, own: dict[str, MountRecord]) -> None:
         await self.mounts.start(own)
         await self.jobs.start()
@@ -97,11 +136,13 @@ class Together:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
+        await self._take_over.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
         for task in self._relisting:
             task.cancel()
         await self._hood.stop()
+        self._threads.shutdown(wait=False)
 
     def runs(self, request: JobStart) -> bool:
         """Whether it is a job for all nodes, or waits for them."""
@@ -129,13 +170,17 @@ class Together:
                 log.info("not told of a change path=%s nodes=%s", os.fsdecode(folder), untold)
 
     def status(self) -> dict[str, Any]:
-        return {"cluster": self._hood.status(), "rebalance": self._rebalance.statistics()}
+        cluster = {**self._hood.status(), **self._take_over.status()}
+        return {"cluster": cluster, "rebalance": self._rebalance.statistics()}
 
     # ------------------------------------------------------------ inside
 
     def _viewed(self, view: ClusterView) -> None:
         self._rebalance.on_view(view)
         self.jobs.on_view()
+        self._take_over.on_view()
+        if self._copies is not None:
+            self._copies.on_view()
 
     def _owns(self, path: bytes, start: int) -> bool:
         return self._hood.owns(path, start // SEGMENT_BYTES, self._replicas)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.base.errors import StoreError
+from headrace.base.errors import StoreError, UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.dataplane.write import WritePath, WriteSettings
@@ -39,14 +39,46 @@ def build_writing(
                 config.upper_folder,
             )
         return None
+    if modes.copies_max > 1 and not config.cluster:
+        raise UsageError(
+            f"setting write = {config.write!r}",
+            why="copies are kept by other nodes",
+            hint="set cluster, or say back",
+        )
+    return _build(config, modes, namespace, config.upper_folder, on_written=on_written, announce=announce)
+
+
+def build_persister(
+    config: Config,
+    namespace: Namespace,
+    folder: str,
+    *,
+    on_written: Callable[[list[bytes], int], None],
+    announce: Callable[[set[bytes]], Awaitable[None]],
+) -> WritePath:
+    """What persists a layer in another folder: all of it, whatever may be written here."""
+    modes = WriteModes.parse("back")
+    return _build(config, modes, namespace, folder, on_written=on_written, announce=announce)
+
+
+def _build(
+    config: Config,
+    modes: WriteModes,
+    namespace: Namespace,
+    folder: str,
+    *,
+    on_written: Callable[[list[bytes], int], None],
+    announce: Callable[[set[bytes]], Awaitable[None]],
+) -> WritePath:
+    upper = Upper(folder)
     try:
         upper.make()
     except OSError as error:
-        raise StoreError(f"folder {config.upper_folder}", why=os.strerror(error.errno or 0)) from error
+        raise StoreError(f"folder {folder}", why=os.strerror(error.errno or 0)) from error
     return WritePath(
         namespace,
         upper,
-        KnownTable(os.path.join(config.upper_folder, "known.db")),
+        KnownTable(os.path.join(folder, "known.db")),
         modes,
         ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
         WriteSettings(

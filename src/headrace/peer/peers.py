@@ -2,7 +2,7 @@
 
     fetch        → Exchange.converse → a link from the pool → FetchTalk in a thread → checked bytes
     fetch_small  → Batcher: what waits for the same node goes in one request → the same
-    list, lookup, forget, take, ping → the same, with other talks
+    list, lookup, forget, take, keep, ping → the same, with other talks
 
 A peer that sent bytes with another checksum than its own is told (Doubt), in the background: perhaps its disk rots.
 
@@ -36,11 +36,16 @@ from headrace.wire.peer_messages import (
     Doubt,
     Fetch,
     Forget,
+    Keep,
+    KeepAhead,
     ListShared,
     LookupShared,
     Names,
     PeerHello,
     PeerWelcome,
+    Return,
+    Returned,
+    ReturnedFile,
     Take,
     Taken,
     Wanted,
@@ -120,6 +125,19 @@ class Peers:
         talk = AskTalk(Take(files, epoch), Taken)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().refused
+
+    async def keep(self, node: NodeInfo, request: Keep | KeepAhead, deadline: Deadline) -> None:
+        talk = AskTalk(request, Done)
+        await self._ask(self._peer(node), talk, deadline)
+        talk.result()
+
+    async def returned(
+        self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
+    ) -> builtins.list[ReturnedFile]:
+        """What the node persisted of the copies that it had of a writer's files."""
+        talk = AskTalk(Return(writer, done), Returned)
+        await self._ask(self._peer(node), talk, deadline)
+        return talk.result().files
 
     async def ping(self, node: NodeInfo | str, deadline: Deadline) -> PeerWelcome:
         """Who is there. Of an address, whoever it is."""

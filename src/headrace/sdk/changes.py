@@ -29,12 +29,13 @@ class Changes:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self.source = random.getrandbits(62) | 1
-        self._paths: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
-    def add(self, paths: list[bytes]) -> None:
-        self._paths.put(paths)
+    def add(self, paths: list[bytes], *, begun: bool = False) -> None:
+        """begun: they are about to be written."""
+        self._told.put(Changed(paths=[], begun=paths) if begun else Changed(paths=paths))
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -44,29 +45,30 @@ class Changes:
                     self._thread.start()
 
     def close(self) -> None:
-        self._paths.put(None)
+        self._told.put(None)
 
     def _run(self) -> None:
         while True:
-            first = self._paths.get()
+            first = self._told.get()
             if first is None:
                 return
-            paths, last = list(first), False
-            while len(paths) < BATCH and not self._paths.empty():
-                more = self._paths.get()
+            paths, begun, last = list(first.paths), list(first.begun), False
+            while len(paths) < BATCH and not self._told.empty():
+                more = self._told.get()
                 if more is None:
                     last = True
                     break
-                paths += more
-            self._tell(list(dict.fromkeys(paths)))
+                paths += more.paths
+                begun += more.begun
+            self._tell(Changed(list(dict.fromkeys(paths)), self.source, list(dict.fromkeys(begun))))
             if last:
                 return
             time.sleep(PAUSE_S)
 
-    def _tell(self, paths: list[bytes]) -> None:
+    def _tell(self, what: Changed) -> None:
         while True:
             try:
-                self._connections.ask(Changed(paths=paths, source=self.source))
+                self._connections.ask(what)
                 return
             except CancelledByUserError:
                 return

@@ -38,10 +38,10 @@ from headrace.wire.messages import (
     Lookup,
     Message,
     Open,
-    Persist,
     Report,
     Resolve,
     Resolved,
+    Secure,
     StatusAsk,
     Subscribe,
     Welcome,
@@ -223,9 +223,15 @@ class Client:
         """Tells the node what was written, soon; never blocks. Told again until the node has heard it."""
         self._changes.add(paths)
 
-    def persist(self, path: bytes, cancel: Cancel | None = None) -> None:
-        """The origin has what is at the path on return. ConflictError, OriginError and its kinds."""
-        self._ask(Persist(path=path), cancel)
+    def writing(self, path: bytes) -> None:
+        """Tells the node, soon, that a file is open for writing of which copies are promised."""
+        self._changes.add([path], begun=True)
+
+    def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
+        """What is at the path has what its mode promises on return: the origin in mode through, copies on other nodes
+        in mode back:2 and more. ConflictError, OriginError and its
+        kinds."""
+        self._ask(Secure(path=path), cancel)
 
     # ------------------------------------------------------------ the rest
 

@@ -124,14 +124,16 @@ class JobRetry(Message, frozen=True):
 
 class Changed(Message, frozen=True):
     """These paths of the upper layer were written, made, moved or removed; source: the session that did it, which is
-    not told again. → Done, at once."""
+    not told again. begun: files that are open for writing, of which copies are promised. → Done, at once."""
 
     paths: list[bytes]
     source: int = 0
+    begun: list[bytes] = []
 
 
-class Persist(Message, frozen=True):
-    """What was written at and below a path goes to its origin now. → Done when the origin has it, or Failure."""
+class Secure(Message, frozen=True):
+    """What was written at a path gets what the path's mode promises before a close returns: `through`: the origin has
+    it; `back:2` and more: so many nodes. → Done then, or Failure."""
 
     path: bytes
 
@@ -292,7 +294,7 @@ Request = (
     | JobCancel
     | JobRetry
     | Changed
-    | Persist
+    | Secure
     | Shutdown
 )
 Answer = (

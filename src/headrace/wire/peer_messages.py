@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace.base.model import Version
+from headrace.layer.snapshot import Snapshot
 from headrace.wire.messages import Done, Failure, Message
 
-PEER_PROTOCOL = 1
+PEER_PROTOCOL = 2
 PEER_PROTOCOL_MIN = 1
 """The oldest that is still spoken; a release speaks two, so that nodes can be upgraded one by one."""
 FILES_MAX = 256
@@ -96,6 +98,35 @@ class Doubt(Message, frozen=True):
     file: Wanted
 
 
+class Keep(Message, frozen=True):
+    """The asker wrote these and has not persisted them: a copy of each is kept here. Blocks of large files that are
+    not here are fetched from the asker first. → Done, when all are as the snapshots say. begin: what the asker does not
+    name from here on, until a message with end, is of no more use then. Since protocol 2."""
+
+    writer: str
+    snapshots: list[Snapshot]
+    begin: bool = False
+    end: bool = False
+
+
+class KeepAhead(Message, frozen=True):
+    """These bytes of a file of the asker's that a Keep will name are fetched, so that it takes less long. → Done.
+    inode: of the file there. Since protocol 2."""
+
+    writer: str
+    inode: int
+    start: int
+    end: int
+
+
+class Return(Message, frozen=True):
+    """The asker is back: what was persisted of its copies meanwhile? → Returned. done: it has noted that; → Returned,
+    empty. Since protocol 2."""
+
+    writer: str
+    done: bool = False
+
+
 class Ping(Message, frozen=True):
     """Is there somebody, and who? → PeerWelcome."""
 
@@ -134,6 +165,20 @@ class Taken(Message, frozen=True):
     refused: list[int]
 
 
+class ReturnedFile(msgspec.Struct, frozen=True, array_like=True):
+    """inode, ctime_ns, size_bytes: of the file on the node that wrote it. version: what the origin has."""
+
+    path: bytes
+    inode: int
+    ctime_ns: int
+    size_bytes: int
+    version: Version
+
+
+class Returned(Message, frozen=True):
+    files: list[ReturnedFile]
+
+
 class NameRow(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     kind: int
@@ -150,5 +195,7 @@ class Names(Message, frozen=True):
     last: bool
 
 
-PeerRequest = PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Doubt | Ping
-PeerAnswer = PeerWelcome | Block | FileEnd | Names | Taken | Done | Failure
+PeerRequest = (
+    PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Doubt | Keep | KeepAhead | Return | Ping
+)
+PeerAnswer = PeerWelcome | Block | FileEnd | Names | Taken | Returned | Done | Failure

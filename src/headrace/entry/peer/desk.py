@@ -10,7 +10,20 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.wire.peer_messages import Doubt, Forget, ListShared, LookupShared, Names, Take, Taken, Wanted
+from headrace.wire.peer_messages import (
+    Doubt,
+    Forget,
+    Keep,
+    KeepAhead,
+    ListShared,
+    LookupShared,
+    Names,
+    Return,
+    Returned,
+    Take,
+    Taken,
+    Wanted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +44,11 @@ class Piece(Protocol):
 
     def ready(self, start: int, end: int) -> bool:
         """Whether start..end can be sent now. Any thread; not while somebody waits."""
+        ...
+
+    @property
+    def steady(self) -> bool:
+        """False: the bytes may change while they are sent, and have no checksums yet."""
         ...
 
     def fileno(self) -> int:
@@ -63,6 +81,10 @@ class Desk(Protocol):
     async def take(self, request: Take) -> Taken: ...
 
     async def doubt(self, request: Doubt) -> None: ...
+
+    async def keep(self, request: Keep | KeepAhead) -> None: ...
+
+    async def give_back(self, request: Return) -> Returned: ...
 
 
 class DeskCalls:

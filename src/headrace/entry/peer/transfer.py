@@ -168,6 +168,8 @@ class Transfer:
 
     def _send_block(self, sending: Sending, start: int, end: int) -> Steps[None]:
         file, number = sending.piece.fileno(), start // BLOCK_SIZE_BYTES
+        if not sending.piece.steady:
+            return (yield from self._send_as_it_is(sending, file, start, end))
         block_start = number * BLOCK_SIZE_BYTES
         block_end = min(block_start + BLOCK_SIZE_BYTES, sending.wanted.size_bytes)
         checksum = sending.piece.checksum(number)
@@ -187,6 +189,15 @@ class Transfer:
             if error.errno == errno.EIO:
                 log.warning("cache file can't be read for a peer error=%s", error)
             raise
+
+    def _send_as_it_is(self, sending: Sending, file: int, start: int, end: int) -> Steps[None]:
+        """Of a file that is being written, perhaps: what is read once is what the checksum is of."""
+        body = os.pread(file, end - start, start)
+        if len(body) != end - start:
+            raise StoreError("file for a peer", why=f"it ends at byte {start + len(body)} now")
+        self._channel.put(Block(sending.index, start, end - start, xxhash.xxh3_64_intdigest(body)))
+        yield from self._channel.flush(more=True)
+        yield from self._channel.send(memoryview(body))
 
     def _end(self, index: int, error: HeadraceError | None) -> None:
         self._channel.put(FileEnd(index, None if error is None else failure_of(error)))

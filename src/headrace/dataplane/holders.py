@@ -1,0 +1,46 @@
+"""Which nodes hold the copies of what a node wrote. Chosen by the view alone; what is true of it now is in the
+cluster's records, so that a node with copies of long ago knows that they are worth nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from headrace.base.errors import ClusterUnavailableError
+from headrace.cluster.records import Records
+from headrace.ring.view import ClusterView, NodeInfo
+
+PREFIX = "copies"
+PROTOCOL_MIN = 2
+
+
+def able_holders(view: ClusterView, me: str) -> list[NodeInfo]:
+    """All nodes that can keep this one's copies, in the order in which they are asked to: by a hash over the ids, those
+    of other zones first."""
+    own = view.nodes.get(me)
+    zone = own.zone if own is not None else ""
+    able = [
+        node
+        for node in view.nodes.values()
+        if node.id != me and not node.draining and node.protocol >= PROTOCOL_MIN
+    ]
+    able.sort(key=lambda node: xxhash.xxh3_64_intdigest(f"{me}/{node.id}".encode()))
+    able.sort(key=lambda node: bool(zone) and node.zone == zone)
+    return able
+
+
+class HolderRecords:
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def put(self, writer: str, holders: set[str]) -> None:
+        """ClusterUnavailableError."""
+        await self._records.put(f"{PREFIX}/{writer}", msgspec.json.encode(sorted(holders)))
+
+    async def is_holder(self, writer: str, node: str) -> bool:
+        """Whether the copies that the node has are those that count. ClusterUnavailableError."""
+        raw = await self._records.get(f"{PREFIX}/{writer}")
+        try:
+            return raw is not None and node in msgspec.json.decode(raw, type=list[str])
+        except msgspec.MsgspecError as error:
+            raise ClusterUnavailableError(f"record {PREFIX}/{writer}", why=str(error)) from error

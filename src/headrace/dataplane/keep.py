@@ -1,0 +1,131 @@
+"""Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
+
+Of each writer a mirror (`layer/mirror.py`), on the first volume, in a folder of the writer's id. What happens to it
+when the writer is gone is in take_over.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from headrace.base import failpoint
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PeerError, StoreError, UsageError
+from headrace.dataplane.copies import TOKEN
+from headrace.layer.mirror import Mirror, Range
+from headrace.layer.snapshot import Snapshot
+from headrace.peer.peers import Peers
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import Keep, KeepAhead, Wanted
+
+FETCHES = 4
+"""Ranges of one file at once."""
+FETCH_LIMIT_S = 60.0
+
+
+class Keeper:
+    """folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in `threads`."""
+
+    def __init__(
+        self, folder: str, peers: Peers, threads: Executor, *, view: Callable[[], ClusterView]
+    ) -> None:
+        self._folder = folder
+        self._peers = peers
+        self._threads = threads
+        self._view = view
+        self._mirrors: dict[str, Mirror] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def writers(self) -> list[str]:
+        """The ids of those of whom something is kept here."""
+        try:
+            return sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            return []
+
+    def folder_of(self, writer: str) -> str:
+        """UsageError for what is no id of a node."""
+        if not writer or "/" in writer or writer.startswith("."):
+            raise UsageError(f"node {writer!r}", why="no name of a folder can be made of it")
+        return os.path.join(self._folder, writer)
+
+    def lock_of(self, writer: str) -> asyncio.Lock:
+        """Whoever changes the mirror of a writer has it."""
+        return self._locks.setdefault(writer, asyncio.Lock())
+
+    def forget(self, writer: str) -> None:
+        """Its folder was changed by somebody else."""
+        self._mirrors.pop(writer, None)
+
+    async def keep(self, request: Keep) -> None:
+        """All are as the snapshots say on return."""
+        node = self._node(request.writer)
+        async with self.lock_of(request.writer):
+            mirror = await self._mirror(request.writer)
+            if request.begin:
+                mirror.begin()
+            small: list[Snapshot] = []
+            for one in request.snapshots:
+                if one.is_large:
+                    await self._fetch(node, mirror, one)
+                    await self._in_thread(_place, mirror, [one])
+                else:
+                    small.append(one)
+            failpoint.hit("keep.fetched")
+            await self._in_thread(_place, mirror, small)
+            if request.end:
+                await self._in_thread(mirror.end)
+
+    async def keep_ahead(self, request: KeepAhead) -> None:
+        node = self._node(request.writer)
+        async with self.lock_of(request.writer):
+            mirror = await self._mirror(request.writer)
+        await self._fetch_range(node, mirror, request.inode, (request.start, request.end))
+
+    async def _fetch(self, node: NodeInfo, mirror: Mirror, one: Snapshot) -> None:
+        gate = asyncio.Semaphore(FETCHES)
+
+        async def some(range_: Range) -> None:
+            async with gate:
+                await self._fetch_range(node, mirror, one.inode, range_)
+
+        async with asyncio.TaskGroup() as group:
+            for range_ in await self._in_thread(mirror.missing, one):
+                group.create_task(some(range_))
+
+    async def _fetch_range(self, node: NodeInfo, mirror: Mirror, inode: int, range_: Range) -> None:
+        start, end = range_
+        wanted = Wanted(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
+        body = await self._peers.fetch(
+            node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
+        )
+        await self._in_thread(mirror.write, inode, start, body)
+
+    def _node(self, writer: str) -> NodeInfo:
+        found = self._view().nodes.get(writer)
+        if found is None:
+            raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")
+        return found
+
+    async def _mirror(self, writer: str) -> Mirror:
+        """The lock is held."""
+        found = self._mirrors.get(writer)
+        if found is None:
+            found = Mirror(self.folder_of(writer))
+            await self._in_thread(found.make)
+            self._mirrors[writer] = found
+        return found
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        except OSError as error:
+            raise StoreError(f"folder {self._folder}", why=os.strerror(error.errno or 0)) from error
+
+
+def _place(mirror: Mirror, snapshots: list[Snapshot]) -> None:
+    for one in snapshots:
+        mirror.place(one)

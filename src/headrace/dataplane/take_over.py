@@ -1,0 +1,187 @@
+"""When a writer is gone, a holder of its copies persists them in its place; when it is back, it is told what became of
+them.
+
+Each holder does so, with the conditions that the writer would have used: the second one finds that the origin has the
+same bytes already. The writer, back, first asks all others (`come_back`): what was persisted as it has it is clean
+then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+
+from headrace.base import failpoint
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError
+from headrace.base.model import Version
+from headrace.dataplane.holders import HolderRecords
+from headrace.dataplane.keep import Keeper
+from headrace.dataplane.write import WritePath
+from headrace.layer.known import KnownTable, Row
+from headrace.layer.mirror import copy_of
+from headrace.layer.upper import Upper
+from headrace.peer.peers import Peers
+from headrace.ring.view import ClusterView
+from headrace.wire.peer_messages import Returned, ReturnedFile
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0
+ASK_LIMIT_S = 10.0
+FILES_MAX = 50_000
+"""Of one answer."""
+TAKEN = "taken.db"
+
+
+class TakeOver:
+    """build: what persists an upper layer; folder → write path. delay_s: how long a writer may be away."""
+
+    def __init__(
+        self,
+        me: str,
+        keeper: Keeper,
+        records: HolderRecords,
+        *,
+        view: Callable[[], ClusterView],
+        build: Callable[[str], WritePath],
+        delay_s: float,
+    ) -> None:
+        self._me = me
+        self._keeper = keeper
+        self._records = records
+        self._view = view
+        self._build = build
+        self._delay_s = delay_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.files_persisted = 0
+
+    def on_view(self) -> None:
+        """Who is gone is waited for; who is back is let alone."""
+        nodes = self._view().nodes
+        for writer in self._keeper.writers():
+            if writer in nodes:
+                self._end(writer)
+            elif writer not in self._tasks:
+                self._tasks[writer] = asyncio.ensure_future(self._take_over(writer))
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def status(self) -> dict[str, object]:
+        return {
+            "copies_of": self._keeper.writers(),
+            "taking_over": [writer for writer, task in self._tasks.items() if not task.done()],
+            "files_persisted_for_others": self.files_persisted,
+        }
+
+    def _end(self, writer: str) -> None:
+        task = self._tasks.pop(writer, None)
+        if task is not None:
+            task.cancel()
+
+    async def _take_over(self, writer: str) -> None:
+        await asyncio.sleep(self._delay_s)
+        while True:
+            try:
+                counts = await self._records.is_holder(writer, self._me)
+                async with self._keeper.lock_of(writer):
+                    if counts:
+                        await self._persist(writer)
+                    else:
+                        self._drop(writer)
+                return
+            except HeadraceError as error:
+                log.warning("copies of a node that is gone are not persisted node=%s error=%s", writer, error)
+            except Exception:
+                log.exception("copies of a node that is gone are not persisted node=%s", writer)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _persist(self, writer: str) -> None:
+        """All that is in its mirror; what it is to be told is on disk before anything is dropped."""
+        folder = self._keeper.folder_of(writer)
+        if not _is_there(os.path.join(folder, "tree")):
+            return
+        log.warning("a node is gone, its files are persisted here node=%s", writer)
+        self._keeper.forget(writer)
+        write = self._build(folder)
+        try:
+            await write.start()
+            await write.persist(b"/")
+        finally:
+            await write.stop()
+            self.files_persisted += write.counts.files_persisted
+            _note_taken(folder)
+        failpoint.hit("takeover.persisted")
+        self._drop(writer)
+
+    def _drop(self, writer: str) -> None:
+        """All but what the writer is to be told."""
+        folder = self._keeper.folder_of(writer)
+        self._keeper.forget(writer)
+        for name in os.listdir(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            elif not name.startswith(TAKEN):
+                os.unlink(path)
+
+    async def give_back(self, writer: str, *, done: bool) -> Returned:
+        """What was persisted for a writer that is back. done: it knows."""
+        self._end(writer)
+        folder = self._keeper.folder_of(writer)
+        path = os.path.join(folder, TAKEN)
+        async with self._keeper.lock_of(writer):
+            if not _is_there(path):
+                return Returned([])
+            if done:
+                os.unlink(path)
+                return Returned([])
+            with contextlib.closing(KnownTable(path)) as table:
+                rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
+        return Returned(
+            [ReturnedFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
+        )
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(path)
+
+
+async def come_back(me: str, peers: Peers, view: ClusterView, known: KnownTable) -> None:
+    """What others persisted of this node's files while it was away is noted as persisted. Who does not answer is
+    passed by: its puts are found by their bytes."""
+    for node in view.nodes.values():
+        if node.id == me or node.protocol < 2:
+            continue
+        try:
+            files = await peers.returned(node, me, done=False, deadline=Deadline.after(ASK_LIMIT_S))
+            if not files:
+                continue
+            for one in files:
+                row = Row(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version)
+                known.note(row)
+            log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
+            await peers.returned(node, me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
+        except HeadraceError as error:
+            log.info("not asked what it persisted node=%s error=%s", node.id, error)
+
+
+def _note_taken(folder: str) -> None:
+    """By the files of the mirror, which know whose they are."""
+    upper = Upper(folder)
+    with (
+        contextlib.closing(KnownTable(os.path.join(folder, "known.db"))) as known,
+        contextlib.closing(KnownTable(os.path.join(folder, TAKEN))) as taken,
+    ):
+        for row in known.all():
+            own = copy_of(upper.at(row.path))
+            if len(own) == 3 and row.version != Version(-1, 0) and not row.begun:
+                taken.note(Row(row.path, *own, row.version))

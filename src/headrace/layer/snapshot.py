@@ -1,0 +1,102 @@
+"""What one name of an upper layer looks like at a moment: enough to make the same in another node's layer."""
+
+from __future__ import annotations
+
+import os
+import stat
+from enum import IntEnum
+
+import msgspec
+import xxhash
+
+from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.layer.upper import is_removed, is_whiteout
+
+SMALL_BYTES_MAX = 256 << 10
+"""Smaller files travel within the snapshot."""
+
+
+class Shape(IntEnum):
+    GONE = 0
+    """Nothing there, or nothing that the origin doesn't have."""
+    FILE = 1
+    DIRECTORY = 2
+    REMOVED = 3
+    LINK = 4
+    WHITEOUT = 5
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """shape: a Shape. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
+    hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file."""
+
+    path: bytes
+    shape: int
+    inode: int = 0
+    ctime_ns: int = 0
+    mtime_ns: int = 0
+    size_bytes: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    replaces: Version | None = None
+    content: bytes = b""
+    sums: list[int] = []
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """By which it is known whether anything changed."""
+        return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces
+
+    @property
+    def is_large(self) -> bool:
+        return self.shape == Shape.FILE and self.size_bytes > SMALL_BYTES_MAX
+
+
+def shape_of(at: bytes, found: os.stat_result) -> Shape:
+    """GONE for what can't be persisted: sockets, devices."""
+    if is_whiteout(found):
+        return Shape.WHITEOUT
+    if stat.S_ISDIR(found.st_mode):
+        return Shape.REMOVED if is_removed(at) else Shape.DIRECTORY
+    if stat.S_ISLNK(found.st_mode):
+        return Shape.LINK
+    return Shape.FILE if stat.S_ISREG(found.st_mode) else Shape.GONE
+
+
+def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
+    """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after.
+    OSError."""
+    found = os.lstat(at)
+    shape = shape_of(at, found)
+    content, sums = b"", []
+    if shape is Shape.LINK:
+        content = os.readlink(at)
+    elif shape is Shape.FILE:
+        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if found.st_size <= SMALL_BYTES_MAX:
+                content = os.pread(fd, SMALL_BYTES_MAX, 0)
+            else:
+                sums = block_sums(fd, found.st_size)
+        finally:
+            os.close(fd)
+    return Snapshot(
+        *(path, shape, found.st_ino, found.st_ctime_ns, found.st_mtime_ns),
+        size_bytes=found.st_size if sums else len(content),
+        mode=stat.S_IMODE(found.st_mode),
+        uid=found.st_uid,
+        gid=found.st_gid,
+        replaces=replaces,
+        content=content,
+        sums=sums,
+    )
+
+
+def block_sums(fd: int, size_bytes: int) -> list[int]:
+    starts = range(0, size_bytes, BLOCK_SIZE_BYTES)
+    return [
+        xxhash.xxh3_64_intdigest(os.pread(fd, min(BLOCK_SIZE_BYTES, size_bytes - start), start))
+        for start in starts
+    ]

@@ -1,0 +1,157 @@
+"""Mode back:2: what was written is on another node when close returns, and outlives the one that wrote it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from headrace.layer.snapshot import Shape, shape_of
+from headrace.layer.upper import Upper
+from tests.integration.cli.host import Host
+from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
+
+from .conftest import MakeTown
+from .test_writing import same_everywhere
+from .town import Town
+
+NEVER_S = 600
+
+
+def layer(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Path → shape, mode, target, bytes, of a layer and of a copy of one alike."""
+    upper = Upper(str(folder))
+    found: dict[str, tuple[object, ...]] = {}
+    for path, seen in upper.walk():
+        at = upper.at(path)
+        shape = shape_of(at, seen)
+        inside = b""
+        if shape is Shape.FILE:
+            inside = Path(os.fsdecode(at)).read_bytes()
+        elif shape is Shape.LINK:
+            inside = os.readlink(at)
+        found[os.fsdecode(path)] = (shape, inside, stat.S_IMODE(seen.st_mode) if shape is Shape.FILE else 0)
+    return found
+
+
+def id_of(town: Town, host: Host) -> str:
+    return f"n{town.hosts.index(host)}"
+
+
+def assert_copied(town: Town, writer: Host) -> None:
+    """At once: whoever wrote has been answered, so it is there."""
+    assert layer(copy_folder(town, writer)) == layer(writer.cache / "upper")
+
+
+def holds(host: Host) -> list[Path]:
+    return [path for path in (host.cache / "copies").glob("*/tree/**/*") if not path.is_dir()]
+
+
+def copy_folder(town: Town, writer: Host) -> Path:
+    """At the holder that the writer names."""
+    (id,) = town.status(writer)["write"]["copies_on"]
+    return town.hosts[int(id.removeprefix("n"))].cache / "copies" / id_of(town, writer)
+
+
+def test_what_was_acknowledged_is_on_another_node(make_town: MakeTown) -> None:
+    town = make_town(write="back:2", persist_delay_s=NEVER_S)
+    town.put("low/a", 50_000)
+    town.put("low/b", 60_000)
+    town.put("low/deep/c", 70_000)
+    town.start(3)
+    writer = town.hosts[0]
+    run = Writer(writer.mount).run
+    for step in (
+        "open('small', 'wb').write(os.urandom(1000))",
+        "open('large', 'wb').write(os.urandom(5_500_000))",
+        "open('large', 'ab').write(os.urandom(700_000))",
+        "f = os.open('large', os.O_RDWR); os.pwrite(f, b'in the middle', 2_000_000); os.fsync(f); os.close(f)",
+        "os.truncate('large', 3_300_000); os.chmod('large', 0o640)",
+        "os.makedirs('d/e'); open('d/e/f', 'w').write('f'); os.symlink('e/f', 'd/link')",
+        "os.rename('large', 'd/large')",
+        "os.rename('d', 'moved')",
+        "open('low/a', 'ab').write(b'more'); os.unlink('low/b')",
+        "os.unlink('low/deep/c'); os.rmdir('low/deep')",
+        "open('moved/large', 'ab').write(b'again'); os.unlink('small')",
+        "open('new', 'wb').write(b'x' * 300_000); os.replace('new', 'moved/e/f')",
+    ):
+        run(step)
+        assert_copied(town, writer)
+    others = [host for host in town.hosts[1:] if host.cache not in copy_folder(town, writer).parents]
+    for host in others:  # the first to join held copies for a moment
+        wait_until(lambda host=host: not holds(host), 30.0)  # type: ignore[misc]
+
+
+def test_what_is_persisted_is_copied_no_more(make_town: MakeTown) -> None:
+    town = make_town(write="back:2", persist_delay_s=0.05)
+    town.start(2)
+    writer = town.hosts[0]
+    Writer(writer.mount).run(
+        "os.mkdir('d')\nfor n in range(40): open(f'd/{n}', 'wb').write(os.urandom(30_000))\n"
+        "open('large', 'wb').write(os.urandom(2_500_000))"
+    )
+    settled(writer)
+    same_everywhere(town)
+    folder = copy_folder(town, writer)
+    wait_until(lambda: not [path for path in (folder / "tree").rglob("*") if path.is_file()], 30.0)
+    assert not os.listdir(folder / "work")
+
+
+def test_a_writer_that_dies_loses_nothing(make_town: MakeTown) -> None:
+    """Killed right after close; another node persists its files, and back again it has nothing to add."""
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
+    town.put("low/a", 50_000)
+    town.put("low/b", 60_000)
+    town.start(3)
+    writer, *others = town.hosts
+    Writer(writer.mount).run(
+        """
+os.makedirs('new/deep')
+for number in range(30):
+    open(f'new/deep/{number}', 'wb').write(os.urandom(20_000))
+open('new/large', 'wb').write(os.urandom(5_000_000))
+open('low/a', 'ab').write(b'more')
+os.unlink('low/b')
+"""
+    )
+    expected = Writer(writer.mount).tree()
+    assert tree_of(town.truth) != expected
+    writer.kill_all()
+    town.wait_members(2, others)
+    wait_until(lambda: tree_of(town.truth) == expected, 60.0)
+    for host in others:
+        wait_until(lambda host=host: Writer(host.mount).tree() == expected, 30.0)  # type: ignore[misc]
+    Writer(others[0].mount).run("open('low/a', 'w').write('written since')")
+    settled(others[0])
+    writer.close()
+    town.up(writer)
+    town.wait_members(3)
+    assert settled(writer)["conflicts"] == []
+    same_everywhere(town)
+    assert bytes.fromhex(tree_of(town.truth)["low/a"]) == b"written since"
+    assert len(tree_of(town.truth)) == len(expected)
+
+
+def test_a_holder_that_dies_is_replaced(make_town: MakeTown) -> None:
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
+    town.start(3)
+    writer = town.hosts[0]
+    Writer(writer.mount).run("[open(f'f{n}', 'wb').write(os.urandom(400_000)) for n in range(5)]")
+    before = copy_folder(town, writer)
+    holder = next(host for host in town.hosts if host.cache in before.parents)
+    holder.kill_all()
+    town.wait_members(2, [host for host in town.hosts if host is not holder])
+    Writer(writer.mount).run("open('later', 'w').write('later')")
+    after = copy_folder(town, writer)
+    assert after != before
+    wait_until(lambda: layer(after) == layer(writer.cache / "upper"), 30.0)
+    holder.close()
+
+
+def test_alone_the_origin_has_it_instead(make_town: MakeTown) -> None:
+    town = make_town(write="back:2", persist_delay_s=NEVER_S)
+    town.start(1)
+    (writer,) = town.hosts
+    Writer(writer.mount).run("open('f', 'wb').write(b'f' * 400_000); os.mkdir('d')")
+    assert (town.truth / "f").read_bytes() == b"f" * 400_000
+    assert (town.truth / "d").is_dir()
