@@ -57,7 +57,8 @@ class EtcdRecords:
             return
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
         try:
-            await asyncio.wait_for(self._first.wait(), CALL_S * (len(self._endpoints) + 1))
+            async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
+                await self._first.wait()
         except TimeoutError:
             await self.close()
             raise ClusterUnavailableError(

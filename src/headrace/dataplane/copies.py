@@ -171,9 +171,7 @@ class Lane:
                 if not self._pending and self.begun.is_set():
                     await self._sleep()
                     continue
-                if not self._urgent.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+                await self._sleep()
                 self._urgent.clear()
                 await self._tell()
             except HeadraceError as error:
@@ -187,7 +185,8 @@ class Lane:
 
     async def _sleep(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+            async with asyncio.timeout(GATHER_S):
+                await self._urgent.wait()
 
     async def _tell(self) -> None:
         """Some of what is pending; where the lane begins, all that is dirty."""

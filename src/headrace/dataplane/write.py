@@ -417,7 +417,8 @@ class WritePath:
         wait_s = min(LOOK_OVER_S, next_s - time.monotonic())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.02, wait_s))
+                async with asyncio.timeout(max(0.02, wait_s)):
+                    await self._wake.wait()
 
     async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
         """One round. What was removed waits for what was put: a file that was renamed is at its new name first."""

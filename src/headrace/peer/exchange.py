@@ -157,7 +157,8 @@ class Exchange:
         try:
             while not came.is_set():
                 try:
-                    await asyncio.wait_for(came.wait(), SILENCE_S if watch else None)
+                    async with asyncio.timeout(SILENCE_S if watch else None):
+                        await came.wait()
                 except TimeoutError:
                     await self._check(peer)
         except BaseException:

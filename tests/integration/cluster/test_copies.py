@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import stat
 from pathlib import Path
+
+import pytest
 
 from headrace.layer.snapshot import Shape, shape_of
 from headrace.layer.upper import Upper
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
+from tests.integration.persist.test_kills import NAMES, SCRIPT
 
 from .conftest import MakeTown
 from .test_writing import same_everywhere
 from .town import Town
 
 NEVER_S = 600
+STEPS = ("keep.fetched", "persist.put", "persist.noted", "persist.removed", "takeover.persisted")
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "2"))
 
 
 def layer(folder: Path) -> dict[str, tuple[object, ...]]:
@@ -43,8 +50,14 @@ def assert_copied(town: Town, writer: Host) -> None:
     assert layer(copy_folder(town, writer)) == layer(writer.cache / "upper")
 
 
-def holds(host: Host) -> list[Path]:
-    return [path for path in (host.cache / "copies").glob("*/tree/**/*") if not path.is_dir()]
+def holds(host: Host) -> list[str]:
+    """Names of all that is kept there for others, but folders."""
+    return [
+        name
+        for top in (host.cache / "copies").glob("*")
+        for _, _, names in os.walk(top / "tree")
+        for name in names
+    ]
 
 
 def copy_folder(town: Town, writer: Host) -> Path:
@@ -155,3 +168,79 @@ def test_alone_the_origin_has_it_instead(make_town: MakeTown) -> None:
     Writer(writer.mount).run("open('f', 'wb').write(b'f' * 400_000); os.mkdir('d')")
     assert (town.truth / "f").read_bytes() == b"f" * 400_000
     assert (town.truth / "d").is_dir()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_holder_dies_at_a_step_after_the_writer(make_town: MakeTown, tmp_path: Path, step: str) -> None:
+    """While it keeps a copy, the writer has the origin; while it takes over, it goes on when it is started again."""
+    died = tmp_path / "died"
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
+    for name in ("low/a", "low/b", "low/c", "top", "over", "old/x/y", "old/z"):
+        town.put(name, 3000)
+    writer = town.add()
+    hit = 4 if step == "keep.fetched" else 1  # the first come while it starts
+    holder = town.add(failpoint=f"{step}:{hit}:{died}")
+    for host in (writer, holder):
+        town.up(host)
+    town.wait_members(2)
+    Writer(writer.mount).run(SCRIPT, limit_s=90)
+    expected = Writer(writer.mount).tree()
+    assert expected.keys() == NAMES
+    writer.kill_all()
+    wait_until(
+        lambda: tree_of(town.truth) == expected, 60.0, what=lambda: f"{step}: {tree_of(town.truth).keys()}"
+    )
+    wait_until(died.exists, 10.0, what=lambda: f"{step} was not hit")
+    wait_until(lambda: not holds(holder), 30.0)
+    writer.close()
+    town.up(writer)
+    town.wait_members(2)
+    assert settled(writer)["conflicts"] == settled(holder)["conflicts"] == []
+    same_everywhere(town)
+    assert tree_of(town.truth) == expected
+
+
+@pytest.mark.parametrize("seed", range(EXAMPLES))
+def test_a_writer_dies_while_it_writes(make_town: MakeTown, seed: int) -> None:
+    """Whatever was acknowledged before is at the origin afterwards, whole; what was being written, perhaps."""
+    choose = random.Random(seed)
+    town = make_town(write="back:2", persist_delay_s=choose.choice([0.05, NEVER_S]), take_over_s=0.2)
+    town.start(3)
+    writer = town.hosts[0]
+    process = Writer(writer.mount).start(
+        f"""
+import hashlib, random
+choose = random.Random({seed})
+for number in range(10_000):
+    data = random.Random(number).randbytes(choose.choice([100, 30_000, 1_500_000]))
+    name = f'f{{number % 50}}'
+    with open(name + '.new', 'wb') as out:
+        out.write(data)
+    os.rename(name + '.new', name)
+    print(number, name, hashlib.sha256(data).hexdigest(), len(data))
+"""
+    )
+    assert process.stdout is not None
+    wanted: dict[str, list[str]] = {}
+    for _ in range(choose.randrange(20, 120)):
+        number, name, digest, _ = process.stdout.readline().split()
+        wanted[name] = [digest, number]
+    writer.kill_all()
+    for line in process.stdout.read().splitlines():
+        if len(found := line.split()) == 4 and found[3].isdigit():
+            wanted[found[1]] = [found[2], found[0]]
+    process.kill()
+    process.wait()
+    holding = [host for host in town.hosts[1:] if holds(host)]
+    wait_until(lambda: not any(holds(host) for host in holding), 60.0)
+    last = max((int(number) for _, number in wanted.values()), default=-1)
+    for name, (digest, number) in wanted.items():
+        data = (town.truth / name).read_bytes()
+        known = {digest}
+        if (last + 1) % 50 == int(name[1:]):  # it was being replaced
+            known |= {
+                hashlib.sha256(random.Random(last + 1).randbytes(size)).hexdigest()
+                for size in (100, 30_000, 1_500_000)
+            }
+        assert hashlib.sha256(data).hexdigest() in known, (name, number)
+    writer.close()

@@ -1,0 +1,158 @@
+"""A mirror made of snapshots is like the layer that they were taken of, whatever was done to it and in which order."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.layer.mirror import Mirror, copy_of
+from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot, shape_of, take
+from headrace.layer.upper import Upper, join
+
+NAMES = [b"a", b"b", b"c"]
+VERSION = Version(7, 8, '"nine"')
+
+
+@pytest.fixture
+def layers(tmp_path: Path) -> tuple[Upper, Mirror]:
+    if os.geteuid() != 0:
+        pytest.skip("whiteouts are devices, and made by root")
+    upper, mirror = Upper(str(tmp_path / "upper")), Mirror(str(tmp_path / "mirror"))
+    upper.make()
+    mirror.make()
+    return upper, mirror
+
+
+def snapshot(upper: Upper, path: bytes) -> Snapshot:
+    try:
+        return take(path, upper.at(path), upper.base_of(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return Snapshot(path, Shape.GONE)
+
+
+def send(upper: Upper, mirror: Mirror, paths: list[bytes]) -> int:
+    """As a lane and a holder do; bytes of large files that were sent."""
+    below = {one for path in paths for one, _ in upper.walk(path)}
+    snapshots = [snapshot(upper, path) for path in {*paths, *below}]
+    snapshots.sort(key=lambda one: one.shape in (Shape.GONE, Shape.WHITEOUT))
+    sent = 0
+    for one in snapshots:
+        if one.is_large:
+            with open(upper.at(one.path), "rb") as source:
+                for start, end in mirror.missing(one):
+                    source.seek(start)
+                    mirror.write(one.inode, start, source.read(end - start))
+                    sent += end - start
+        mirror.place(one)
+    return sent
+
+
+def looks(upper: Upper) -> dict[bytes, tuple[object, ...]]:
+    found: dict[bytes, tuple[object, ...]] = {}
+    for path, seen in upper.walk():
+        at = upper.at(path)
+        shape = shape_of(at, seen)
+        inside = b""
+        if shape is Shape.FILE:
+            inside = Path(os.fsdecode(at)).read_bytes()
+        elif shape is Shape.LINK:
+            inside = os.readlink(at)
+        times = seen.st_mtime_ns if shape is Shape.FILE else 0
+        found[path] = (shape, inside, stat.S_IMODE(seen.st_mode), times, upper.base_of(path))
+    return found
+
+
+def random_path(choose: random.Random) -> bytes:
+    path = b"/"
+    for _ in range(choose.randrange(1, 4)):
+        path = join(path, choose.choice(NAMES))
+    return path
+
+
+def act(choose: random.Random, upper: Upper) -> list[bytes]:
+    """One change of the layer; the paths that are told of it."""
+    path, other = random_path(choose), random_path(choose)
+    at, there = upper.at(path), upper.at(other)
+    kind = choose.randrange(8)
+    try:
+        if kind == 0:
+            os.mkdir(at, 0o755)
+        elif kind in (1, 2):
+            size = choose.choice([0, 10, SMALL_BYTES_MAX, SMALL_BYTES_MAX + 1, 3 * BLOCK_SIZE_BYTES + 5])
+            with open(at, choose.choice(["wb", "ab", "r+b"])) as out:
+                out.seek(choose.choice([0, 2 * BLOCK_SIZE_BYTES]), os.SEEK_SET)
+                out.write(choose.randbytes(size))
+        elif kind == 3:
+            os.rename(at, there)
+            return [other, path]
+        elif kind == 4:
+            upper.hide(path, choose.choice([None, VERSION]))
+        elif kind == 5:
+            os.unlink(at)
+        elif kind == 6:
+            shutil.rmtree(at)
+        else:
+            os.symlink(choose.randbytes(3).hex(), at)
+    except OSError:
+        return []
+    return [path]
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HEADRACE_EXAMPLES", "20"))))
+def test_like_the_layer(layers: tuple[Upper, Mirror], seed: int) -> None:
+    upper, mirror = layers
+    choose = random.Random(seed)
+    for _ in range(60):
+        changed = act(choose, upper)
+        if choose.random() < 0.8:
+            send(upper, mirror, changed)
+        else:  # a holder that comes anew
+            mirror.begin()
+            send(upper, mirror, [path for path, _ in upper.walk()])
+            mirror.end()
+        if choose.random() < 0.8:
+            continue
+        send(upper, mirror, [path for path, _ in upper.walk()])
+        mirror.begin()
+        send(upper, mirror, [path for path, _ in upper.walk()])
+        mirror.end()
+        files = {path: one for path, one in looks(upper).items() if one[0] is not Shape.DIRECTORY}
+        assert {p: one for p, one in looks(mirror.upper).items() if one[0] is not Shape.DIRECTORY} == files
+
+
+def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
+    upper, mirror = layers
+    at, size = upper.at(b"/f"), 4 * BLOCK_SIZE_BYTES + 100
+    Path(os.fsdecode(at)).write_bytes(os.urandom(size))
+    assert send(upper, mirror, [b"/f"]) == size
+    with open(at, "r+b") as out:
+        out.seek(BLOCK_SIZE_BYTES + 5)
+        out.write(b"changed")
+    assert send(upper, mirror, [b"/f"]) == BLOCK_SIZE_BYTES
+    os.rename(at, upper.at(b"/g"))
+    assert send(upper, mirror, [b"/f", b"/g"]) == 0
+    assert looks(upper) == looks(mirror.upper)
+    found = os.lstat(upper.at(b"/g"))
+    assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
+
+
+def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror]) -> None:
+    upper, mirror = layers
+    at = upper.at(b"/f")
+    first = os.urandom(3 * BLOCK_SIZE_BYTES)
+    Path(os.fsdecode(at)).write_bytes(first)
+    send(upper, mirror, [b"/f"])
+    with open(at, "r+b") as out:
+        out.write(os.urandom(2 * BLOCK_SIZE_BYTES))
+    wanted = snapshot(upper, b"/f")
+    for start, end in mirror.missing(wanted):
+        mirror.write(wanted.inode, start, Path(os.fsdecode(at)).read_bytes()[start:end])
+    assert Path(os.fsdecode(mirror.upper.at(b"/f"))).read_bytes() == first
+    mirror.place(wanted)
+    assert looks(upper) == looks(mirror.upper)
