@@ -226,13 +226,22 @@ class Lane:
                         offered.enter_context(self._copies.offers.offer(self._copies.at(path)))
                 if self._has.get(path, NOTHING) == one.state:
                     continue
-                snapshots.append(one)
+                snapshots += [one, *self._gone_below(one)]
                 size_bytes += len(one.content)
                 if size_bytes > BATCH_BYTES:
                     await self._send(snapshots, begin=begin, end=False)
                     begin, snapshots, size_bytes = False, [], 0
             if snapshots or begin or end:
                 await self._send(snapshots, begin=begin, end=end)
+
+    def _gone_below(self, one: Snapshot) -> list[Snapshot]:
+        """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
+        nobody tells of each."""
+        if one.shape not in (Shape.DIRECTORY, Shape.REMOVED) or one.path not in self._has:
+            return []
+        prefix = one.path.rstrip(b"/") + b"/"
+        below = [path for path in self._has if path.startswith(prefix)]
+        return [Snapshot(path, Shape.GONE) for path in below if not os.path.lexists(self._copies.at(path))]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # names that are there before those that are gone: what was renamed is found under its old one
