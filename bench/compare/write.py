@@ -26,12 +26,14 @@ from nodebench.report import table_of_values
 from nodebench.results import Results
 from writebench import cases, goals
 from writebench.bench import Bench
+from writebench.copies import copies
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 CASES: dict[str, Callable[[Bench], None]] = {
     "large": cases.large,
     "small": cases.small,
     "persist": cases.persist,
+    "copies": copies,
 }
 
 

@@ -21,7 +21,7 @@ from nodebench.results import Results
 
 from headrace.base.errors import HeadraceError
 from headrace.lab import services
-from headrace.lab.lab import Lab, LabPlan
+from headrace.lab.lab import CACHE_BYTES, Lab, LabPlan
 
 from . import raw, reader
 
@@ -54,7 +54,9 @@ class Bench:
             self.results.skip(measure, "headrace", reason)
 
     @contextmanager
-    def lab(self, nodes: int, rate_mbit: int, **settings: str) -> Iterator[Lab]:
+    def lab(
+        self, nodes: int, rate_mbit: int, *, cache_bytes: int = CACHE_BYTES, **settings: str
+    ) -> Iterator[Lab]:
         """Over an empty bucket; rate 0: not shaped."""
         folder = self.place.folder("lab")
         one = Lab(os.path.join(folder, "lab.json"), progress=lambda line: self.say(f"  {line}"))
@@ -65,6 +67,7 @@ class Bench:
             plan = LabPlan(
                 nodes=nodes,
                 rate_bits_s=rate_mbit * 10**6,
+                cache_bytes=cache_bytes,
                 sample=False,
                 settings=settings,
                 folder=os.path.join(folder, "data"),

@@ -3,8 +3,7 @@
 1 `large`: one file of 4 GiB, written in order, fsync, close. 2 `small`: 10,000 files created, written and closed.
 3 `persist`: written to a mount in mode `back` until all is at the origin, against s5cmd of the same data, which lies on
 the disk already. What was written is read back, and what was persisted is looked at in the object store.
-
-4 is kept for mode `back` with two replicas over a shaped link: it needs a second node.
+4 `copies`: as 1, in mode `back:2` over a link: `copies.py`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from nodebench.results import Results
 
 from .bench import OURS
 from .cases import LARGE, PERSIST, SMALL
+from .copies import COPIED, RATES_MBIT
 
 JUICEFS = ("juicefs", "juicefs-later")
 """The better of both counts."""
@@ -21,6 +22,9 @@ def goals(r: Results) -> list[Goal]:
     for data in ("big", "small"):
         measure = f"{PERSIST}, {data}"
         found.append(Goal(f"{measure}: of s5cmd", 0.9, True, r.ratio(measure, "headrace-back", "s5cmd")))
+    for rate in RATES_MBIT:
+        measure = f"{COPIED}, {rate} Mbit/s: of the slower of disk and link"
+        found.append(Goal(measure, 0.95, True, r.median(measure, "headrace-back:2")))
     return found
 
 

@@ -101,6 +101,10 @@ def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("writes", f"{write['mode']}; {waiting}")]
     if write["slowed_s"]:
         lines.append(("", f"persisting is behind: writers wait {write['slowed_s']:.2f} s for each file"))
+    if "copies_on" in write:
+        lines.append(
+            ("copies", f"on {', '.join(write['copies_on']) or 'no other node: writers wait for the origin'}")
+        )
     lines += [("failed", f"{path}: {error}") for path, error in write["errors"]]
     for one in write["conflicts"]:
         kept = f"ours is {one['kept']}" if one["kept"] else "it was not removed"
@@ -113,6 +117,10 @@ def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     if not cluster:
         return []
     lines = [("cluster", f"{cluster['name']}, this is {cluster['node']} at {cluster['address']}")]
+    if cluster["taking_over"]:
+        lines.append(
+            ("", f"persists what was written by {', '.join(cluster['taking_over'])}, gone from the cluster")
+        )
     trouble = cluster["membership"].get("trouble", "")
     lines.append(("", trouble or f"epoch {cluster['epoch']}, {len(cluster['members'])} nodes"))
     for member in cluster["members"]:

@@ -7,6 +7,7 @@ when the writer is gone is in take_over.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -38,6 +39,12 @@ class Keeper:
         self._view = view
         self._mirrors: dict[str, Mirror] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self.bytes_kept = 0
+        """When it was last measured."""
+
+    async def measure(self) -> None:
+        """Reads all names, in a thread."""
+        self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
 
     def writers(self) -> list[str]:
         """The ids of those of whom something is kept here."""
@@ -124,6 +131,15 @@ class Keeper:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except OSError as error:
             raise StoreError(f"folder {self._folder}", why=os.strerror(error.errno or 0)) from error
+
+
+def _bytes_below(folder: str) -> int:
+    total = 0
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    return total
 
 
 def _place(mirror: Mirror, snapshots: list[Snapshot]) -> None:

@@ -460,8 +460,7 @@ class Node:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._look_at_disks()
             try:
-                if self.write is not None:
-                    self.store.set_written(self.write.upper_bytes)
+                self.store.set_written(self._bytes_written())
                 while self.store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
                     await asyncio.sleep(0)
                 if time.monotonic() - dropped_s > IDLE_FILL_S:
@@ -470,12 +469,19 @@ class Node:
                 if time.monotonic() - synced_s > SYNC_INTERVAL_S:
                     synced_s = time.monotonic()
                     await asyncio.get_running_loop().run_in_executor(self.disk, self.store.sync)
+                    if self.together is not None:
+                        await self.together.keeper.measure()
             except CorruptIndexError as error:
                 self._give_up_index(error)
             except HeadraceError as error:
                 log.warning("upkeep failed error=%s", error)
             except Exception:
                 log.exception("upkeep failed")  # eviction and sync must go on
+
+    def _bytes_written(self) -> int:
+        """On the first volume, beside the cache: by this host, and copies of what others wrote."""
+        own = 0 if self.write is None else self.write.upper_bytes
+        return own + (0 if self.together is None else self.together.keeper.bytes_kept)
 
     def _look_at_disks(self) -> None:
         before = self.disks_full
