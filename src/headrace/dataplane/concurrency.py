@@ -21,11 +21,21 @@ It costs a few rounds of answers."""
 class Window:
     """The limit itself. It doubles with every round of answers until the first sign of queueing, as TCP does; from
     there it goes up by one a round and down by one a round, and is halved by an overloaded origin. start: where it
-    begins; one that is told of nothing stays there."""
+    begins; one that is told of nothing stays there. least: it does not go below for queueing. tolerance: what counts
+    as queueing, as a multiple of the best."""
 
-    def __init__(self, *, maximum: int, start: int = START) -> None:
+    def __init__(
+        self,
+        *,
+        maximum: int,
+        start: int = START,
+        least: int = START,
+        tolerance: float = LATENCY_TOLERANCE,
+    ) -> None:
         self.maximum = maximum
         self.limit = float(min(start, maximum))
+        self._least = least
+        self._tolerance = tolerance
         self._best_s: dict[
             int, float
         ] = {}  # by the size's power of two: small reads don't compare with large
@@ -38,17 +48,17 @@ class Window:
             self._probe()
         size_class = bytes_read.bit_length()
         best_s = self._best_s[size_class] = min(self._best_s.get(size_class, seconds), seconds)
-        if seconds <= best_s * LATENCY_TOLERANCE:
+        if seconds <= best_s * self._tolerance:
             step = 1.0 if self._doubling else 1 / self.limit
             self.limit = min(float(self.maximum), self.limit + step)
         else:
             self._doubling = False
-            self.limit = max(float(min(START, self.limit)), self.limit - 1 / self.limit)
+            self.limit = max(float(min(self._least, self.limit)), self.limit - 1 / self.limit)
 
     def _probe(self) -> None:
         self._best_s.clear()
         self._doubling = True
-        self.limit = min(self.limit, float(START))
+        self.limit = min(self.limit, float(self._least))
 
     def overloaded(self) -> None:
         self._doubling = False

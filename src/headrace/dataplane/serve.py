@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, FileId, Version
+from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.copies import TOKEN, Offers, WrittenFile
 from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 
 VIEW_WAIT_S = 5.0
 VIEW_LOOK_S = 0.05
+TAKES_MAX, TAKES_BYTES_MAX = 64, 64 << 20
+TAKES_TOLERANCE = 1.5
+"""Files that are taken over at once: as many as don't wait for each other in the link. Its queue is that of the
+readers, too, who would otherwise wait behind the hand-over (decision 0008)."""
 ATTEMPTS = 5
 """How often a file may be evicted between its fetch and its opening."""
 
@@ -127,6 +132,8 @@ class Desk:
         copies: CopyDesk | None = None,
     ) -> None:
         self._copies = copies
+        window = Window(maximum=TAKES_MAX, start=1, least=1, tolerance=TAKES_TOLERANCE)
+        self._takes = Gate(window, bytes_max=TAKES_BYTES_MAX)
         self._namespace = namespace
         self._store = store
         self._reads = reads
@@ -196,10 +203,14 @@ class Desk:
                 raise NotOwnerError(os.fsdecode(one.path), why="this node does not own it")
             await asyncio.sleep(VIEW_LOOK_S)
         entry = await self._claimed(one)
-        if one.size_bytes <= SEGMENT_BYTES:
-            await self._reads.load(entry)
-        else:
-            await self._reads.load_part(entry, one.start, one.end)
+        async with self._takes.enter(one.end - one.start, background=True):
+            began_s = time.monotonic()
+            if one.size_bytes <= SEGMENT_BYTES:
+                await self._reads.load(entry)
+            else:
+                await self._reads.load_part(entry, one.start, one.end)
+            took_s = time.monotonic() - began_s
+            self._takes.window.succeeded(bytes_read=one.end - one.start, seconds=took_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 
     async def keep(self, request: Keep | KeepAhead) -> None:

@@ -37,6 +37,8 @@ VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
+HANDING_OVER_S = 60.0
+"""How long they are looked for there first."""
 
 
 class Source(Protocol):
@@ -156,8 +158,14 @@ class ClusterSources(Sources):
         if view.ring is not self._ring:
             self._ring, self._changed_s = view.ring, time.monotonic()
             self._in_vain.clear()
-        moving = time.monotonic() - self._changed_s < MOVING_S
-        return route(view, self.me, path, start, replicas=self.replicas, for_peer=for_peer, moving=moving)
+        since_s = time.monotonic() - self._changed_s
+        return route(
+            *(view, self.me, path, start),
+            replicas=self.replicas,
+            for_peer=for_peer,
+            moving=since_s < MOVING_S,
+            handing_over=since_s < HANDING_OVER_S,
+        )
 
     def worth_asking(self, hop: Hop) -> bool:
         """Not one that is down, nor one that was asked in vain again and again for what it may have had before."""

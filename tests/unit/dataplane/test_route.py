@@ -87,3 +87,17 @@ def test_segments_of_a_large_file_have_owners_of_their_own() -> None:
         for at in range(40)
     }
     assert firsts == {"a", "b", "c"}
+
+
+def test_while_it_is_handed_over_the_one_before_is_asked_first() -> None:
+    before = view_of("a", "b")
+    view = view_of("a", "b", "c", before=before)
+    moved = [path for path in PATHS if view.owners(path)[0].id == "c"]
+    for path in PATHS:
+        former = before.owners(path)[0].id
+        reader = "b" if former == "a" else "a"
+        way = route(view, reader, path, 0, replicas=1, for_peer=False, moving=True, handing_over=True)
+        expected = [(former, True), ("c", False)] if path in moved else [(former, False)]
+        assert [(hop.node.id, hop.cached_only) for hop in way.hops] == expected
+        own = route(view, former, path, 0, replicas=1, for_peer=False, moving=True, handing_over=True)
+        assert all(hop.node.id != former for hop in own.hops)
