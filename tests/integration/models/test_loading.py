@@ -2,50 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from headrace.integrations.safetensors import iter_model, load_model
 from tests.integration.cli.host import Host
 
 from .counted_origin import CountedOrigin, counted_origin
+from .model import LAYERS, run_ranks, write_model
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(110)]
-RANKS = Path(__file__).with_name("ranks.py")
-SHARDS, LAYERS, TENSOR = 3, 6, 1 << 20  # 24 MiB each
-LIMIT_S = 80
 
 
 @pytest.fixture(autouse=True)
 def _needs_fuse() -> None:
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")
-
-
-def write_model(folder: Path, *, seed: int = 0) -> None:
-    """Three files and their index."""
-    random = torch.Generator().manual_seed(seed)
-    weight_map = {}
-    for number in range(SHARDS):
-        file = f"model-{number + 1:05d}-of-{SHARDS:05d}.safetensors"
-        tensors = {
-            f"layers.{number}.{layer}": torch.randn(TENSOR, generator=random).view(1024, -1)
-            for layer in range(LAYERS)
-        }
-        tensors[f"layers.{number}.bias"] = torch.randn(5 + number, generator=random).bfloat16()
-        save_file(tensors, folder / file)
-        weight_map |= dict.fromkeys(tensors, file)
-    index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 Begin = Callable[..., tuple[Host, CountedOrigin]]
@@ -70,16 +46,6 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         yield run
         for one in made:
             one.close()
-
-
-def run_ranks(host: Host, how: str, model: object, count: int) -> None:
-    command = [sys.executable, str(RANKS), how, str(model), str(host.truth), str(count)]
-    done = subprocess.run(
-        command, env=host.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answers: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert answers == [{"error": "", "right": SHARDS * (LAYERS + 1)}] * count, (answers, done.stderr)
 
 
 def assert_sent_once(host: Host, origin: CountedOrigin) -> None:

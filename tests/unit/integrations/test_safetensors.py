@@ -1,4 +1,4 @@
-"""Models out of plain folders: the same tensors as safetensors' own loader gives, and one clear error each for wrong ones."""
+"""Models out of plain folders: the tensors that safetensors' own loader gives; one clear error for what is wrong."""
 
 from __future__ import annotations
 
