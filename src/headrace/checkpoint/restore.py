@@ -61,8 +61,8 @@ def load(
 
     only: patterns of names (`model.*`; keys joined by dots); what none matches is left out of dicts and is None in
     lists and tuples. into: a state of the same form, whose tensors and arrays are restored in place; the answer
-    holds them. mapped: what the page cache has is not copied; new tensors lie in the pages of the packs, also when those
-    are pruned, and a page is copied when it is first written to. Each chunk is held against its hash:
+    holds them. mapped: what the page cache has is not copied; new tensors lie in the pages of the packs, also when
+    those are pruned, and a page is copied when it is first written to. Each chunk is held against its hash:
     CorruptCheckpointError, and what is in `into` then is undefined. CheckpointNotFoundError; CheckpointMismatchError
     when `into` has another form.
     """

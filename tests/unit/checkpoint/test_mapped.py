@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.base.errors import CorruptCheckpointError
-from headrace.checkpoint import Saver, SaveOptions, load, save
+from headrace.checkpoint import SaveOptions, Saver, load, save
 from headrace.checkpoint.memory import is_own_mapping, page_aligned, touch
 from tests.unit.checkpoint.states import same
 
