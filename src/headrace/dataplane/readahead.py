@@ -56,7 +56,7 @@ class ReadAhead:
     """One file's reads.
 
     A read that begins where another ended, or at most a window further, goes on with that stream and doubles its
-    window. After whole_file_after_bytes of one stream, or a quarter of the file, the whole file is wanted.
+    window. After whole_file_after_bytes of one stream or in one read, or a quarter of the file, the whole file is wanted.
     """
 
     def __init__(self, size_bytes: int, *, window_bytes_max: int, whole_file_after_bytes: int) -> None:
@@ -86,7 +86,8 @@ class ReadAhead:
             )
             ahead = stream.window_bytes
         self.wants_whole = self.wants_whole or (
-            self._run_bytes >= self._whole_after_bytes or self._asked_bytes * WHOLE_SHARE >= self._size_bytes
+            max(self._run_bytes, end - start) >= self._whole_after_bytes
+            or self._asked_bytes * WHOLE_SHARE >= self._size_bytes
         )
         return end, min(self._size_bytes, end + ahead)
 

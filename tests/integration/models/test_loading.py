@@ -59,7 +59,7 @@ def assert_sent_once(host: Host, origin: CountedOrigin) -> None:
 
 @pytest.mark.parametrize("how", ["plain", "ours"])
 def test_eight_ranks_fetch_a_model_once(begin: Begin, how: str) -> None:
-    host, origin = begin()
+    host, origin = begin(fill_range_bytes="2MiB")
     run_ranks(host, how, host.mount, 8)
     assert_sent_once(host, origin)
     assert origin.in_flight_max >= 4
