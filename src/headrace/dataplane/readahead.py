@@ -56,7 +56,8 @@ class ReadAhead:
     """One file's reads.
 
     A read that begins where another ended, or at most a window further, goes on with that stream and doubles its
-    window. After whole_file_after_bytes of one stream or in one read, or a quarter of the file, the whole file is wanted.
+    window. After whole_file_after_bytes of streams or in one read, or a quarter of the file, the whole file is
+    wanted.
     """
 
     def __init__(self, size_bytes: int, *, window_bytes_max: int, whole_file_after_bytes: int) -> None:
