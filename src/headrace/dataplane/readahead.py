@@ -27,6 +27,7 @@ def whole_order(size_bytes: int, from_block: int, *, range_blocks: int, lane_byt
     count = block_range(0, size_bytes).stop
     lane_blocks = lane_bytes // BLOCK_SIZE_BYTES or max(1, count)
     lanes = [range(start, min(count, start + lane_blocks)) for start in range(0, count, lane_blocks)]
+    from_block = min(from_block, count)
     first = from_block // lane_blocks
     before = range(0)
     if first < len(lanes):  # the reader's lane is begun where it reads, and what is before that comes last
