@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ def iter_model(
     device: Device = "cpu",
     only: Sequence[str] = (),
     socket: str | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Generator[tuple[str, torch.Tensor], None, None]:
     """As load_model, each file's tensors as soon as the file is there, in whatever order files arrive. One that is
     given up midway fetches nothing more."""
     for _, tensors in _by_file(os.fspath(where), torch.device(device), only, socket, {}):

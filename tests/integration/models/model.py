@@ -21,7 +21,7 @@ LIMIT_S = 80
 def write_model(folder: Path, *, seed: int = 0, shards: int = SHARDS) -> None:
     """Files of 24 MiB and their index."""
     random = torch.Generator().manual_seed(seed)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(shards):
         file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         tensors = {

@@ -91,6 +91,7 @@ def test_an_index_says_what_belongs_to_the_model(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"z": "one.safetensors"}}))
     with pytest.raises(CorruptCheckpointError, match="z is in it"):
         load_model(tmp_path)
+    wrong: Any
     for wrong in ({"weight_map": {"a": "../one.safetensors"}}, {"weights": {}}, []):
         index.write_text(json.dumps(wrong))
         with pytest.raises(CorruptCheckpointError):
