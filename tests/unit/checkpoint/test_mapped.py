@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,18 @@ def test_memory_is_there_once_it_was_touched() -> None:
     touch(large)
     assert resident_bytes() - before > 7 << 20
     assert not large.any()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_state_that_is_let_go_is_gone_at_once(saved: Path, mapped: bool) -> None:
+    gc.disable()  # it must not take a collection
+    try:
+        found = load(str(saved), mapped=mapped)
+        kept = weakref.ref(found["rest"])
+        del found
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def resident_bytes() -> int:
