@@ -85,7 +85,9 @@ class Fill:
             if task is not None:
                 tasks[task] = None
             elif not self._has(block):
-                if run and (block != run[-1] + 1 or len(run) >= self._range_blocks):
+                if run and (
+                    block != run[-1] + 1 or len(run) >= self._range_blocks or self._begins_lane(block)
+                ):
                     tasks[self._launch(run, background=background, for_peer=for_peer)] = None
                     run = []
                 run.append(block)
@@ -136,6 +138,10 @@ class Fill:
     def _has(self, block: int) -> bool:
         start = block * BLOCK_SIZE_BYTES
         return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self.entry.version.size_bytes))
+
+    def _begins_lane(self, block: int) -> bool:
+        """No range lies in two lanes: the owner of one would send for what another one has sent for."""
+        return bool(self._lane_bytes) and block * BLOCK_SIZE_BYTES % self._lane_bytes == 0
 
     def _launch(self, blocks: list[int], *, background: bool, for_peer: bool) -> asyncio.Task[None]:
         first, last = blocks[0], blocks[-1]

@@ -27,6 +27,20 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path)
 
 
+def test_no_range_lies_in_two_segments(world: World) -> None:
+    async def test(world: World) -> None:
+        size = 6 * SEGMENT - 5
+        world.put("model", body_of(size, 3)[:size])
+        for node in world.nodes.values():
+            id = (await node.entry("model")).id
+            for start in range(MIB, size, 2 * MIB):  # ranges of two blocks that begin at odd ones
+                await node.reads.fill(id, start, min(size, start + 2 * MIB), sequential=False)
+            assert await node.read("model") == world.bodies["model"]
+        assert world.origin.bytes_read == size
+
+    asyncio.run(world.run(test))
+
+
 def test_all_owners_send_at_one_time_and_the_origin_once(world: World) -> None:
     async def test(world: World) -> None:
         size = 6 * SEGMENT - 5
