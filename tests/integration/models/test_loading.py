@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,6 +91,17 @@ def test_what_is_loaded_stays_when_it_is_freed_and_replaced(begin: Begin) -> Non
     name = next(iter(model))
     model[name].fill_(7)  # of this process's memory only
     host.assert_right()
+
+
+def test_what_was_written_on_this_host_is_loaded_too(begin: Begin) -> None:
+    host, _ = begin(write="local")
+    copying = ["cp", "-r", "--preserve=all", f"{host.truth}/.", f"{host.mount}/copy"]
+    subprocess.run(copying, check=True, timeout=30)
+    run_ranks(host, "written", host.mount / "copy", 2)
+    run_ranks(host, "ours", host.mount, 2)
+    away = host.base / "away"  # a copy, with all attributes, of what the mount shows is no file of the mount
+    subprocess.run(["cp", "-r", "--preserve=all", str(host.mount), away], check=True, timeout=30)
+    run_ranks(host, "written", away, 2)
 
 
 def test_only_the_files_that_are_wanted_are_fetched(begin: Begin) -> None:
