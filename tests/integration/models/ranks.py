@@ -1,7 +1,8 @@
 """Ranks of one host that load one model: `ranks.py HOW MODEL TRUTH COUNT`; every tensor is held against the truth.
 
 HOW: plain (safetensors' own load_file on each file, through the mount), ours (load_model), url (MODEL is then
-`SOCKET,headrace:///…`) or written (load_model of what lies in no cache). Prints one line of JSON a rank: its error, "" for none, and how many tensors were right.
+`SOCKET,headrace:///…`) or written (load_model of what lies in no cache). Prints one line of JSON a rank: its error, ""
+for none, and how many tensors were right.
 """
 
 from __future__ import annotations
