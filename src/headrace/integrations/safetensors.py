@@ -67,7 +67,7 @@ def iter_model(
     socket: str | None = None,
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
     """As load_model, each file's tensors as soon as the file is there, in whatever order files arrive. One that is
-    given up midway fetches nothing more."""
+    given up midway asks for no more files; the node may go on with those that it has begun."""
     for _, tensors in _by_file(os.fspath(where), torch.device(device), only, socket, {}):
         yield from tensors.items()
 

@@ -37,6 +37,9 @@ URL = "headrace://"
 SOCKET_ATTRIBUTE = "user.headrace.socket"
 """Of a file in a mount: where the node listens that the mount asks."""
 PATIENCE_S = 60.0
+_MAP_NORESERVE = 0x4000
+"""include/uapi/asm-generic/mman-common.h; Python does not name it. Else the kernel counts all of it as memory that may be
+written, for each rank, and refuses what is larger than the machine's."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -219,7 +222,8 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     """The whole file, copied page by page where it is written to. The descriptor may be closed afterwards."""
     if size_bytes == 0:
         return memoryview(b"")
-    view = memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY))
+    flags, protection = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    view = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=protection))
     # what is not in memory comes from the disk in one sweep, else page fault by page fault: not by mmap.madvise, which
     # keeps the interpreter's lock meanwhile
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
