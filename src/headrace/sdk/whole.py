@@ -38,8 +38,8 @@ SOCKET_ATTRIBUTE = "user.headrace.socket"
 """Of a file in a mount: where the node listens that the mount asks."""
 PATIENCE_S = 60.0
 _MAP_NORESERVE = 0x4000
-"""include/uapi/asm-generic/mman.h; Python does not name it. Else the kernel counts all of a mapping as memory that may be
-written, for each rank, and refuses what is larger than the machine's."""
+"""include/uapi/asm-generic/mman.h; Python does not name it. Else the kernel counts a mapping as memory that may be
+written, for each rank, and refuses one that is larger than the machine's."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
