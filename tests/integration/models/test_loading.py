@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.integrations.safetensors import iter_model, load_model
+from headrace.sdk.whole import SOCKET_ATTRIBUTE
 from tests.integration.cli.host import Host
 
 from .counted_origin import CountedOrigin, counted_origin
@@ -101,6 +102,8 @@ def test_what_was_written_on_this_host_is_loaded_too(begin: Begin) -> None:
     run_ranks(host, "ours", host.mount, 2)
     away = host.base / "away"  # a copy, with all attributes, of what the mount shows is no file of the mount
     subprocess.run(["cp", "-r", "--preserve=all", str(host.mount), away], check=True, timeout=30)
+    for file in away.glob("*.safetensors"):  # not even one that says so
+        os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(socket_of(host)))
     run_ranks(host, "written", away, 2)
 
 
