@@ -16,7 +16,8 @@ from nodebench.results import Results
 
 from . import workers
 
-OURS = "headrace"
+OURS, MAPPED, READ = "headrace", "headrace, mapped", "read into new memory"
+WAYS = {OURS: "copied", MAPPED: "mapped", READ: "read"}
 STATE_BYTES = 4 * 10**9
 STOPPED, CHANGED = "1 training is stopped", "2 bytes stored"
 RESTORE = {state: f"3 restore, {state}" for state in ("dropped", "warm")}
@@ -65,7 +66,8 @@ def changed(bench: Bench) -> None:
 
 
 def restore(bench: Bench) -> None:
-    """`load` into new memory, checksums verified, in a new process each time, against cat of the packs to /dev/null."""
+    """`load` into new memory and mapped, checksums verified, in a new process each time, against cat of the packs to
+    /dev/null, and against reading them into new memory, which is what a restore that copies can't do without."""
     folder = bench.place.folder("restore")
     size = bench.worker("fill", folder, bench.state_bytes)["bytes"]
     packs = [os.path.join(folder, "packs", name) for name in os.listdir(os.path.join(folder, "packs"))]
@@ -76,8 +78,9 @@ def restore(bench: Bench) -> None:
             else:
                 cat(packs)
             bench.results.add(measure, "cat", size / cat(packs) / 1e9, unit="GB/s")
-            answer = bench.worker("restore", folder, state)
-            bench.results.add(measure, OURS, size / answer["seconds"] / 1e9, unit="GB/s")
+            for name, way in WAYS.items():
+                answer = bench.worker("restore", folder, state, way)
+                bench.results.add(measure, name, size / answer["seconds"] / 1e9, unit="GB/s")
 
 
 def cat(files: list[str]) -> float:
@@ -98,6 +101,8 @@ def goals(r: Results) -> list[Goal]:
         Goal("2 a tenth changed, of full", 0.12, False, r.ratio(CHANGED, "a tenth of the layers", "full")),
         Goal("3 restore, page cache dropped, of cat", 0.9, True, r.ratio(RESTORE["dropped"], OURS, "cat")),
         Goal("3 restore, warm, of cat", 0.9, True, r.ratio(RESTORE["warm"], OURS, "cat")),
+        Goal("3 restore, warm, mapped, of cat", 0.9, True, r.ratio(RESTORE["warm"], MAPPED, "cat")),
+        Goal("3 restore, warm, of a read into new memory", 0.9, True, r.ratio(RESTORE["warm"], OURS, READ)),
     ]
 
 

@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from headrace.checkpoint import PosixPlace, SaveOptions, Saver, load
+from headrace.checkpoint.memory import page_aligned
 
 MIB = 1 << 20
 DROP = Path("/proc/sys/vm/drop_caches")
@@ -124,18 +126,35 @@ def fill(folder: str, size: str) -> dict[str, Any]:
     return {"bytes": saved.stored_bytes}
 
 
-def restore(folder: str, how: str) -> dict[str, Any]:
-    """how: dropped or warm; a first load of a small part has imported and started everything."""
+def restore(folder: str, how: str, way: str) -> dict[str, Any]:
+    """how: dropped or warm. way: copied, mapped, or read: the packs into new memory, by two threads, and no more. A
+    first load of a small part has imported and started everything."""
     load(folder, only=["layers.0.4"])
+    packs = list(Path(folder, "packs").iterdir())
     if how == "dropped":
         os.sync()
         DROP.write_text("3")
     else:
-        for path in Path(folder, "packs").iterdir():
+        for path in packs:
             _read_through(path)
     start = time.perf_counter()
-    state = load(PosixPlace(folder))
-    return {"seconds": time.perf_counter() - start, "tensors": len(state)}
+    if way == "read":
+        kept: Any = [_read_whole(path) for path in packs]
+    else:
+        kept = load(PosixPlace(folder), mapped=way == "mapped")
+    return {"seconds": time.perf_counter() - start, "tensors": len(kept)}
+
+
+def _read_whole(path: Path) -> Any:
+    memory = page_aligned(path.stat().st_size)
+    step = 8 * MIB
+    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(2) as pool:
+        fd = file.fileno()
+        places = range(0, len(memory), step)
+        done = sum(pool.map(lambda at: os.preadv(fd, [memory[at : at + step].data], at), places))
+    if done != len(memory):
+        raise OSError(f"{path}: {done} of {len(memory)} bytes")
+    return memory
 
 
 def _read_through(path: Path) -> None:

@@ -16,6 +16,7 @@ from .headrace_mount import HeadraceMount
 from .machine import NotRunError, discard, link, stop
 
 OURS = "headrace-passthrough"
+OURS_WHOLE = "headrace load_model"
 DOWNLOADERS = ("s5cmd", "obstore")
 LINKS = (0, 2)
 """Gbit/s between the server and everybody; 0: as it is, when what limits is the processors that both share."""
@@ -64,18 +65,24 @@ class Case:
     theirs: Callable[[str], float]
     value: Callable[[float], float]
     """Of the seconds, in the unit."""
+    ours_whole: Callable[[HeadraceMount], float] | None = None
+    """By load_model of ours, where the case is a model."""
 
 
 def cold_load(bench: Bench) -> None:
-    """Case 5, with the server on this machine's own processors, and behind a link of a network's speed."""
+    """Case 5, with the server on this machine's own processors, and behind a link of a network's speed: safetensors'
+    own loader through the mount, ours on it, and both ways of downloading first."""
 
     def ours(mount: HeadraceMount) -> float:
         return float(bench.worker("load_model", os.path.join(mount.root, Data.MODEL))["seconds"])
 
+    def whole(mount: HeadraceMount) -> float:
+        return float(bench.worker("load_model_whole", os.path.join(mount.root, Data.MODEL))["seconds"])
+
     def theirs(by: str) -> float:
         return download(bench, Data.MODEL, by=by, load=True)
 
-    _with_each_link(bench, Case("5 cold load", "s", ours, theirs, lambda seconds: seconds))
+    _with_each_link(bench, Case("5 cold load", "s", ours, theirs, lambda seconds: seconds, whole))
 
 
 def first_read(bench: Bench) -> None:
@@ -106,6 +113,9 @@ def _with_each_link(bench: Bench, case: Case) -> None:
 def _turn(bench: Bench, case: Case, measure: str) -> None:
     with bench.attempt(measure, OURS), bench.up("passthrough") as mount:
         bench.results.add(measure, OURS, case.value(case.ours(mount)), unit=case.unit)
+    if case.ours_whole is not None:
+        with bench.attempt(measure, OURS_WHOLE), bench.up("passthrough") as mount:
+            bench.results.add(measure, OURS_WHOLE, case.value(case.ours_whole(mount)), unit=case.unit)
     for by in DOWNLOADERS:
         with bench.attempt(measure, by):
             bench.results.add(measure, by, case.value(case.theirs(by)), unit=case.unit)

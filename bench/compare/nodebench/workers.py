@@ -89,6 +89,15 @@ def random_mmap(path: str, count: str, seed: str) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "reads": len(offsets)}
 
 
+def load_model_whole(path: str) -> dict[str, float]:
+    """By headrace.integrations.safetensors, every value used."""
+    from headrace.integrations.safetensors import iter_model
+
+    start = time.perf_counter()
+    total = sum(float(tensor.numpy().sum()) for _, tensor in iter_model(path))
+    return {"seconds": time.perf_counter() - start, "sum": total}
+
+
 def _touch_tensors(path: str) -> float:
     from safetensors import safe_open
 
@@ -180,6 +189,7 @@ COMMANDS = {
     "files": files,
     "random_mmap": random_mmap,
     "load_model": load_model,
+    "load_model_whole": load_model_whole,
     "download": download,
     "opens": opens,
     "list_and_stat": list_and_stat,

@@ -22,7 +22,7 @@ from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.place import Place
 from headrace.checkpoint.restore import THREADS, Sources, fetch, matcher, part_of, reads_of, with_sources
 
-_TORCH = {
+TORCH_WORDS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0", "complex64": "C64",
@@ -123,7 +123,7 @@ def _sharded(manifest: Manifest, wanted: Callable[[str], bool]) -> list[Whole]:
 
 
 def _word(leaf: Leaf) -> str:
-    word = (_TORCH if leaf.kind == "torch" else _NUMPY).get(leaf.dtype)
+    word = (TORCH_WORDS if leaf.kind == "torch" else _NUMPY).get(leaf.dtype)
     if word is None:
         raise NotSupportedError(
             leaf.name, why=f"safetensors has no {leaf.dtype}", hint="leave it out by --only"

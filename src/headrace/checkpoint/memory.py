@@ -29,11 +29,22 @@ def page_aligned(size_bytes: int) -> Bytes:
     return np.frombuffer(mapped, np.uint8)
 
 
+def is_own_mapping(memory: Bytes) -> bool:
+    """Whether its pages are its own, so that others can be mapped in their place. memory: of `page_aligned`."""
+    return isinstance(_base_of(memory), mmap.mmap)
+
+
+def _base_of(memory: Bytes) -> object:
+    """What holds the memory: numpy keeps a memoryview of it."""
+    base: object = memory.base
+    while isinstance(base, (np.ndarray, memoryview)):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base
+
+
 def touch(memory: Bytes) -> None:
     """Every page of it is there on return; writing to it costs no fault afterwards."""
-    base: object = memory.base
-    while isinstance(base, np.ndarray):
-        base = base.base
+    base = _base_of(memory)
     if isinstance(base, mmap.mmap):
         try:
             base.madvise(_MADV_POPULATE_WRITE)

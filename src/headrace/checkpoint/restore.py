@@ -2,7 +2,8 @@
 
 The manifest is read and checked; memory is made, or the caller's is taken; then some threads read chunks straight into
 it, in the order of the packs, and hold each against its hash. What can't be read straight (compressed, not contiguous,
-on a device) passes through a buffer of its thread.
+on a device) passes through a buffer of its thread. What may be mapped, and is in the page cache, is not read at all:
+the pack's own pages are laid in its place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,21 +27,24 @@ from headrace.checkpoint import folder, layout, plan, tensors
 from headrace.checkpoint.compression import decompress
 from headrace.checkpoint.crew import Crew
 from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, Part
-from headrace.checkpoint.memory import Bytes, page_aligned
+from headrace.checkpoint.memory import Bytes, is_own_mapping, page_aligned
 from headrace.checkpoint.pack import key_of
 from headrace.checkpoint.place import ALIGN_BYTES, Place, PosixPlace, Source
 
 THREADS = 4
+MAPPED_MAX = 20_000
+"""Chunks that one load maps at most: each may be a mapping of its own, of which a process has 65,530."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One chunk of a leaf. target: its memory; None: check it only."""
+    """One chunk of a leaf. target: its memory; None: check it only. mapped: pages of the pack may take its place."""
 
     leaf: Leaf
     pack: str
     chunk: Chunk
     target: Bytes | None
+    mapped: bool = False
 
 
 def load(
@@ -51,19 +55,22 @@ def load(
     only: Sequence[str] = (),
     into: Any = None,
     threads: int = THREADS,
+    mapped: bool = False,
 ) -> Any:
     """The state that a rank saved, of the newest checkpoint or of a step. Blocks.
 
     only: patterns of names (`model.*`; keys joined by dots); what none matches is left out of dicts and is None in
     lists and tuples. into: a state of the same form, whose tensors and arrays are restored in place; the answer
-    holds them. Each chunk is held against its hash: CorruptCheckpointError, and what is in `into` then is undefined.
-    CheckpointNotFoundError; CheckpointMismatchError when `into` has another form.
+    holds them. mapped: what the page cache has is not copied; new tensors lie in the pages of the packs, also when
+    those are pruned, and a page is copied when it is first written to. Each chunk is held against its hash:
+    CorruptCheckpointError, and what is in `into` then is undefined. CheckpointNotFoundError; CheckpointMismatchError
+    when `into` has another form.
     """
     place = PosixPlace(where) if isinstance(where, str) else where
     return with_sources(
         place,
         step,
-        lambda manifest, sources: _load(place, manifest, sources, _Wanted(rank, only, into, threads)),
+        lambda manifest, sources: _load(place, manifest, sources, _Wanted(rank, only, into, threads, mapped)),
     )
 
 
@@ -73,11 +80,12 @@ class _Wanted:
     only: Sequence[str]
     into: Any
     threads: int
+    mapped: bool
 
 
 def _load(place: Place, manifest: Manifest, sources: Sources, wanted: _Wanted) -> Any:
     part = part_of(manifest, wanted.rank, place)
-    taker = _Targets(part, wanted.into)
+    taker = _Targets(part, wanted.into, mapped=wanted.mapped)
     name_wanted = matcher(wanted.only)
     # every tensor gets its memory before the first byte is read: a mismatch changes nothing
     state = tensors.build(part.tree, taker.take, name_wanted)
@@ -94,9 +102,10 @@ def _load(place: Place, manifest: Manifest, sources: Sources, wanted: _Wanted) -
 class _Targets:
     """Where the leaves of a part go, and what has to be read for them."""
 
-    def __init__(self, part: Part, into: Any) -> None:
+    def __init__(self, part: Part, into: Any, *, mapped: bool) -> None:
         self._part = part
         self._into = into
+        self._mapped = mapped
         self._made: dict[int, Any] = {}
         self._memory: dict[int, Bytes] = {}
         self.reads: list[Read] = []
@@ -111,7 +120,7 @@ class _Targets:
             return self._given(place, leaf, path)
         if place not in self._made:
             value, memory = tensors.new_value(leaf)
-            self._read(place, leaf, memory)
+            self._read(leaf, memory, mapped=self._mapped and is_own_mapping(memory))
             self._made[place] = value
         return self._made[place]
 
@@ -134,17 +143,18 @@ class _Targets:
         memory = tensors.bytes_of_target(target)
         if memory is None:
             if place not in self._memory:
-                self._memory[place] = page_aligned(leaf.size_bytes)
-                self._read(place, leaf, self._memory[place])
+                memory = self._memory[place] = page_aligned(leaf.size_bytes)
+                self._read(leaf, memory, mapped=is_own_mapping(memory))  # nobody keeps it
             self.through_memory.append((leaf, target, self._memory[place]))
         else:
-            self._read(place, leaf, memory)
+            self._read(leaf, memory, mapped=False)
         return target
 
-    def _read(self, place: int, leaf: Leaf, memory: Bytes) -> None:
+    def _read(self, leaf: Leaf, memory: Bytes, *, mapped: bool) -> None:
         if leaf.inline:
             memory[:] = np.frombuffer(leaf.inline, np.uint8)
-        self.reads.extend(reads_of(self._part, leaf, memory))
+        for read in reads_of(self._part, leaf, memory):
+            self.reads.append(replace(read, mapped=mapped and len(self.reads) < MAPPED_MAX))
 
 
 def reads_of(
@@ -192,7 +202,8 @@ def _fetch_one(read: Read, sources: Sources, buffers: threading.local) -> None:
     source = sources.of(read.pack)
     straight = target is not None and not chunk.codec and chunk.length % ALIGN_BYTES == 0
     if straight and target is not None and target.ctypes.data % ALIGN_BYTES == 0:
-        source.read_into(target.data, chunk.offset)
+        if not (read.mapped and source.map_into(target.data, chunk.offset)):
+            source.read_into(target.data, chunk.offset)
     else:
         packed = _buffer(buffers, "packed", chunk.stored_bytes)
         source.read_into(packed.data, chunk.offset)

@@ -144,30 +144,34 @@ class Missing:
 MISSING = Missing()
 
 
-def build(tree: list[Any], leaf: Callable[[int, Path], Any], wanted: Callable[[str], bool]) -> Any:
+def build(
+    tree: list[Any], leaf: Callable[[int, Path], Any], wanted: Callable[[str], bool], path: Path = ()
+) -> Any:
     """The state of a tree. leaf: the value of a place in the list of leaves, at a path. wanted: by name; what is not
-    is left out of dicts, and None in lists and tuples. MISSING when nothing of it is wanted."""
+    is left out of dicts, and None in lists and tuples. MISSING when nothing of it is wanted. path: of the tree's top.
 
-    def node(tree: list[Any], path: Path) -> Any:
-        match tree:
-            case ["d", list(items)]:
-                keys = [plain_value(key) for key, _ in items]
-                pairs = [(key, node(one, (*path, key))) for key, (_, one) in zip(keys, items, strict=True)]
-                kept = {key: value for key, value in pairs if value is not MISSING}
-                return kept if kept or not pairs else MISSING
-            case ["l" | "u" as kind, list(items)]:
-                values = [node(one, (*path, place)) for place, one in enumerate(items)]
-                if values and all(value is MISSING for value in values):
-                    return MISSING
-                values = [None if value is MISSING else value for value in values]
-                return values if kind == "l" else tuple(values)
-        if not wanted(where(path)):
-            return MISSING
-        if tree[0] == "a":
-            return leaf(int(tree[1]), path)
-        return plain_value(tree)
-
-    return node(tree, ())
+    No function within this one: one that calls itself is a cycle, which would keep the state until the next collection.
+    """
+    match tree:
+        case ["d", list(items)]:
+            keys = [plain_value(key) for key, _ in items]
+            pairs = [
+                (key, build(one, leaf, wanted, (*path, key)))
+                for key, (_, one) in zip(keys, items, strict=True)
+            ]
+            kept = {key: value for key, value in pairs if value is not MISSING}
+            return kept if kept or not pairs else MISSING
+        case ["l" | "u" as kind, list(items)]:
+            values = [build(one, leaf, wanted, (*path, place)) for place, one in enumerate(items)]
+            if values and all(value is MISSING for value in values):
+                return MISSING
+            values = [None if value is MISSING else value for value in values]
+            return values if kind == "l" else tuple(values)
+    if not wanted(where(path)):
+        return MISSING
+    if tree[0] == "a":
+        return leaf(int(tree[1]), path)
+    return plain_value(tree)
 
 
 def where(path: Path) -> str:

@@ -36,4 +36,5 @@ def stat(
         }
         if entry.kind is Kind.FILE:
             row.update(client.file_state(entry.id))
+            del row["socket"]  # of the node that was asked
     print_tree(row, as_json=json)

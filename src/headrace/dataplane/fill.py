@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
-from headrace.dataplane.readahead import ReadAhead
+from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.source import Source
 from headrace.store.writer import CacheWriter
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 class Fill:
     """One file being filled.
 
-    in_flight_max: how many range reads are worth having in flight just now. on_complete: called once, on the loop,
-    when the last block is there; the commit is the caller's.
+    in_flight_max: how many range reads are worth having in flight just now. lane_bytes: as in whole_order. on_complete:
+    called once, on the loop, when the last block is there; the commit is the caller's.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Fill:
         in_flight_max: Callable[[], float],
         disk: Executor,
         range_bytes: int,
+        lane_bytes: int,
         readahead: ReadAhead,
         on_complete: Callable[[Fill], None],
     ) -> None:
@@ -47,6 +48,7 @@ class Fill:
         self._in_flight_max = in_flight_max
         self._disk = disk
         self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
+        self._lane_bytes = lane_bytes
         self._on_complete = on_complete
         self.committed = False  # set by on_complete, as is the next
         self.failure: HeadraceError | None = None
@@ -83,7 +85,9 @@ class Fill:
             if task is not None:
                 tasks[task] = None
             elif not self._has(block):
-                if run and (block != run[-1] + 1 or len(run) >= self._range_blocks):
+                if run and (
+                    block != run[-1] + 1 or len(run) >= self._range_blocks or self._begins_lane(block)
+                ):
                     tasks[self._launch(run, background=background, for_peer=for_peer)] = None
                     run = []
                 run.append(block)
@@ -101,7 +105,7 @@ class Fill:
         ]
 
     def start_whole(self, from_block: int) -> None:
-        """Fills everything in the background, for a reader, from a block to the end and then from the beginning."""
+        """Fills everything in the background, for a reader who is at from_block."""
         self._read_in_earnest = True
         self._start_whole(from_block)
 
@@ -135,6 +139,10 @@ class Fill:
         start = block * BLOCK_SIZE_BYTES
         return self.writer.present(start, min(start + BLOCK_SIZE_BYTES, self.entry.version.size_bytes))
 
+    def _begins_lane(self, block: int) -> bool:
+        """No range lies in two lanes: the owner of one would send for what another one has sent for."""
+        return bool(self._lane_bytes) and block * BLOCK_SIZE_BYTES % self._lane_bytes == 0
+
     def _launch(self, blocks: list[int], *, background: bool, for_peer: bool) -> asyncio.Task[None]:
         first, last = blocks[0], blocks[-1]
         task = asyncio.ensure_future(self._fetch(first, last + 1, background=background, for_peer=for_peer))
@@ -157,18 +165,20 @@ class Fill:
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keeps as many ranges in flight as the gate admits, and a few to go on with."""
-        count = block_range(0, self.entry.version.size_bytes).stop
+        order = whole_order(
+            self.entry.version.size_bytes,
+            from_block,
+            range_blocks=self._range_blocks,
+            lane_bytes=self._lane_bytes,
+        )
         pending: set[asyncio.Task[None]] = set()
         try:
-            for turn in (range(from_block, count), range(from_block)):
-                for first in range(turn.start, turn.stop, self._range_blocks):
-                    pending.update(
-                        self.start(range(first, min(first + self._range_blocks, turn.stop)), background=True)
-                    )
-                    while len(pending) > self._in_flight_max() + 2:
-                        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                        for task in done:
-                            task.result()
+            for blocks in order:
+                pending.update(self.start(blocks, background=True))
+                while len(pending) > self._in_flight_max() + 2:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
             if pending:
                 await asyncio.gather(*pending)
         except HeadraceError as error:

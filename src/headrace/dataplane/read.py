@@ -226,6 +226,7 @@ class ReadPath:
             in_flight_max=self._sources.in_flight_max,
             disk=self._disk,
             range_bytes=self._settings.range_bytes,
+            lane_bytes=self._sources.lane_bytes,
             readahead=ReadAhead(
                 entry.version.size_bytes,
                 window_bytes_max=self._settings.readahead_bytes,
@@ -339,7 +340,7 @@ class ReadPath:
         ahead_start, ahead_end = fill.readahead.asked(start, end)
         if fill.readahead.wants_whole:
             fill.start_whole(start // BLOCK_SIZE_BYTES)
-        elif ahead_end > ahead_start:
+        if ahead_end > ahead_start:
             fill.start(range(start // BLOCK_SIZE_BYTES, -(-ahead_end // BLOCK_SIZE_BYTES)), background=True)
 
     def _drop_idle(self) -> None:

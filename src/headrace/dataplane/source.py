@@ -22,7 +22,7 @@ from headrace.dataplane.route import Hop, Route, route
 from headrace.namespace.mounts import Mount
 from headrace.origin.origin import Body, Origin
 from headrace.peer.peers import Peers
-from headrace.ring.view import ClusterView
+from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.wire.peer_messages import Wanted
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ IN_VAIN_MAX = 64
 VIEWS_MAX = 2
 VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
+PEER_RANGES = 32
+"""Ranges of one file that are on their way from peers at most, where all of it is wanted: 256 MiB of 8 MiB each, which
+is what a node takes of memory for that (`fill_bytes_max`)."""
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
 HANDING_OVER_S = 60.0
@@ -74,7 +77,10 @@ class OriginSource:
 
 
 class Sources:
-    """Builds the source of a file. gate: of reads from origins."""
+    """Builds the source of a file. gate: of reads from origins. lane_bytes: parts of a file of this size come from
+    places of their own; 0: all of it from one."""
+
+    lane_bytes = 0
 
     def __init__(self, gate: Gate, *, timeout_s: float) -> None:
         self._gate = gate
@@ -107,6 +113,8 @@ class Sources:
 class ClusterSources(Sources):
     """peer_gate: of reads from peers. view: the current one."""
 
+    lane_bytes = SEGMENT_BYTES
+
     def __init__(
         self,
         gate: Gate,
@@ -135,6 +143,9 @@ class ClusterSources(Sources):
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
+
+    def in_flight_max(self) -> float:
+        return max(self._gate.window.limit, min(PEER_RANGES, self.peer_gate.window.limit))
 
     def owns(self, path: bytes) -> bool:
         return self.route(path, 0, for_peer=False).owned

@@ -241,8 +241,9 @@ class Client:
         threading.Thread(target=self._follow, args=(on_event,), daemon=True, name="events").start()
 
     def file_state(self, id: FileId) -> dict[str, str]:
+        """The `user.headrace.*` attributes of a file, by their last word."""
         found, cached = self._local.entry(id), self._local.cached(id)
-        state = {"cached": "no"}
+        state = {"cached": "no", "socket": self._connections.path}
         if cached is not None:
             share = 1.0 if cached.trusted else self._local.present_share(id)
             state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"

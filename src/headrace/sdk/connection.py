@@ -140,7 +140,7 @@ class Connections:
         role: str,
         patience_s: float,
     ) -> None:
-        self._path = socket_path
+        self.path = socket_path
         self._role = role
         self._patience_s = patience_s
         self.on_welcome: Callable[[Welcome], None] = lambda _: None
@@ -178,7 +178,7 @@ class Connections:
                 connection = self._free.pop()
                 if connection.pid == os.getpid():
                     return connection
-        connection = Connection(self._path, role=self._role)
+        connection = Connection(self.path, role=self._role)
         self.on_welcome(connection.welcome)
         return connection
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import EvictedError
-from headrace.base.model import FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.sdk.cancel import Cancel
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import Answer, Fill, Message
 
 ATTEMPTS_MAX = 100
 PAUSE_S_MAX = 0.05
+WHOLE_STEP_BYTES = 32 * BLOCK_SIZE_BYTES
+"""After so much in a row a node fetches all of a file (`whole_file_after_bytes`)."""
 
 Reopen = Callable[[FileId], CacheReader | None]
 Ask = Callable[[Message, Cancel | None], Answer]
@@ -60,6 +62,13 @@ class OpenFile:
             why="it is evicted as soon as it is filled",
             hint="give the cache more capacity",
         )
+
+    def wait_whole(self, size_bytes: int, cancel: Cancel | None = None) -> int:
+        """As `wait`, of the whole file. Asked for step by step, as a reader would: the node fetches ahead of that with
+        all its reads, and others' reads are not put behind a whole file's."""
+        for start in range(0, size_bytes, WHOLE_STEP_BYTES):
+            self.wait(start, min(size_bytes, start + WHOLE_STEP_BYTES), cancel)
+        return self.wait(0, size_bytes, cancel)
 
     def pread(self, count: int, offset: int) -> bytes:
         """Short at the end of the file only. Blocks where the bytes are not there, as `wait`."""

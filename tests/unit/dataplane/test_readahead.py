@@ -46,6 +46,14 @@ def test_a_quarter_of_the_file_in_any_order_is_in_earnest() -> None:
     assert ahead.wants_whole
 
 
+def test_one_read_of_as_much_is_in_earnest_at_once() -> None:
+    ahead = reader(10 * GIB)
+    ahead.asked(5 * GIB, 5 * GIB + 32 * MIB - 1)
+    assert not ahead.wants_whole
+    ahead.asked(0, 32 * MIB)
+    assert ahead.wants_whole
+
+
 def test_the_window_ends_with_the_file() -> None:
     start, end = reader(3 * MIB).asked(0, MIB)
     assert (start, end) == (MIB, 3 * MIB)
