@@ -298,8 +298,9 @@ class Client:
 
     def _renew(self, welcome: Welcome) -> None:
         """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
-        other threads may be reading it."""
+        other threads may be reading it. One with other settings has other modes of writing."""
         with self._renewing:
+            self._local.write = welcome.write
             if welcome.generation != self._local.generation:
                 log.warning("index was made anew generation=%d", welcome.generation)
                 self._local = LocalCache(welcome)
