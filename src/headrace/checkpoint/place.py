@@ -189,7 +189,7 @@ class PosixPlace:
         return PosixClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
-        """One that is not written yet goes by its lock alone: if that errs, its owner finds it gone and claims again."""
+        """One not written yet goes by its lock alone: if that errs, its owner finds it gone and claims again."""
         path = self.path(name)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

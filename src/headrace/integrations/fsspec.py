@@ -1,7 +1,7 @@
 """`headrace://` for fsspec, and so for pandas, pyarrow, dask, torch.distributed.checkpoint: docs/fsspec.md.
 
-A file system of this host's running node, without a mount: cached files are read from their cache files, what is written
-goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in `sdk/paths.py`.
+A file system of this host's running node, without a mount: cached files are read from their cache files, what is
+written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in `sdk/paths.py`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Hosts:
 
 class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """cache: a folder, to choose among nodes of this host (else as the command line does, and HEADRACE_CACHE chooses);
-    socket: the same, by its socket. auto_mkdir: folders above a new file are made. patience_s: how long calls wait for a
-    node that is away. The node is looked for at the first call: NodeUnavailableError, UsageError."""
+    socket: the same, by its socket. auto_mkdir: folders above a new file are made. patience_s: how long calls wait for
+    a node that is away. The node is looked for at the first call: NodeUnavailableError, UsageError."""
 
     protocol = "headrace"
     root_marker = "/"
@@ -131,7 +131,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             raise PathNotFoundError(name, why="no such file or directory")
         return self._info(name, whole, found)
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         name = self._strip_protocol(path)
         at = _bytes(name)
         try:
@@ -202,7 +202,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         topdown: bool = True,
         on_error: Any = "omit",
         **options: Any,
-    ):  # type: ignore[no-untyped-def]  # noqa: FBT001, FBT002, E501
+    ):  # type: ignore[no-untyped-def]
         """on_error "omit": what is gone meanwhile is left out; an origin that is away is no empty folder."""
         seen_by = _raise_unless_gone if on_error == "omit" else on_error
         return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=seen_by, **options)
@@ -228,7 +228,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         path: str,
         mode: str = "rb",
         block_size: int | None = None,
-        autocommit: bool = True,  # noqa: FBT001, FBT002
+        autocommit: bool = True,
         cache_options: dict[str, Any] | None = None,
         **_: Any,
     ) -> ReadStream | WriteStream:
@@ -259,7 +259,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         finally:
             content.close()
 
-    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:  # noqa: FBT001, FBT002
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
         """Of many files those first that are in memory, the others at once in threads."""
         if (
             isinstance(path, str)
@@ -383,7 +383,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._many.together(DEFAULT_CALLBACK):
             super().pipe(path, value, **options)
 
-    def touch(self, path: str, truncate: bool = True, **options: Any) -> None:  # noqa: FBT001, FBT002
+    def touch(self, path: str, truncate: bool = True, **options: Any) -> None:
         if truncate or not self.exists(path):
             self.open(path, "wb", **options).close()
         else:
@@ -403,13 +403,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self._many.together(DEFAULT_CALLBACK):
             super().copy(path1, path2, *arguments, **options)
 
-    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:  # noqa: FBT001, FBT002
+    def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         at = _bytes(self._strip_protocol(path))
         if create_parents:
             self._paths.make_directories(split(at)[0])
         self._paths.make_directory(at)
 
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
         at = _bytes(self._strip_protocol(path))
         if not exist_ok and self.exists(path):
             raise PathExistsError(os.fsdecode(at), why="it is there already")
@@ -421,7 +421,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def rm_file(self, path: str) -> None:
         self._paths.remove(_bytes(self._strip_protocol(path)))
 
-    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: FBT001, FBT002
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         if maxdepth is not None:
             raise NotSupportedError("rm with maxdepth", why="what is deeper would hold its folders")
         asked = path if isinstance(path, list) else [path]
@@ -436,7 +436,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any
-    ) -> None:  # noqa: FBT001, FBT002, E501
+    ) -> None:
         """Renames, in one step, over a file that is there; never copies. Into a folder that is there."""
         into = isinstance(path2, str) and (path2.endswith("/") or self.isdir(path2))
         if isinstance(path1, str) and isinstance(path2, str):

@@ -39,8 +39,8 @@ class LayerLock:
         self._threads.release()
 
     def reset_after_fork(self) -> None:
-        """In a child. The descriptor is the parent's, too, and a lock by it would be held for both; and a thread that is
-        not here may have been within."""
+        """In a child. The descriptor is the parent's, too, and a lock by it would be held for both; and a thread that
+        is not here may have been within."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._depth = -1, 0

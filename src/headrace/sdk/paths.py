@@ -1,7 +1,7 @@
 """The merged tree of a host by path: what a program calls that has no mount, such as fsspec's `headrace://`.
 
-Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes go
-to the upper layer as those of a mount do (`sdk/tree.py`), so that every mount of the host shows them and the node
+Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes
+go to the upper layer as those of a mount do (`sdk/tree.py`), so that every mount of the host shows them and the node
 persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
 
 Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
@@ -224,8 +224,8 @@ class Paths:
     # ------------------------------------------------------------ files
 
     def create(self, path: bytes, *, replace: bool, commits: bool = True) -> WriteStream:
-        """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not replace
-        what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. commits: as of
+        """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
+        replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. commits: as of
         WriteStream."""
         whole = self._to_make(path, replace=replace)
         with _told(path):
@@ -241,7 +241,7 @@ class Paths:
     def append(self, path: bytes) -> WriteStream:
         """In place, as by a mount: others see what is written at once. What is abandoned is cut off again, unless
         somebody else has written behind it."""
-        whole, found = self.find(path)
+        whole, _ = self.find(path)
         self.check_writable(path)
         owner = Owner(os.geteuid(), os.getegid())
         mode = 0o666 & ~self._umask
@@ -301,8 +301,8 @@ class Paths:
             raise _read_only(os.fsdecode(path))
 
     def _new_file(self) -> tuple[int, bytes]:
-        """A file without a name, of which nothing stays when this process dies; where the file system has none such, one
-        with a name in `work`, which is the second value."""
+        """A file without a name, of which nothing stays when this process dies; where the file system has none such,
+        one with a name in `work`, which is the second value."""
         work = self.tree.upper.work
         with contextlib.suppress(OSError):
             return os.open(work, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o666), b""
@@ -387,8 +387,8 @@ class Paths:
             self.client.ensure_listed(below.id)
 
     def rename(self, source: bytes, target: bytes) -> None:
-        """Over a file, or an empty folder, that is there. NotSupportedError between mounts, between modes of writing, and
-        for a folder of more names than tree.MOVED_NAMES_MAX that only its origin has."""
+        """Over a file, or an empty folder, that is there. NotSupportedError between mounts, between modes of writing,
+        and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin has."""
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)

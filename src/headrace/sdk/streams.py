@@ -1,8 +1,8 @@
 """Open files of a program that has no mount: what is read, and what is being written.
 
-A `Content` is the bytes of one file as they are now: a descriptor of a cache file, or of a file of the upper layer; of a
-cache file that is being filled the blocks are waited for. `ReadStream` and `WriteStream` are Python's own buffered files
-over them.
+A `Content` is the bytes of one file as they are now: a descriptor of a cache file, or of a file of the upper layer; of
+a cache file that is being filled the blocks are waited for. `ReadStream` and `WriteStream` are Python's own buffered
+files over them.
 """
 
 from __future__ import annotations

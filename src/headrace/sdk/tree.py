@@ -316,8 +316,8 @@ class Tree:
         os.chmod(fd, wanted)
 
     def put_file(self, made: bytes, path: bytes, *, replace: bool) -> None:
-        """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner it
-        takes over. EEXIST when it may not replace one."""
+        """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner
+        it takes over. EEXIST when it may not replace one."""
         self._writable(path)
         found = self.seen(path)
         if found is not None and not replace:

@@ -43,7 +43,13 @@ def start(base: Path, patch: pytest.MonkeyPatch, *, mounted: bool = False, **set
 
 def fill(host: Host) -> None:
     """Files of all sizes that matter at the origin."""
-    for name, size in {"empty": 0, "one": 1, "small": 110_000, "block": 1 << 20, "more": (1 << 20) + 1}.items():
+    for name, size in {
+        "empty": 0,
+        "one": 1,
+        "small": 110_000,
+        "block": 1 << 20,
+        "more": (1 << 20) + 1,
+    }.items():
         host.put(name, size)
         host.put(f"folder/{name}", size, seed=1)
     host.put("large.tar", (21 << 20) + 321)
