@@ -415,6 +415,8 @@ class Paths:
         """The work, under the layer's lock, after what it needs was copied up; in mode `through` the origin has it on
         return, if `wait`."""
         self._heed_modes()
+        if not self.tree.modes.any:  # there is no layer, and no lock of it
+            raise _read_only(os.fsdecode(path))
         for _ in range(COPIES_MAX):
             try:
                 with _told(path):
