@@ -102,6 +102,17 @@ class Place(Protocol):
         """Whether its owner lives, as far as can be known; else after ABANDONED_AFTER_S it does not."""
 
 
+def place_of(where: str | Place) -> Place:
+    """where: a folder, or headrace:///folder of this host's node: NodeUnavailableError, UsageError."""
+    if not isinstance(where, str):
+        return where
+    if where.startswith("headrace://"):
+        from headrace.checkpoint.node_place import NodePlace  # what it needs, a folder does not
+
+        return NodePlace(where)
+    return PosixPlace(where)
+
+
 class PosixPlace:
     """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can."""
 

@@ -28,7 +28,7 @@ from headrace.checkpoint.crew import Crew
 from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, Part
 from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.pack import key_of
-from headrace.checkpoint.place import ALIGN_BYTES, Place, PosixPlace, Source
+from headrace.checkpoint.place import ALIGN_BYTES, Place, Source, place_of
 
 THREADS = 4
 
@@ -59,7 +59,7 @@ def load(
     holds them. Each chunk is held against its hash: CorruptCheckpointError, and what is in `into` then is undefined.
     CheckpointNotFoundError; CheckpointMismatchError when `into` has another form.
     """
-    place = PosixPlace(where) if isinstance(where, str) else where
+    place = place_of(where)
     return with_sources(
         place,
         step,
@@ -287,7 +287,7 @@ def part_of(manifest: Manifest, rank: int, place: Place) -> Part:
 
 def verify(where: str | Place, step: int | None = None, *, threads: int = THREADS) -> int:
     """Reads every chunk and checks it; the bytes checked. CorruptCheckpointError names the first that is wrong."""
-    place = PosixPlace(where) if isinstance(where, str) else where
+    place = place_of(where)
 
     def check(manifest: Manifest, sources: Sources) -> int:
         parts = manifest.body.parts

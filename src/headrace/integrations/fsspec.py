@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import OpenFile
@@ -34,9 +34,10 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Entry
 from headrace.layer.upper import join, split
-from headrace.sdk.client import PATIENCE_S, Client
+from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.paths import Paths, is_directory
 from headrace.sdk.running import find_node
+from headrace.sdk.shared import HOSTS
 from headrace.sdk.streams import ReadStream, WriteStream
 from headrace.sdk.tree import Seen
 
@@ -46,32 +47,6 @@ _MODES = ("rb", "wb", "ab", "xb")
 _FRAMES_UP_MAX = 4
 
 
-class _Hosts:
-    """One `Paths` a node for all file systems of this process: an index may be open in it once only."""
-
-    def __init__(self) -> None:
-        self._paths: dict[str, Paths] = {}
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
-
-    def get(self, socket: str, patience_s: float) -> Paths:
-        with self._lock:
-            found = self._paths.get(socket)
-            if found is None or found.client.closed:
-                found = self._paths[socket] = Paths(Client(socket, role="fsspec", patience_s=patience_s))
-            return found
-
-    def close(self) -> None:
-        """All connections and descriptors; who calls again makes new ones."""
-        with self._lock:
-            for one in self._paths.values():
-                one.close()
-            self._paths.clear()
-
-    def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
-
-
 class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """cache: a folder, to choose among nodes of this host (else as the command line does, and HEADRACE_CACHE chooses);
     socket: the same, by its socket. auto_mkdir: folders above a new file are made. patience_s: how long calls wait for
@@ -79,7 +54,6 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "headrace"
     root_marker = "/"
-    _hosts: ClassVar = _Hosts()
 
     def __init__(
         self,
@@ -104,7 +78,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         host = self._host
         if host is None or host.client.closed:
             found = find_node(socket=self._socket, cache=self._cache_folder)
-            host = self._host = self._hosts.get(found, self._patience_s)
+            host = self._host = HOSTS.get(found, self._patience_s)
         return host
 
     @property
@@ -135,7 +109,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         name = self._strip_protocol(path)
         at = _bytes(name)
         try:
-            rows = list(self._paths.list(at))
+            rows = list(self._paths.children(at))
         except NotADirectoryPathError:
             return [self.info(name)] if detail else [name]
         if not detail:
@@ -202,10 +176,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         topdown: bool = True,
         on_error: Any = "omit",
         **options: Any,
-    ):  # type: ignore[no-untyped-def]
+    ) -> Iterator[Any]:
         """on_error "omit": what is gone meanwhile is left out; an origin that is away is no empty folder."""
         seen_by = _raise_unless_gone if on_error == "omit" else on_error
-        return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=seen_by, **options)
+        found: Iterator[Any] = super().walk(
+            path, maxdepth=maxdepth, topdown=topdown, on_error=seen_by, **options
+        )
+        return found
 
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self.info(path).get("mtime", 0.0), UTC)

@@ -111,7 +111,7 @@ class Paths:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
         return whole, found
 
-    def list(self, path: bytes) -> Iterator[tuple[bytes, Seen]]:
+    def children(self, path: bytes) -> Iterator[tuple[bytes, Seen]]:
         """Names of a directory with what they are, in byte order. NotADirectoryPathError."""
         whole, found = self.get(path)
         if not is_directory(found):
@@ -241,17 +241,12 @@ class Paths:
     def append(self, path: bytes) -> WriteStream:
         """In place, as by a mount: others see what is written at once. What is abandoned is cut off again, unless
         somebody else has written behind it."""
-        whole, _ = self.find(path)
-        self.check_writable(path)
-        owner = Owner(os.geteuid(), os.getegid())
-        mode = 0o666 & ~self._umask
-        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, 0))
+        fd, whole, new = self.open_in_place(path, 0)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
         begin = os.lseek(fd, 0, os.SEEK_END)
 
-        def finish(fd: int) -> None:
-            self._change(path, lambda: self._changed([whole]))
-            self._slow()
+        def finish(_: int) -> None:
+            self.tell(whole)
 
         def abandon(fd: int) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -262,6 +257,32 @@ class Paths:
                     finish(fd)
 
         return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon)
+
+    def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
+        """A descriptor for reading and writing, where the path leads, and whether the file is new. flags: O_EXCL,
+        O_TRUNC. Who has written calls `tell`. Errors as of create."""
+        whole, _ = self.find(path)
+        self.check_writable(whole)
+        owner = Owner(os.geteuid(), os.getegid())
+        mode = 0o666 & ~self._umask
+        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, flags))
+        return fd, whole, new
+
+    def tell(self, path: bytes) -> None:
+        """A file was written in place: the node hears of it; in mode `through` the origin has it on return."""
+        self._change(path, lambda: self._changed([path]))
+        self._slow()
+
+    def sync_names(self, path: bytes) -> None:
+        """What was made, renamed and removed in a directory here survives a power loss on return."""
+        whole, found = self.get(path)
+        if isinstance(found, os.stat_result):
+            with _told(path):
+                fd = os.open(self.tree.upper.at(whole), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
 
     def copy(self, source: bytes, target: bytes) -> None:
         """A file's bytes, by the kernel; the target is replaced whole, or not at all."""
@@ -367,7 +388,7 @@ class Paths:
         if not is_directory(found):
             self._remove(path, wait=False)
             return
-        for name, one in list(self.list(path)):
+        for name, one in list(self.children(path)):
             with contextlib.suppress(PathNotFoundError):
                 self._remove_all(join(path, name), one)
         self._remove_directory(path, wait=False)

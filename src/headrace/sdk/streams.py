@@ -160,7 +160,7 @@ class ReadStream(io.BufferedReader):
             raw.name = name
             super().__init__(raw)
         else:
-            super().__init__(_Filling(content, name))  # type: ignore[arg-type]
+            super().__init__(_Filling(content, name))
 
 
 class WriteStream(io.BufferedWriter):

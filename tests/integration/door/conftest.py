@@ -11,6 +11,7 @@ import fsspec
 import pytest
 
 from headrace.integrations.fsspec import HeadraceFileSystem
+from headrace.sdk.shared import HOSTS
 from tests.integration.cli.host import Host, wait_until
 from tests.integration.persist.conftest import Writer, settled, tree_of
 
@@ -59,7 +60,7 @@ def fill(host: Host) -> None:
 def forget() -> None:
     """Nothing of another test's node is known."""
     HeadraceFileSystem.clear_instance_cache()
-    HeadraceFileSystem._hosts.close()
+    HOSTS.close()
 
 
 @pytest.fixture
