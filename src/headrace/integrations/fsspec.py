@@ -323,7 +323,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             content.close()
 
     def get(self, rpath: Any, lpath: Any, *arguments: Any, **options: Any) -> None:
-        with self._many.together(options.get("callback", DEFAULT_CALLBACK)):
+        with self._many.together(_callback_of(arguments, options)):
             super().get(rpath, lpath, *arguments, **options)
 
     # ------------------------------------------------------------ writing
@@ -346,7 +346,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     callback.relative_update(len(data))
 
     def put(self, lpath: Any, rpath: Any, *arguments: Any, **options: Any) -> None:
-        with self._many.together(options.get("callback", DEFAULT_CALLBACK)):
+        with self._many.together(_callback_of(arguments, options)):
             super().put(lpath, rpath, *arguments, **options)
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **options: Any) -> None:
@@ -417,6 +417,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Renames, in one step, over a file that is there; never copies. Into a folder that is there."""
         into = isinstance(path2, str) and (path2.endswith("/") or self.isdir(path2))
         if isinstance(path1, str) and isinstance(path2, str):
+            if self._strip_protocol(path1) == self._strip_protocol(path2):
+                return
             sources = self.expand_path(path1)
             many = sources != [self._strip_protocol(path1)]
             target = self._strip_protocol(path2)
@@ -430,7 +432,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         for source, target in zip(sources, targets, strict=True):
             if self.auto_mkdir:
                 self._paths.make_directories(split(_bytes(target))[0])
-            self._paths.rename(_bytes(source), _bytes(target))
+            if source != target:
+                self._paths.rename(_bytes(source), _bytes(target))
 
 
 class _Many:
@@ -494,6 +497,11 @@ def _closed_by_an_exception() -> bool:
         if frame.f_code is OpenFile.__exit__.__code__:
             return any(one is not None for one in frame.f_locals.get("args", ()))
     return False
+
+
+def _callback_of(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Of get and put, after the two paths: recursive, callback."""
+    return arguments[1] if len(arguments) > 1 else options.get("callback", DEFAULT_CALLBACK)
 
 
 def _bytes(path: str) -> bytes:

@@ -381,8 +381,15 @@ class Paths:
     def remove_all(self, path: bytes) -> None:
         """With all that is in it; in mode `through` the origin is waited for once."""
         whole, found = self.get(path, follow=False)
+        self.check_writable(whole)
+        self._check_not_the_root(whole)
         self._remove_all(whole, found)
         self._wait([whole])
+
+    @staticmethod
+    def _check_not_the_root(path: bytes) -> None:
+        if path == b"/":
+            raise NotSupportedError("/", why="the root stays where it is", hint="name what is in it")
 
     def _remove_all(self, path: bytes, found: Seen) -> None:
         if not is_directory(found):
@@ -399,6 +406,7 @@ class Paths:
 
     def _remove_directory(self, path: bytes, *, wait: bool) -> None:
         whole, _ = self.get(path, follow=False)
+        self._check_not_the_root(whole)
         self._list_below(whole)
         self._change(path, lambda: self.tree.remove_directory(whole), wait=wait)
 
@@ -413,6 +421,8 @@ class Paths:
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
+        for one in (old, new):
+            self._check_not_the_root(one)
         copied = False
 
         def copy(_: NeedsContentError) -> None:

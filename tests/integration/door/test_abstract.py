@@ -19,7 +19,8 @@ class Fixtures(abstract.AbstractFixtures):  # type: ignore[misc]
     """Over a node that persists in the background."""
 
     @pytest.fixture(scope="class")
-    def door(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    @classmethod
+    def door(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         with pytest.MonkeyPatch.context() as patch:
             host = start(tmp_path_factory.mktemp("door"), patch, write="back")
             yield fsspec.filesystem("headrace")

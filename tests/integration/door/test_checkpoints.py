@@ -14,7 +14,7 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, save, steps, verify
-from headrace.checkpoint.layout import claim_name
+from headrace.checkpoint.layout import SaveId, claim_name
 from headrace.checkpoint.node_place import NodePlace
 from tests.integration.door.conftest import MakeDoor, settled, tree_of
 from tests.unit.checkpoint.states import same, state_of
@@ -62,7 +62,7 @@ def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor) -> None:
     _, fs = make_door(write="local")
     place = NodePlace(URL)
     place.make_folder("saves/x")
-    name = claim_name("x", 0)
+    name = claim_name(SaveId("x"), 0)
     assert not place.is_claimed(name)
     claim = place.claim(name, b"words")
     assert place.is_claimed(name)

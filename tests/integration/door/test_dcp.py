@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
 
 from headrace.base.errors import NodeUnavailableError
 from tests.integration.door.conftest import MakeDoor, left_in_work, tree_of
 
 ROOT = Path(__file__).parents[3]
+dcp: Any = torch.distributed.checkpoint
 pytestmark = pytest.mark.timeout(200)
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,13 @@ def test_without_a_node_one_line_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(tmp_path))
     HeadraceFileSystem.clear_instance_cache()
     fs = fsspec.filesystem("headrace")
-    for call in (lambda: fs.cat("/x"), lambda: fs.exists("/x"), lambda: fs.isdir("/x"), lambda: fs.ls("/")):
+    calls: list[Callable[[], object]] = [
+        lambda: fs.cat("/x"),
+        lambda: fs.exists("/x"),
+        lambda: fs.isdir("/x"),
+        lambda: fs.ls("/"),
+    ]
+    for call in calls:
         with pytest.raises(NodeUnavailableError, match=r"^no node runs on this host: .* `headrace up`"):
             call()
     with pytest.raises(NodeUnavailableError, match=r"^no node answers at "):
@@ -181,7 +188,7 @@ def test_of_two_nodes_the_one_that_is_named(make_door: MakeDoor, monkeypatch: py
 def test_where_nothing_can_be_written_it_is_said(make_door: MakeDoor, tmp_path: Path) -> None:
     host, fs = make_door()
     before = truth_of(host)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "open": lambda: fs.open("/new", "wb"),
         "open again": lambda: fs.open("/small", "wb"),
         "append": lambda: fs.open("/small", "ab"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +215,7 @@ def test_in_mode_through_the_origin_has_it_when_the_call_returns(make_door: Make
     host, fs = make_door(write="through")
     fs.pipe({f"/out/{number}": b"%d" % number for number in range(20)})
     assert tree_of(host.truth) == seen_by(fs)
-    steps = [
+    steps: list[Callable[[], object]] = [
         lambda: fs.pipe("/small", b"other"),
         lambda: fs.mv("/out/1", "/out/renamed"),
         lambda: fs.mv("/folder/deeper", "/moved"),
@@ -248,6 +250,17 @@ def test_renames_move_no_bytes(make_door: MakeDoor) -> None:
     assert fs.cat("/many/small") == b"x" * 100_000
     with pytest.raises(FileNotFoundError):
         fs.mv("/nothing", "/b")
+    fs.mv("/b", "headrace:///b/")
+    before = seen_by(fs)
+    calls: list[Callable[[], object]] = [
+        lambda: fs.rm("/", recursive=True),
+        lambda: fs.rmdir("/"),
+        lambda: fs.mv("/", "/b"),
+    ]
+    for call in calls:
+        with pytest.raises(NotSupportedError, match="the root stays"):
+            call()
+    assert seen_by(fs) == before
     settled(host)
     assert tree_of(host.truth) == seen_by(fs)
 
@@ -371,6 +384,16 @@ def test_modes_are_of_paths(make_door: MakeDoor) -> None:
     settled(host)
     wait_until(lambda: (host.truth / "scratch/new").exists())
     assert not (host.truth / "folder/deeper/new").exists()
+
+
+@pytest.mark.fuse
+@NEEDS_FUSE
+def test_a_folder_above_one_that_can_be_written_is_listed(make_door: MakeDoor) -> None:
+    host, fs = make_door(mounted=True, write="off,/folder/deeper=local")
+    listed = Writer(host.mount).run("print(json.dumps([sorted(os.listdir(one)) for one in ('.', 'folder')]))")
+    truth = [host.truth, host.truth / "folder"]
+    assert json.loads(listed) == [sorted(one.name for one in folder.iterdir()) for folder in truth]
+    assert [one.removeprefix("/") for one in fs.ls("/", detail=False)] == json.loads(listed)[0]
 
 
 def test_links_out_of_the_namespace_are_refused(make_door: MakeDoor, tmp_path: Path) -> None:
