@@ -234,6 +234,20 @@ def test_in_mode_through_the_origin_has_it_when_the_call_returns(make_door: Make
     assert (host.truth / "out/3").read_bytes() == b"3 and more"
 
 
+@pytest.mark.fuse
+@NEEDS_FUSE
+def test_a_node_that_is_started_again_is_waited_for(make_door: MakeDoor) -> None:
+    host, fs = make_door(mounted=True, write="through")
+    assert fs.exists("/small")
+    for number in range(3):
+        os.kill(host.pid_of("node"), signal.SIGKILL)
+        fs.pipe(f"/out/{number}", b"%d" % number)
+        assert (host.truth / f"out/{number}").read_bytes() == b"%d" % number
+        assert fs.cat("/large.tar") == (host.truth / "large.tar").read_bytes()
+        wait_until(lambda: host.pid_of("node"))
+    assert fs.find("/out") == [f"/out/{number}" for number in range(3)]
+
+
 def test_renames_move_no_bytes(make_door: MakeDoor) -> None:
     host, fs = make_door(write="back")
     tree = host.cache / "upper/tree"
