@@ -217,13 +217,16 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode == "rb":
             return self._paths.open(at)
         self._paths.check_writable(at)
-        if self.auto_mkdir:
-            self._paths.make_directories(split(at)[0])
         if mode == "ab":
             if not autocommit:
                 raise NotSupportedError(path, why="appending is done in place, and not within a transaction")
+            if self.auto_mkdir:
+                self._paths.make_directories(split(at)[0])
             return self._closing_well(self._paths.append(at))
-        return self._closing_well(self._paths.create(at, replace=mode == "wb", commits=autocommit))
+        replace, parents = mode == "wb", self.auto_mkdir
+        return self._closing_well(
+            self._paths.create(at, replace=replace, parents=parents, commits=autocommit)
+        )
 
     def _closing_well(self, stream: WriteStream) -> WriteStream:
         stream.is_broken_off = _closed_by_an_exception
@@ -372,9 +375,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if kind == "directory":
             self.makedirs(path2, exist_ok=True)
             return
-        if self.auto_mkdir:
-            self._paths.make_directories(split(target)[0])
-        self._many.do(lambda: self._paths.copy(source, target))
+        self._many.do(lambda: self._paths.copy(source, target, parents=self.auto_mkdir))
 
     def copy(self, path1: Any, path2: Any, *arguments: Any, **options: Any) -> None:
         with self._many.together(DEFAULT_CALLBACK):
@@ -430,6 +431,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 f"mv of {path1!r} to {path2!r}", why="neither two paths nor two lists of one length"
             )
         for source, target in zip(sources, targets, strict=True):
+            self._paths.get(_bytes(source), follow=False)
             if self.auto_mkdir:
                 self._paths.make_directories(split(_bytes(target))[0])
             if source != target:

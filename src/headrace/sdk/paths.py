@@ -223,17 +223,19 @@ class Paths:
 
     # ------------------------------------------------------------ files
 
-    def create(self, path: bytes, *, replace: bool, commits: bool = True) -> WriteStream:
+    def create(
+        self, path: bytes, *, replace: bool, parents: bool = False, commits: bool = True
+    ) -> WriteStream:
         """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
-        replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. commits: as of
-        WriteStream."""
-        whole = self._to_make(path, replace=replace)
+        replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. parents: folders
+        above are made with it. commits: as of WriteStream."""
+        whole = self._to_make(path, replace=replace, parents=parents)
         with _told(path):
             fd, made = self._new_file()
         return WriteStream(
             fd,
             os.fsdecode(path),
-            finish=lambda fd: self._publish(fd, made, whole, replace=replace),
+            finish=lambda fd: self._publish(fd, made, whole, replace=replace, parents=parents),
             abandon=lambda _: _unlink(made),
             commits=commits,
         )
@@ -284,11 +286,11 @@ class Paths:
                 finally:
                     os.close(fd)
 
-    def copy(self, source: bytes, target: bytes) -> None:
-        """A file's bytes, by the kernel; the target is replaced whole, or not at all."""
+    def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
+        """A file's bytes, by the kernel; the target is replaced whole, or not at all. parents: as of create."""
         content = self.content(source)
         try:
-            with self.create(target, replace=True) as stream, _told(target):
+            with self.create(target, replace=True, parents=parents) as stream, _told(target):
                 content.copy_to(stream.fileno())
         finally:
             content.close()
@@ -302,7 +304,7 @@ class Paths:
         os.utime(self.tree.at_upper(path))
         self._changed([path])
 
-    def _to_make(self, path: bytes, *, replace: bool) -> bytes:
+    def _to_make(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
         """Says beforehand what would fail at the end."""
         whole, found = self.find(path)
         if found is not None and not replace:
@@ -310,9 +312,11 @@ class Paths:
         if found is not None and is_directory(found):
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         self.check_writable(whole)
-        parent = self.get(split(whole)[0])[1]
-        if not is_directory(parent):
-            raise NotADirectoryPathError(os.fsdecode(split(path)[0]), why="it is no directory")
+        above = split(whole)[0]
+        while parents and self.find(above)[1] is None:
+            above = split(above)[0]
+        if not is_directory(self.get(above)[1]):
+            raise NotADirectoryPathError(os.fsdecode(above), why="it is no directory")
         return whole
 
     def check_writable(self, path: bytes) -> None:
@@ -330,13 +334,15 @@ class Paths:
         made = self.tree.upper.new()
         return os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), made
 
-    def _publish(self, fd: int, made: bytes, path: bytes, *, replace: bool) -> None:
+    def _publish(self, fd: int, made: bytes, path: bytes, *, replace: bool, parents: bool) -> None:
         named = made or self.tree.upper.new()
         try:
             with _told(path):
                 if not made:
                     # With a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link.
                     os.link(b"/proc/self/fd/%d" % fd, named, src_dir_fd=fd, follow_symlinks=True)
+            if parents:
+                self.make_directories(split(path)[0])
             self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
             self._change(path, lambda: self.tree.put_file(named, path, replace=replace))
         except BaseException:
