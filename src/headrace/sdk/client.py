@@ -263,6 +263,10 @@ class Client:
         capacity = int(cache["capacity_bytes"])
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
+    def end_telling(self, wait_s: float) -> None:
+        """Waits, so long at most, until the node has heard what was written. It hears nothing afterwards."""
+        self._changes.close(wait_s=wait_s)
+
     def close(self) -> None:
         self.closed = True
         self._touches.close()

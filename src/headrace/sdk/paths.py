@@ -42,6 +42,7 @@ from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
 LINKS_MAX = 40
+TELL_S_MAX = 5.0
 COPIES_MAX = 10
 """So often what a change needs is copied up and gone again before it gives up."""
 
@@ -64,9 +65,11 @@ class Paths:
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     def close(self) -> None:
+        """The node has heard what was written on return, if it is there; else it finds it by itself, later."""
         if self._pressure is not None:
             self._pressure.close()
         self.tree.lock.close()
+        self.client.end_telling(TELL_S_MAX)
         self.client.close()
 
     # ------------------------------------------------------------ looking

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 
 from headrace.sdk.client import Client
-from headrace.sdk.paths import Paths
+from headrace.sdk.paths import TELL_S_MAX, Paths
 
 
 class Hosts:
@@ -16,6 +17,7 @@ class Hosts:
         self._paths: dict[str, Paths] = {}
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._reset_after_fork)
+        atexit.register(self._end_telling)
 
     def get(self, socket: str, patience_s: float) -> Paths:
         with self._lock:
@@ -30,6 +32,11 @@ class Hosts:
             for one in self._paths.values():
                 one.close()
             self._paths.clear()
+
+    def _end_telling(self) -> None:
+        """All else stays open: files that nobody closed are closed after this."""
+        for one in self._paths.values():
+            one.client.end_telling(TELL_S_MAX)
 
     def _reset_after_fork(self) -> None:
         self._lock = threading.Lock()

@@ -319,6 +319,24 @@ def test_a_descriptor_has_all_bytes_to_be_synced(make_door: MakeDoor) -> None:
     assert fs.cat("/new") == b"not flushed by hand"
 
 
+def test_a_program_that_ends_has_told_the_node(make_door: MakeDoor) -> None:
+    """By itself the node would look in half a minute."""
+    host, _ = make_door(write="back", persist_delay_s=0.1)
+    code = """
+import fsspec
+fs = fsspec.filesystem("headrace")
+for number in range(300):
+    fs.pipe(f"/out/{number}", b"%d" % number)
+never_closed = fs.open("/late", "wb")
+never_closed.write(b"late")
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+    expected = {str(number): (b"%d" % number).hex() for number in range(300)}
+    wait_until(lambda: tree_of(host.truth / "out") == expected, 20)
+    host.ok("persist", "/")
+    assert (host.truth / "late").read_bytes() == b"late"
+
+
 def test_many_writers_and_readers_at_once(make_door: MakeDoor) -> None:
     """Threads of this process and others; a file is one writer's, or another's, never a mixture."""
     host, fs = make_door(write="back")
