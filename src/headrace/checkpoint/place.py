@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -29,7 +30,10 @@ ABANDONED_AFTER_S = 24 * 3600.0
 """A claim of another host is held for dead when it is so old: whether that host lives can't be seen from here."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SYS_CACHESTAT = 451  # of every architecture but alpha; since Linux 6.5
+_MAP_FIXED = 0x10  # include/uapi/asm-generic/mman-common.h; Python does not name it
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -50,6 +54,10 @@ class Source(Protocol):
 
     def read_into(self, target: memoryview, offset: int) -> None:
         """Fills `target`. CheckpointFailedError where the file ends before that."""
+
+    def map_into(self, target: memoryview, offset: int) -> bool:
+        """Puts the file's own pages, private ones, in the place of the target's, which are a mapping of the caller's.
+        False where they are not in memory, or can't be mapped: then nothing happened."""
 
     def close(self) -> None: ...
 
@@ -100,6 +108,17 @@ class Place(Protocol):
 
     def is_claimed(self, name: str) -> bool:
         """Whether its owner lives, as far as can be known; else after ABANDONED_AFTER_S it does not."""
+
+
+def place_of(where: str | Place) -> Place:
+    """where: a folder, or headrace:///folder of this host's node: NodeUnavailableError, UsageError."""
+    if not isinstance(where, str):
+        return where
+    if where.startswith("headrace://"):
+        from headrace.checkpoint.node_place import NodePlace  # what it needs, a folder does not
+
+        return NodePlace(where)
+    return PosixPlace(where)
 
 
 class PosixPlace:
@@ -289,6 +308,15 @@ class PosixSource:
                 if done == 0:
                     raise CheckpointFailedError(self._path, why=f"ends at byte {offset}, more is expected")
                 target, offset = target[done:], offset + done
+
+    def map_into(self, target: memoryview, offset: int) -> bool:
+        address = address_of(target)
+        if (offset | address | len(target)) % mmap.PAGESIZE or not _is_cached(self._fd, offset, len(target)):
+            return False
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        found = _libc.mmap(address, len(target), protection, flags, self._fd, offset)
+        return bool(found == address)
 
     def _directly(self, target: memoryview, offset: int) -> int:
         """Bytes read; fewer than asked for where alignment or the file's end forbid more."""

@@ -29,7 +29,7 @@ from headrace.checkpoint.crew import Crew
 from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, Part
 from headrace.checkpoint.memory import Bytes, is_own_mapping, page_aligned
 from headrace.checkpoint.pack import key_of
-from headrace.checkpoint.place import ALIGN_BYTES, Place, PosixPlace, Source
+from headrace.checkpoint.place import ALIGN_BYTES, Place, Source, place_of
 
 THREADS = 4
 MAPPED_MAX = 20_000
@@ -66,7 +66,7 @@ def load(
     CorruptCheckpointError, and what is in `into` then is undefined. CheckpointNotFoundError; CheckpointMismatchError
     when `into` has another form.
     """
-    place = PosixPlace(where) if isinstance(where, str) else where
+    place = place_of(where)
     return with_sources(
         place,
         step,
@@ -298,7 +298,7 @@ def part_of(manifest: Manifest, rank: int, place: Place) -> Part:
 
 def verify(where: str | Place, step: int | None = None, *, threads: int = THREADS) -> int:
     """Reads every chunk and checks it; the bytes checked. CorruptCheckpointError names the first that is wrong."""
-    place = PosixPlace(where) if isinstance(where, str) else where
+    place = place_of(where)
 
     def check(manifest: Manifest, sources: Sources) -> int:
         parts = manifest.body.parts

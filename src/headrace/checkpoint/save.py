@@ -33,7 +33,7 @@ from headrace.checkpoint.crew import Crew
 from headrace.checkpoint.job import Job, Word
 from headrace.checkpoint.manifest import Leaf, Part
 from headrace.checkpoint.part import PartSaver, manifest_of
-from headrace.checkpoint.place import Place, PosixPlace
+from headrace.checkpoint.place import Place, place_of
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.saving import Saved, SaveOptions, Saving
 from headrace.checkpoint.stage import Arena, Stager, pin
@@ -82,7 +82,7 @@ class Saver:
                 why="several ranks need a run",
                 hint="a word that only this run's ranks share",
             )
-        self._place = PosixPlace(where) if isinstance(where, str) else where
+        self._place = place_of(where)
         self._options = options or SaveOptions()
         self._rank, self._ranks = rank, ranks
         self._run = layout.check_run(run or secrets.token_hex(6))

@@ -22,7 +22,7 @@ from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.checkpoint.manifest import Head
-    from headrace.checkpoint.place import PosixPlace
+    from headrace.checkpoint.place import Place
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoints are.")]
 Step = Annotated[
@@ -256,13 +256,13 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(folder: str) -> PosixPlace:
+def _place(folder: str) -> Place:
     if importlib.util.find_spec("numpy") is None:
         raise NotSupportedError(
             "checkpoint", why="numpy is not installed", hint="pip install 'headrace[checkpoint]'"
         )
-    if not os.path.isdir(folder):
+    if "://" not in folder and not os.path.isdir(folder):
         raise PathNotFoundError(folder, why="no such folder")
-    from headrace.checkpoint.place import PosixPlace
+    from headrace.checkpoint.place import place_of
 
-    return PosixPlace(folder)
+    return place_of(folder)

@@ -13,28 +13,23 @@ import sys
 import msgspec
 
 from headrace.base.errors import StoreError
+from headrace.sdk.running import State, answers, began_at, is_ours, read_states
 
-
-class State(msgspec.Struct, kw_only=True):
-    """kind: "up", "fuse" or "node". Pids are 0 where there is no such process. began: of `pid`, by `began_at`, so that
-    another process that got its number later is not taken for it."""
-
-    kind: str
-    pid: int
-    socket: str
-    cache: list[str] = []
-    mountpoint: str = ""
-    url: str = ""
-    io: str = ""
-    why: str = ""
-    node_pid: int = 0
-    holder_pid: int = 0
-    session_pid: int = 0
-    log: str = ""
-    began: int = 0
-
-    def alive(self) -> bool:
-        return is_ours(self.pid) and self.began in (0, began_at(self.pid))
+__all__ = [
+    "State",
+    "answers",
+    "began_at",
+    "drop_socket",
+    "is_ours",
+    "lab_file",
+    "lab_states",
+    "listener_of",
+    "make_run_folder",
+    "read_states",
+    "remove_replaced",
+    "remove_state",
+    "write_state",
+]
 
 
 def make_run_folder(folder: str) -> None:
@@ -94,30 +89,6 @@ def lab_states(folder: str) -> list[State]:
     ]
 
 
-def read_states(folder: str) -> list[State]:
-    """All there are, those of dead processes too."""
-    found = []
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-        if name.endswith(".json"):
-            try:
-                with open(os.path.join(folder, name), "rb") as source:
-                    found.append(msgspec.json.decode(source.read(), type=State))
-            except (OSError, msgspec.MsgspecError):
-                continue  # removed meanwhile, or of another version
-    return found
-
-
-def answers(socket_path: str) -> bool:
-    """Somebody listens there."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
-        one.settimeout(1)
-        try:
-            one.connect(socket_path)
-        except OSError:
-            return False
-    return True
-
-
 def drop_socket(socket_path: str) -> None:
     """A node that was killed leaves its socket behind; one that lives keeps it."""
     if not answers(socket_path):
@@ -137,26 +108,6 @@ def listener_of(socket_path: str) -> int:
             return 0
         credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(credentials[:4], sys.byteorder)
-
-
-def began_at(pid: int) -> int:
-    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return int(source.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return 0
-
-
-def is_ours(pid: int) -> bool:
-    """A process of headrace's with this pid runs; a zombie does not. The pid may have gone to somebody else."""
-    if pid <= 0:
-        return False
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return b"headrace" in words.read()
-    except OSError:
-        return False
 
 
 def _path(folder: str, pid: int) -> str:

@@ -6,13 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import HeadraceError, NodeUnavailableError, UsageError
+from headrace.base.errors import HeadraceError, UsageError
 from headrace.cli.state import State, answers, lab_states, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
+from headrace.sdk.running import running_sockets, the_only
 
 if TYPE_CHECKING:
     from headrace.wire.messages import MountRow
+
+
+CHOOSE = "choose by a PATH below a mountpoint, or --cache DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Target:
 def find_target(socket: str | None, cache: str | None, path: str | None = None) -> Target:
     """The node is that of --socket or --cache, else of the mountpoint that PATH is below, else the one whose origin
     PATH is in, else the only one. NodeUnavailableError when there is none, UsageError when there are several."""
-    run_folder = load().config.run_folder
+    loaded = load()
+    run_folder = loaded.config.run_folder
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     below = _below_mountpoint(path, [*states, *lab_states(run_folder)])
     chosen = socket
@@ -34,13 +39,13 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
         chosen = socket_path_of(run_folder, cache.split(":", 1)[0])
     if below is not None:
         return below if chosen is None else Target(chosen, below.path)
-    running = [chosen] if chosen is not None else _running(run_folder, states)
+    running = [chosen] if chosen is not None else running_sockets(run_folder, states)
     within = _within_origin(path, running)
     if within is not None:
         return within
     if path is not None and "://" in path:
         raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
-    return Target(_only(running, run_folder, states), _namespace_path(path))
+    return Target(the_only(running, loaded, states, hint=CHOOSE), _namespace_path(path))
 
 
 def _below_mountpoint(path: str | None, states: list[State]) -> Target | None:
@@ -98,46 +103,3 @@ def _mount_rows(socket: str) -> list[MountRow]:
 
 def _namespace_path(path: str | None) -> str:
     return "/" if path is None else "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-
-
-def _running(run_folder: str, states: list[State]) -> list[str]:
-    """The sockets of the nodes of this run folder that answer."""
-    known = {state.socket for state in states}
-    if os.path.isdir(run_folder):
-        known |= {os.path.join(run_folder, name) for name in os.listdir(run_folder) if name.endswith(".sock")}
-    return sorted(one for one in known if answers(one))
-
-
-def _only(running: list[str], run_folder: str, states: list[State]) -> str:
-    if not running:
-        away = [state for state in states if state.kind == "up" and state.alive()]
-        if away:
-            raise NodeUnavailableError(
-                f"the node of {away[0].mountpoint or away[0].socket} does not answer",
-                why="it is being started again",
-                hint=f"try again; {away[0].log} says why it ended",
-            )
-        raise NodeUnavailableError(
-            "no node runs on this host",
-            why=f"none listens in {run_folder}",
-            hint="start one with `headrace up`",
-        )
-    if len(running) > 1:
-        raise UsageError(
-            f"{len(running)} nodes run on this host",
-            why="; ".join(_described(one, states) for one in running),
-            hint="choose by a PATH below a mountpoint, or --cache DIR",
-        )
-    return running[0]
-
-
-def _described(socket: str, states: list[State]) -> str:
-    ours = [state for state in states if state.socket == socket]
-    folders = [folder for state in ours for folder in state.cache[:1]]
-    mountpoints = [state.mountpoint for state in ours if state.mountpoint]
-    return " ".join(
-        [
-            f"--cache {folders[0]}" if folders else f"--socket {socket}",
-            *([f"at {', '.join(mountpoints)}"] if mountpoints else []),
-        ]
-    )

@@ -35,6 +35,7 @@ from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS, Miss
+from headrace.sdk.listing import merged
 from headrace.sdk.tree import NeedsContentError, Owner, Tree
 from headrace.wire.messages import Written
 
@@ -262,19 +263,7 @@ class WritableNames(Operations):
             found = self._tree.below(directory)
             id = None if found is None else found.id
         children = iter(()) if id is None else self._client.children(id, after)
-        here = iter([row for row in above if row[0] > after])
-        row, child = next(here, None), next(children, None)
-        while row is not None or child is not None:
-            if child is None or (row is not None and row[0] <= child.name):
-                assert row is not None
-                if child is not None and child.name == row[0]:
-                    child = next(children, None)
-                if row[1]:
-                    yield row[0], None
-                row = next(here, None)
-            else:
-                yield child.name, child
-                child = next(children, None)
+        return merged([row for row in above if row[0] > after], children)
 
     def _row(
         self, parent: int, path: bytes, name: bytes, below: Entry | None, offset: int, *, plus: bool

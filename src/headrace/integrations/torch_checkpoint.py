@@ -62,7 +62,7 @@ from headrace.checkpoint.job import Job, Word
 from headrace.checkpoint.manifest import Leaf, Manifest, Part
 from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.part import PartSaver, manifest_of
-from headrace.checkpoint.place import Place, PosixPlace
+from headrace.checkpoint.place import Place, place_of
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.restore import THREADS, Read, Sources, fetch, open_checkpoint, reads_of
 from headrace.checkpoint.retention import Retention
@@ -113,7 +113,7 @@ class HeadraceWriter(StorageWriter):
         self, where: str | Place, *, step: int | None = None, options: SaveOptions | None = None
     ) -> None:
         super().__init__()
-        self._place = PosixPlace(where) if isinstance(where, str) else where
+        self._place = place_of(where)
         self._options = options or SaveOptions()
         self._step = step
         self._run = secrets.token_hex(6)
@@ -247,7 +247,7 @@ class HeadraceReader(StorageReader):
 
     def __init__(self, where: str | Place, *, step: int | None = None, threads: int = THREADS) -> None:
         super().__init__()
-        self._place = PosixPlace(where) if isinstance(where, str) else where
+        self._place = place_of(where)
         self._step = step
         self._threads = threads
         self._manifest: Manifest | None = None

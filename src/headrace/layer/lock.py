@@ -38,6 +38,14 @@ class LayerLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         self._threads.release()
 
+    def reset_after_fork(self) -> None:
+        """In a child. The descriptor is the parent's, too, and a lock by it would be held for both; and a thread that
+        is not here may have been within."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._depth = -1, 0
+        self._threads = threading.RLock()
+
     def close(self) -> None:
         with self._threads:
             if self._fd >= 0:

@@ -44,8 +44,11 @@ class Changes:
                     )
                     self._thread.start()
 
-    def close(self) -> None:
+    def close(self, *, wait_s: float = 0.0) -> None:
+        """wait_s: so long at most until the node has heard all."""
         self._told.put(None)
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)
 
     def _run(self) -> None:
         while True:

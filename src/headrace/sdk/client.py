@@ -270,6 +270,10 @@ class Client:
         capacity = int(cache["capacity_bytes"])
         return capacity, capacity - int(cache["used_bytes"]), int(index["entries"])
 
+    def end_telling(self, wait_s: float) -> None:
+        """Waits, so long at most, until the node has heard what was written. It hears nothing afterwards."""
+        self._changes.close(wait_s=wait_s)
+
     def close(self) -> None:
         self.closed = True
         self._touches.close()
@@ -305,8 +309,9 @@ class Client:
 
     def _renew(self, welcome: Welcome) -> None:
         """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
-        other threads may be reading it."""
+        other threads may be reading it. One with other settings has other modes of writing."""
         with self._renewing:
+            self._local.write = welcome.write
             if welcome.generation != self._local.generation:
                 log.warning("index was made anew generation=%d", welcome.generation)
                 self._local = LocalCache(welcome)

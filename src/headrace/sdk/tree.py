@@ -112,8 +112,16 @@ class Tree:
         return entry
 
     def names(self, directory: bytes) -> list[tuple[bytes, bool]]:
-        """What the upper layer says of names of a directory, sorted: whether each is visible."""
-        return sorted(self.upper.names(directory).items())
+        """What the upper layer says of names of a directory, sorted: whether each is visible. It says nothing of those
+        where nothing can be written, though it has a folder there when something below it can."""
+        found = self.upper.names(directory)
+        if self.modes.of(directory) is WriteMode.OFF:
+            found = {
+                n: visible
+                for n, visible in found.items()
+                if self.modes.of(join(directory, n)) is not WriteMode.OFF
+            }
+        return sorted(found.items())
 
     def _must_see(self, path: bytes) -> Seen:
         found = self.seen(path)
@@ -306,6 +314,28 @@ class Tree:
         if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
             wanted |= stat.S_ISGID
         os.chmod(fd, wanted)
+
+    def put_file(self, made: bytes, path: bytes, *, replace: bool) -> None:
+        """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner
+        it takes over. EEXIST when it may not replace one."""
+        self._writable(path)
+        found = self.seen(path)
+        if found is not None and not replace:
+            raise _error(errno.EEXIST, path)
+        if found is not None and _is_directory(found):
+            raise _error(errno.EISDIR, path)
+        parent = self.ensure_directory(split(path)[0])
+        if parent.st_mode & stat.S_ISGID:
+            os.chown(made, -1, parent.st_gid)
+        if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
+            os.chown(made, found.st_uid, found.st_gid)
+            os.chmod(made, stat.S_IMODE(found.st_mode))
+        base = self._base(path)
+        self._clear(path)
+        if base is not None:
+            set_base(made, Base(path, base))
+        os.rename(made, self.upper.at(path))
+        self.on_changed([path])
 
     def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
         self._writable(path)

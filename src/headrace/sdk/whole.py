@@ -28,10 +28,9 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import FileId, Kind
-from headrace.config.load import load
-from headrace.config.schema import socket_path_of
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, connect
+from headrace.sdk.running import find_node
 
 URL = "headrace://"
 SOCKET_ATTRIBUTE = "user.headrace.socket"
@@ -84,10 +83,7 @@ def _node_files_at(url: str, socket: str | None) -> tuple[Files, str]:
     host, slash, path = url[len(URL) :].partition("/")
     if host or not slash:
         raise UsageError(url, why="not a path of a node", hint=f"write {URL}/FOLDER, with three slashes")
-    if socket is None:
-        config = load().config
-        socket = socket_path_of(config.run_folder, config.cache[0].folder)
-    client = connect(socket, patience_s=PATIENCE_S)
+    client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
     try:
         whole = os.fsencode("/" + unquote(path).strip("/"))
         if client.resolve(whole).kind is Kind.DIRECTORY:

@@ -1,0 +1,564 @@
+"""The merged tree of a host by path: what a program calls that has no mount, such as fsspec's `headrace://`.
+
+Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes
+go to the upper layer as those of a mount do (`sdk/tree.py`), so that every mount of the host shows them and the node
+persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
+
+Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from headrace.base.errors import (
+    DirectoryNotEmptyError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NoSpaceError,
+    NotADirectoryPathError,
+    NotSupportedError,
+    PathExistsError,
+    PathNotFoundError,
+    ReadOnlyError,
+    StoreError,
+    VersionChangedError,
+)
+from headrace.base.model import ROOT_ID, Entry, Kind
+from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.pressure import Pressure
+from headrace.layer.upper import Hidden, Upper, join, split
+from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
+from headrace.sdk.listing import merged
+from headrace.sdk.streams import Content, ReadStream, WriteStream
+from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
+
+LINKS_MAX = 40
+TELL_S_MAX = 5.0
+COPIES_MAX = 10
+"""So often what a change needs is copied up and gone again before it gives up."""
+
+Result = TypeVar("Result")
+
+
+class Paths:
+    """client: belongs to this from now on."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._modes_text = client.write
+        self.tree = Tree(
+            client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
+        )
+        self._pressure = Pressure(self.tree.upper.pressure_path) if self.tree.modes.any else None
+        self._to_wait_for: list[bytes] = []
+        self._umask = _umask()
+        alive = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
+
+    def close(self) -> None:
+        """The node has heard what was written on return, if it is there; else it finds it by itself, later."""
+        if self._pressure is not None:
+            self._pressure.close()
+        self.tree.lock.close()
+        self.client.end_telling(TELL_S_MAX)
+        self.client.close()
+
+    # ------------------------------------------------------------ looking
+
+    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
+        """Where a path leads, links resolved, and what is there; None: nothing. follow: also a link that is the last
+        name. NotADirectoryPathError, NotSupportedError for links out of the namespace."""
+        names = [name for name in path.split(b"/") if name]
+        at, links = b"/", 0
+        seen: os.stat_result | None = None
+        self._heed_modes()
+        while names and self.tree.modes.any:
+            if names[0] in (b".", b".."):
+                at = split(at)[0] if names.pop(0) == b".." else at
+                above = self.tree.look(at)
+                seen = above if isinstance(above, os.stat_result) else None
+                continue
+            here = join(at, names[0])
+            found = self.tree.look(here)
+            if isinstance(found, Hidden):
+                return _down(at, names), None
+            if found is None:
+                if self.tree.modes.of(here) is not WriteMode.OFF or not self.tree.modes.any_below(here):
+                    break  # so there is nothing of the upper layer below either
+            elif stat.S_ISLNK(found.st_mode) and (follow or len(names) > 1):
+                links += 1
+                names = self._target(here, links) + names[1:]
+                continue
+            elif len(names) > 1 and not stat.S_ISDIR(found.st_mode):
+                raise NotADirectoryPathError(os.fsdecode(here), why="it is no directory")
+            at, seen = here, found
+            del names[0]
+        if not names and seen is not None:
+            return at, seen
+        whole = _down(at, names)
+        return whole, self._below(whole)
+
+    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
+        """As find. PathNotFoundError."""
+        whole, found = self.find(path, follow=follow)
+        if found is None:
+            raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
+        return whole, found
+
+    def children(self, path: bytes) -> Iterator[tuple[bytes, Seen]]:
+        """Names of a directory with what they are, in byte order. NotADirectoryPathError."""
+        whole, found = self.get(path)
+        if not is_directory(found):
+            raise NotADirectoryPathError(os.fsdecode(path), why="it is no directory")
+        below = self._below(whole)
+        if below is not None and not self.client.listing_fresh(below.id):
+            self.client.ensure_listed(below.id)
+        above = self.tree.names(whole) if self.tree.modes.any_below(whole) else []
+        for name, entry in merged(above, iter(()) if below is None else self.client.children(below.id)):
+            one = self.tree.look(join(whole, name)) if entry is None else entry
+            if one is not None and not isinstance(one, Hidden):
+                yield name, one
+
+    def readlink(self, path: bytes) -> bytes:
+        with _told(path):
+            return os.readlink(self.tree.upper.at(self.get(path, follow=False)[0]))
+
+    def _below(self, path: bytes) -> Entry | None:
+        """What the origins have at a path; the node is asked where the index is too old to say."""
+        entry = self.client.entry(ROOT_ID)
+        for name in filter(None, path.split(b"/")):
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            found = self.client.lookup_fast(entry.id, name)
+            entry = self.client.lookup(entry.id, name) if isinstance(found, Miss) else found
+        return entry
+
+    def _target(self, link: bytes, links: int) -> list[bytes]:
+        with _told(link):
+            target = os.readlink(self.tree.upper.at(link))
+        if links > LINKS_MAX:
+            raise NotSupportedError(os.fsdecode(link), why="too many symbolic links")
+        if target.startswith(b"/"):
+            raise NotSupportedError(
+                os.fsdecode(link),
+                why=f"a symbolic link to {os.fsdecode(target)}, which is a path of the host",
+                hint="read it by a mount",
+            )
+        return [name for name in target.split(b"/") if name]
+
+    def _heed_modes(self) -> None:
+        """A node that was started again may have other settings."""
+        if self.client.write != self._modes_text:
+            self.tree.modes = WriteModes.parse(self.client.write)
+            self._modes_text = self.client.write
+            if self._pressure is None and self.tree.modes.any:
+                self._pressure = Pressure(self.tree.upper.pressure_path)
+
+    # ------------------------------------------------------------ reading
+
+    def content(self, path: bytes) -> Content:
+        """The file as it is now. PathNotFoundError, IsADirectoryPathError, OriginError and its kinds."""
+        for attempt in range(CHANGED_ATTEMPTS):
+            whole, found = self.get(path)
+            if is_directory(found):
+                raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
+            try:
+                return self._below_content(found) if isinstance(found, Entry) else self._upper_content(whole)
+            except (FileNotFoundError, VersionChangedError):
+                if attempt + 1 == CHANGED_ATTEMPTS:
+                    raise
+        raise AssertionError
+
+    def content_if_cached(self, path: bytes) -> Content | None:
+        """As content, when all bytes are on this host's disk."""
+        whole, found = self.get(path)
+        if not isinstance(found, Entry):
+            return self.content(whole)
+        cached = None if is_directory(found) else self.client.complete_path(found.id)
+        return None if cached is None else self._cached_content(found, cached)
+
+    def open(self, path: bytes) -> ReadStream:
+        """As content."""
+        return ReadStream(self.content(path), os.fsdecode(path))
+
+    def _below_content(self, entry: Entry) -> Content:
+        cached = self.client.complete_path(entry.id)
+        content = None if cached is None else self._cached_content(entry, cached)
+        if content is not None:
+            return content
+        file = self.client.open(entry.id)
+        self.client.touch(entry.id)
+        if file.complete:
+            fd = os.dup(file.fd)
+            file.close()
+            return Content(entry.version.size_bytes, fd=fd)
+        return Content(entry.version.size_bytes, file=file)
+
+    def _cached_content(self, entry: Entry, cached: str) -> Content | None:
+        try:
+            fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None  # evicted just now
+        self.client.touch(entry.id)
+        return Content(entry.version.size_bytes, fd=fd)
+
+    def _upper_content(self, path: bytes) -> Content:
+        with (
+            self.tree.lock,
+            _told(path),
+        ):  # the lock: else the node may hold a lease on it (dataplane/let_go.py)
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(self.tree.upper.at(path), flags)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise NotSupportedError(os.fsdecode(path), why="it is no regular file", hint="read it by a mount")
+        return Content(found.st_size, fd=fd, grows=True)
+
+    # ------------------------------------------------------------ files
+
+    def create(
+        self, path: bytes, *, replace: bool, parents: bool = False, commits: bool = True
+    ) -> WriteStream:
+        """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
+        replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. parents: folders
+        above are made with it. commits: as of WriteStream."""
+        whole = self._to_make(path, replace=replace, parents=parents)
+        with _told(path):
+            fd, made = self._new_file()
+        return WriteStream(
+            fd,
+            os.fsdecode(path),
+            finish=lambda fd: self._publish(fd, made, whole, replace=replace, parents=parents),
+            abandon=lambda _: _unlink(made),
+            commits=commits,
+        )
+
+    def append(self, path: bytes) -> WriteStream:
+        """In place, as by a mount: others see what is written at once. What is abandoned is cut off again, unless
+        somebody else has written behind it."""
+        fd, whole, new = self.open_in_place(path, 0)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+        begin = os.lseek(fd, 0, os.SEEK_END)
+
+        def finish(_: int) -> None:
+            self.tell(whole)
+
+        def abandon(fd: int) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                if new and os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
+                    self.remove(whole)
+                elif os.fstat(fd).st_size <= os.lseek(fd, 0, os.SEEK_CUR):
+                    os.ftruncate(fd, begin)
+                    finish(fd)
+
+        return WriteStream(fd, os.fsdecode(path), finish=finish, abandon=abandon)
+
+    def open_in_place(self, path: bytes, flags: int) -> tuple[int, bytes, bool]:
+        """A descriptor for reading and writing, where the path leads, and whether the file is new. flags: O_EXCL,
+        O_TRUNC. Who has written calls `tell`. Errors as of create."""
+        whole, _ = self.find(path)
+        self.check_writable(whole)
+        owner = Owner(os.geteuid(), os.getegid())
+        mode = 0o666 & ~self._umask
+        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, flags))
+        return fd, whole, new
+
+    def tell(self, path: bytes) -> None:
+        """A file was written in place: the node hears of it; in mode `through` the origin has it on return."""
+        self._change(path, lambda: self._changed([path]))
+        self._slow()
+
+    def sync_names(self, path: bytes) -> None:
+        """What was made, renamed and removed in a directory here survives a power loss on return."""
+        whole, found = self.get(path)
+        if isinstance(found, os.stat_result):
+            with _told(path):
+                fd = os.open(self.tree.upper.at(whole), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
+        """A file's bytes, by the kernel; the target is replaced whole, or not at all. parents: as of create."""
+        content = self.content(source)
+        try:
+            with self.create(target, replace=True, parents=parents) as stream, _told(target):
+                content.copy_to(stream.fileno())
+        finally:
+            content.close()
+
+    def touch(self, path: bytes) -> None:
+        """The time of modification is now; the file must be there."""
+        whole, _ = self.get(path)
+        self._change(path, lambda: self._touch(whole))
+
+    def _touch(self, path: bytes) -> None:
+        os.utime(self.tree.at_upper(path))
+        self._changed([path])
+
+    def _to_make(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
+        """Says beforehand what would fail at the end."""
+        whole, found = self.find(path)
+        if found is not None and not replace:
+            raise PathExistsError(os.fsdecode(path), why="it is there already")
+        if found is not None and is_directory(found):
+            raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
+        self.check_writable(whole)
+        above = split(whole)[0]
+        while parents and self.find(above)[1] is None:
+            above = split(above)[0]
+        if not is_directory(self.get(above)[1]):
+            raise NotADirectoryPathError(os.fsdecode(above), why="it is no directory")
+        return whole
+
+    def check_writable(self, path: bytes) -> None:
+        """ReadOnlyError where the settings let nothing be written."""
+        self._heed_modes()
+        if self.tree.modes.of(path) is WriteMode.OFF:
+            raise _read_only(os.fsdecode(path))
+
+    def _new_file(self) -> tuple[int, bytes]:
+        """A file without a name, of which nothing stays when this process dies; where the file system has none such,
+        one with a name in `work`, which is the second value."""
+        work = self.tree.upper.work
+        with contextlib.suppress(OSError):
+            return os.open(work, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o666), b""
+        made = self.tree.upper.new()
+        return os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), made
+
+    def _publish(self, fd: int, made: bytes, path: bytes, *, replace: bool, parents: bool) -> None:
+        named = made or self.tree.upper.new()
+        try:
+            with _told(path):
+                if not made:
+                    # With a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link.
+                    os.link(b"/proc/self/fd/%d" % fd, named, src_dir_fd=fd, follow_symlinks=True)
+            if parents:
+                self.make_directories(split(path)[0])
+            self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
+            self._change(path, lambda: self.tree.put_file(named, path, replace=replace))
+        except BaseException:
+            _unlink(named)
+            raise
+        self._slow()
+
+    # ------------------------------------------------------------ names
+
+    def make_directory(self, path: bytes) -> None:
+        """PathExistsError, PathNotFoundError for the folder above."""
+        whole, found = self.find(path)
+        if found is not None:
+            raise PathExistsError(os.fsdecode(path), why="it is there already")
+        owner = Owner(os.geteuid(), os.getegid())
+        self.check_writable(whole)
+        self.get(split(whole)[0])
+        mode = 0o777 & ~self._umask
+        self._change(path, lambda: self.tree.make_directory(whole, mode, owner))
+
+    def make_directories(self, path: bytes) -> None:
+        """With those above; those that are there are let be. NotADirectoryPathError."""
+        whole, found = self.find(path)
+        if found is None:
+            if split(whole)[0] != b"/":
+                self.make_directories(split(whole)[0])
+            with contextlib.suppress(PathExistsError):  # somebody was faster
+                self.make_directory(whole)
+                return
+            found = self.get(whole)[1]
+        if not is_directory(found):
+            raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
+
+    def remove(self, path: bytes) -> None:
+        """A file, or a link. IsADirectoryPathError."""
+        self._remove(path, wait=True)
+
+    def remove_directory(self, path: bytes) -> None:
+        """DirectoryNotEmptyError."""
+        self._remove_directory(path, wait=True)
+
+    def remove_all(self, path: bytes) -> None:
+        """With all that is in it; in mode `through` the origin is waited for once."""
+        whole, found = self.get(path, follow=False)
+        self.check_writable(whole)
+        self._check_not_the_root(whole)
+        self._remove_all(whole, found)
+        self._wait([whole])
+
+    @staticmethod
+    def _check_not_the_root(path: bytes) -> None:
+        if path == b"/":
+            raise NotSupportedError("/", why="the root stays where it is", hint="name what is in it")
+
+    def _remove_all(self, path: bytes, found: Seen) -> None:
+        if not is_directory(found):
+            self._remove(path, wait=False)
+            return
+        for name, one in list(self.children(path)):
+            with contextlib.suppress(PathNotFoundError):
+                self._remove_all(join(path, name), one)
+        self._remove_directory(path, wait=False)
+
+    def _remove(self, path: bytes, *, wait: bool) -> None:
+        whole, _ = self.get(path, follow=False)
+        self._change(path, lambda: self.tree.remove(whole), wait=wait)
+
+    def _remove_directory(self, path: bytes, *, wait: bool) -> None:
+        whole, _ = self.get(path, follow=False)
+        self._check_not_the_root(whole)
+        self._list_below(whole)
+        self._change(path, lambda: self.tree.remove_directory(whole), wait=wait)
+
+    def _list_below(self, path: bytes) -> None:
+        below = self._below(path)
+        if below is not None and below.kind is Kind.DIRECTORY and not self.client.listing_fresh(below.id):
+            self.client.ensure_listed(below.id)
+
+    def rename(self, source: bytes, target: bytes) -> None:
+        """Over a file, or an empty folder, that is there. NotSupportedError between mounts, between modes of writing,
+        and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin has."""
+        old, _ = self.get(source, follow=False)
+        new, _ = self.find(target, follow=False)
+        self.check_writable(new)
+        for one in (old, new):
+            self._check_not_the_root(one)
+        copied = False
+
+        def copy(_: NeedsContentError) -> None:
+            nonlocal copied
+            self.tree.copy_up_all(old, None)
+            self._list_below(new)
+            copied = True
+
+        self._change(source, lambda: self.tree.rename(old, new, 0, copied=copied), copy)
+
+    # ------------------------------------------------------------ changes
+
+    def _change(
+        self,
+        path: bytes,
+        work: Callable[[], Result],
+        copy: Callable[[NeedsContentError], None] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Result:
+        """The work, under the layer's lock, after what it needs was copied up; in mode `through` the origin has it on
+        return, if `wait`."""
+        self._heed_modes()
+        if not self.tree.modes.any:  # there is no layer, and no lock of it
+            raise _read_only(os.fsdecode(path))
+        for _ in range(COPIES_MAX):
+            try:
+                with _told(path):
+                    with self.tree.lock:
+                        self._to_wait_for = []
+                        result = work()
+                        paths, self._to_wait_for = self._to_wait_for, []
+                    break
+            except NeedsContentError as needs:
+                with _told(path):
+                    if copy is not None:
+                        copy(needs)
+                    else:
+                        self.tree.copy_up(needs.path, None, content=needs.content)
+        else:
+            raise StoreError(os.fsdecode(path), why="it changes again and again", hint="try again")
+        if wait:
+            self._wait(paths)
+        return result
+
+    def _changed(self, paths: list[bytes]) -> None:
+        """The lock is held."""
+        self.client.changed(paths)
+        self._to_wait_for += paths
+
+    def _wait(self, paths: list[bytes]) -> None:
+        for path in paths:
+            if self.tree.modes.waits(path):
+                self.client.secure(path)
+
+    def _slow(self) -> None:
+        """Persisting is behind: who makes a file waits for a moment."""
+        if self._pressure is not None and self._pressure.pause_s:
+            time.sleep(self._pressure.pause_s)
+
+
+def is_directory(found: Seen) -> bool:
+    return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
+
+
+def _down(at: bytes, names: list[bytes]) -> bytes:
+    for name in names:
+        at = join(at, name)
+    return at
+
+
+def _unlink(made: bytes) -> None:
+    if made:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made)
+
+
+def _umask() -> int:
+    """Of this process. Only setting it would tell it otherwise, and that is seen by other threads."""
+    with open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _reset_after_fork(paths: Paths | None) -> None:
+    if paths is not None:
+        paths.tree.lock.reset_after_fork()
+
+
+@contextlib.contextmanager
+def _told(path: bytes) -> Iterator[None]:
+    """Errors of the system become ours."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise _ours(error, os.fsdecode(path)) from None
+
+
+def _ours(error: OSError, path: str) -> HeadraceError:
+    why = (error.strerror or str(error)).lower()
+    kinds: dict[int | None, type[HeadraceError]] = {
+        errno.ENOENT: PathNotFoundError,
+        errno.ENOTDIR: NotADirectoryPathError,
+        errno.EISDIR: IsADirectoryPathError,
+        errno.EEXIST: PathExistsError,
+        errno.ENOTEMPTY: DirectoryNotEmptyError,
+        errno.EINVAL: NotSupportedError,
+    }
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")
+    if error.errno == errno.EROFS:
+        return _read_only(path)
+    if error.errno == errno.EXDEV:
+        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
+        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return StoreError(path, why=why, hint="write as the user who runs the node")
+    return kinds.get(error.errno, StoreError)(path, why=why)
+
+
+def _read_only(path: str) -> ReadOnlyError:
+    return ReadOnlyError(
+        path,
+        why="nothing can be written here: the node's mode of writing is off for it",
+        hint="start the node with --write back, or with --write PATH=MODE",
+    )

@@ -1,0 +1,142 @@
+"""Which nodes run on this host: by the state files of the run folder, and by who listens there.
+
+The files are written by the command line (`cli/state.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.config.load import Loaded, load
+from headrace.config.schema import socket_path_of
+
+
+class State(msgspec.Struct, kw_only=True):
+    """kind: "up", "fuse" or "node". Pids are 0 where there is no such process. began: of `pid`, by `began_at`, so that
+    another process that got its number later is not taken for it."""
+
+    kind: str
+    pid: int
+    socket: str
+    cache: list[str] = []
+    mountpoint: str = ""
+    url: str = ""
+    io: str = ""
+    why: str = ""
+    node_pid: int = 0
+    holder_pid: int = 0
+    session_pid: int = 0
+    log: str = ""
+    began: int = 0
+
+    def alive(self) -> bool:
+        return is_ours(self.pid) and self.began in (0, began_at(self.pid))
+
+
+def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
+    """The socket of a node of this host: the one named, or the one that owns this cache folder, whether it runs or not;
+    else the only one that runs. NodeUnavailableError when none does, UsageError when several do."""
+    if socket is not None:
+        return os.path.abspath(socket)
+    loaded = load()
+    run_folder = loaded.config.run_folder
+    if cache is not None:
+        return socket_path_of(run_folder, cache.split(":", 1)[0])
+    states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
+    hint = "choose by cache=DIR, or HEADRACE_CACHE=DIR:SIZE"
+    return the_only(running_sockets(run_folder, states), loaded, states, hint=hint)
+
+
+def read_states(folder: str) -> list[State]:
+    """All there are, those of dead processes too."""
+    found = []
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        if name.endswith(".json"):
+            try:
+                with open(os.path.join(folder, name), "rb") as source:
+                    found.append(msgspec.json.decode(source.read(), type=State))
+            except (OSError, msgspec.MsgspecError):
+                continue  # removed meanwhile, or of another version
+    return found
+
+
+def answers(socket_path: str) -> bool:
+    """Somebody listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+        one.settimeout(1)
+        try:
+            one.connect(socket_path)
+        except OSError:
+            return False
+    return True
+
+
+def running_sockets(run_folder: str, states: list[State]) -> list[str]:
+    """The sockets of the nodes of this run folder that answer."""
+    known = {state.socket for state in states}
+    if os.path.isdir(run_folder):
+        known |= {os.path.join(run_folder, name) for name in os.listdir(run_folder) if name.endswith(".sock")}
+    return sorted(one for one in known if answers(one))
+
+
+def the_only(running: list[str], loaded: Loaded, states: list[State], *, hint: str) -> str:
+    """Of several, the one whose cache the settings name. NodeUnavailableError, UsageError. hint: how to choose."""
+    config = loaded.config
+    if not running:
+        away = [state for state in states if state.kind == "up" and state.alive()]
+        if away:
+            raise NodeUnavailableError(
+                f"the node of {away[0].mountpoint or away[0].socket} does not answer",
+                why="it is being started again",
+                hint=f"try again; {away[0].log} says why it ended",
+            )
+        raise NodeUnavailableError(
+            "no node runs on this host",
+            why=f"none listens in {config.run_folder}",
+            hint="start one with `headrace up`",
+        )
+    if len(running) > 1 and loaded.sources["cache"] != "default" and config.socket_path in running:
+        return config.socket_path
+    if len(running) > 1:
+        raise UsageError(
+            f"{len(running)} nodes run on this host",
+            why="; ".join(_described(one, states) for one in running),
+            hint=hint,
+        )
+    return running[0]
+
+
+def _described(socket: str, states: list[State]) -> str:
+    ours = [state for state in states if state.socket == socket]
+    folders = [folder for state in ours for folder in state.cache[:1]]
+    mountpoints = [state.mountpoint for state in ours if state.mountpoint]
+    return " ".join(
+        [
+            f"--cache {folders[0]}" if folders else f"--socket {socket}",
+            *([f"at {', '.join(mountpoints)}"] if mountpoints else []),
+        ]
+    )
+
+
+def began_at(pid: int) -> int:
+    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            return int(source.read().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def is_ours(pid: int) -> bool:
+    """A process of headrace's with this pid runs; a zombie does not. The pid may have gone to somebody else."""
+    if pid <= 0:
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"headrace" in words.read()
+    except OSError:
+        return False

@@ -1,0 +1,236 @@
+"""Open files of a program that has no mount: what is read, and what is being written.
+
+A `Content` is the bytes of one file as they are now: a descriptor of a cache file, or of a file of the upper layer; of
+a cache file that is being filled the blocks are waited for. `ReadStream` and `WriteStream` are Python's own buffered
+files over them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable
+
+from headrace.base.errors import OriginError
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.sdk.file import OpenFile
+
+STEP_BYTES = 8 * BLOCK_SIZE_BYTES
+"""Of a file that is not whole yet so much is waited for at once."""
+COPY_STEP_BYTES = 16 << 20
+WRITE_BUFFER_BYTES = 1 << 18
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class Content:
+    """The caller closes it. fd: of all bytes. file: of those that may have to be waited for. Exactly one is given.
+    grows: a file of the upper layer, which somebody may be writing; else the size is what the origin says."""
+
+    def __init__(
+        self, size_bytes: int, *, fd: int = -1, file: OpenFile | None = None, grows: bool = False
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.file = file
+        self.fd = fd
+        self._grows = grows
+
+    def wait(self, start: int, end: int) -> int:
+        """A descriptor to read these bytes from. OriginError and its kinds when they can't be had."""
+        return self.fd if self.file is None else self.file.wait(start, end)
+
+    def read(self, start: int, end: int) -> bytes:
+        """Short where the file ends before. Blocks until the bytes are there."""
+        end = min(end, self.size_bytes)
+        if end - start <= STEP_BYTES or self.file is None:
+            return self._read_step(start, end) if end > start else b""
+        return b"".join(
+            self._read_step(at, min(end, at + STEP_BYTES)) for at in range(start, end, STEP_BYTES)
+        )
+
+    def _read_step(self, start: int, end: int) -> bytes:
+        fd = self.wait(start, end)
+        data = os.pread(fd, end - start, start)
+        if len(data) == end - start:
+            return data
+        parts = [data]  # one read of the kernel's ends at 2 GiB
+        while data and (start := start + len(data)) < end:
+            data = os.pread(fd, end - start, start)
+            parts.append(data)
+        if not data and not self._grows:
+            raise OriginError("cache file", why=f"it ends at byte {start}, not at {end}")
+        return b"".join(parts)
+
+    def read_into(self, target: memoryview, start: int) -> int:
+        """Bytes read, as of readinto: 0 at the end of the file."""
+        if self.file is None:
+            return os.preadv(self.fd, [target], start)
+        end = min(start + min(len(target), STEP_BYTES), self.size_bytes)
+        if end <= start:
+            return 0
+        return os.preadv(self.wait(start, end), [target[: end - start]], start)
+
+    def is_in_memory(self) -> bool:
+        """Whether reading it most likely waits for nothing: its last byte is in the page cache."""
+        if self.file is not None or self.size_bytes == 0:
+            return self.file is None
+        try:
+            return os.preadv(self.fd, [bytearray(1)], self.size_bytes - 1, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
+
+    def copy_to(self, target: int, on_copied: Callable[[int], object] = lambda _: None) -> None:
+        """All of it, by the kernel, to the beginning of an empty file. on_copied: told how many bytes more."""
+        at = 0
+        while at < self.size_bytes:
+            end = min(self.size_bytes, at + COPY_STEP_BYTES)
+            source = self.wait(at, end)
+            while at < end:
+                copied = _copy(source, target, end - at, at)
+                if copied == 0:
+                    if self._grows:
+                        return
+                    raise OriginError("cache file", why=f"it ends at byte {at}, not at {end}")
+                at += copied
+                on_copied(copied)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        elif self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+def _copy(source: int, target: int, count: int, at: int) -> int:
+    try:
+        return os.copy_file_range(source, target, count, at, at)
+    except OSError as error:
+        if error.errno not in _NO_COPY:
+            raise
+    os.lseek(target, at, os.SEEK_SET)
+    return os.sendfile(target, source, at, count)
+
+
+class _Filling(io.RawIOBase):
+    """A file whose blocks may not be there yet. It has no descriptor to hand out: there would be holes in it."""
+
+    def __init__(self, content: Content, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._content = content
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._content.size_bytes}[whence]
+        if begin + offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._at = begin + offset
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        count = self._content.read_into(memoryview(buffer).cast("B"), self._at)  # type: ignore[arg-type]
+        self._at += count
+        return count
+
+    def readall(self) -> bytes:
+        data = self._content.read(self._at, self._content.size_bytes)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            self._content.close()
+        super().close()
+
+
+class ReadStream(io.BufferedReader):
+    """size: when it was opened. Of a file that is whole, `fileno` is the cache file's."""
+
+    def __init__(self, content: Content, name: str) -> None:
+        self.size = content.size_bytes
+        if content.file is None:
+            raw = io.FileIO(content.fd, "rb")
+            raw.name = name
+            super().__init__(raw)
+        else:
+            super().__init__(_Filling(content, name))
+
+
+class WriteStream(io.BufferedWriter):
+    """What is written to a descriptor, which belongs to this from now on. finish: called with it once, when all bytes
+    are in it; what that raises, `close` raises. abandon: called in place of it, where nothing is to be kept.
+    commits: False, for who calls `commit` or `discard` after `close`."""
+
+    def __init__(
+        self,
+        fd: int,
+        name: str,
+        *,
+        finish: Callable[[int], None],
+        abandon: Callable[[int], None],
+        commits: bool = True,
+    ) -> None:
+        raw = io.FileIO(fd, "wb", closefd=False)
+        raw.name = name
+        super().__init__(raw, WRITE_BUFFER_BYTES)
+        self._fd = fd
+        self._finish, self._abandon = finish, abandon
+        self._commits = commits
+        self._process = os.getpid()
+        self.is_broken_off: Callable[[], bool] = lambda: False
+        """Asked at `close`: whether an exception ended the writing, of which `__exit__` was not told."""
+
+    def fileno(self) -> int:
+        """With the bytes in the file: who asks for it means to sync it."""
+        self.flush()
+        return super().fileno()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        if self.is_broken_off():
+            self.discard()
+            return
+        try:
+            super().close()
+        except BaseException:
+            self.discard()
+            raise
+        if self._commits:
+            self.commit()
+
+    def commit(self) -> None:
+        """The file gets its name. Nothing happens in a child that was forked: the file is its parent's."""
+        self._commits = True
+        if self.closed:
+            self._end(self._finish)
+        else:
+            self.close()
+
+    def discard(self) -> None:
+        """Nothing of it is kept."""
+        self._commits = False
+        self.raw.close()  # what is in the buffer goes nowhere
+        self._end(self._abandon)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.discard()
+        self.close()
+
+    def _end(self, last: Callable[[int], None]) -> None:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            if self._process == os.getpid():
+                last(fd)
+        finally:
+            os.close(fd)
