@@ -17,10 +17,11 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """cached_only: it must not fetch what it doesn't have."""
+    """cached_only: it must not fetch what it doesn't have. early: it is asked before the owner."""
 
     node: NodeInfo
     cached_only: bool
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +57,5 @@ def route(
     hops = [Hop(owner, cached_only=False) for owner in others]
     if handing_over:
         before = view.former_owners(path, segment, replicas=replicas)
-        hops = [Hop(node, cached_only=True) for node in before[:1] if node.id != me] + hops
+        hops = [Hop(node, cached_only=True, early=True) for node in before[:1] if node.id != me] + hops
     return Route(tuple(hops), owned)

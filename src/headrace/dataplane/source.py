@@ -32,6 +32,8 @@ HEDGE_S = 0.05
 """Where nothing is known of how long others take; a guess."""
 IN_VAIN_MAX = 64
 """A node that had nothing of what it owned before, so often in a row, is not asked again until members change."""
+EARLY_IN_VAIN_MAX = 3
+"""The same of one that is asked before the owner: each time costs a request."""
 VIEWS_MAX = 2
 VIEW_WAIT_S = 1.0
 VIEW_LOOK_S = 0.02
@@ -180,7 +182,8 @@ class ClusterSources(Sources):
 
     def worth_asking(self, hop: Hop) -> bool:
         """Not one that is down, nor one that was asked in vain again and again for what it may have had before."""
-        if hop.cached_only and self._in_vain.get(hop.node.id, 0) >= IN_VAIN_MAX:
+        in_vain_max = EARLY_IN_VAIN_MAX if hop.early else IN_VAIN_MAX
+        if hop.cached_only and self._in_vain.get(hop.node.id, 0) >= in_vain_max:
             return False
         return self.peers.usable(hop.node)
 

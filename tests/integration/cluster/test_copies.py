@@ -6,6 +6,8 @@ import hashlib
 import os
 import random
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -252,3 +254,21 @@ for number in range(10_000):
             }
         assert hashlib.sha256(data).hexdigest() in known, (name, number)
     writer.close()
+
+
+def test_what_comes_through_the_door_is_copied_too(make_town: MakeTown) -> None:
+    town = make_town(write="back:2", persist_delay_s=NEVER_S)
+    town.start(2)
+    writer = town.hosts[0]
+    code = f"""
+import fsspec
+files = fsspec.filesystem("headrace", cache={str(writer.cache)!r})
+files.makedirs("/d")
+with files.open("/d/large", "wb") as out:
+    out.write(bytes(range(256)) * 10_000)
+files.pipe({{"/d/small": b"small"}})
+files.mv("/d/small", "/d/moved")
+"""
+    subprocess.run([sys.executable, "-c", code], env=writer.environment, check=True, timeout=60)
+    assert_copied(town, writer)
+    assert Writer(writer.mount).tree().keys() == {"d", "d/large", "d/moved"}
