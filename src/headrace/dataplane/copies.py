@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.holders import HolderRecords, able_holders
 from headrace.layer.mirror import RANGE_BYTES
 from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 BATCH_NAMES = 256
 BATCH_BYTES = 4 << 20
+LOOKS_MAX = 3
 AHEAD_AT_ONCE = 4
 """Ranges of one file on their way to one holder."""
 LIMIT_S = 30.0
@@ -117,6 +119,7 @@ class Lane:
         self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
         self._has: dict[bytes, tuple[object, ...]] = {}
         self._sent_ahead: dict[int, int] = {}
+        self._sending: dict[int, asyncio.Lock] = {}
         self._urgent = asyncio.Event()
         self.begun = asyncio.Event()
         """All that is dirty was told."""
@@ -130,33 +133,38 @@ class Lane:
 
     async def secure(self, path: bytes) -> None:
         """The holder has a snapshot of the path that was taken after this call. PeerError and what the holder says."""
-        await self.send_ahead(path)
+        await asyncio.gather(
+            self.send_ahead(path), self._copies.take(path)
+        )  # its checksums, while the rest is sent
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(path, []).append(done)
         self._urgent.set()
         await done
 
-    async def send_ahead(self, path: bytes) -> None:
-        """Of a large file, what is beyond that which was sent before."""
+    async def send_ahead(self, path: bytes, *, last: bool = False) -> None:
+        """Of a large file, what is beyond that which was sent before. last: its checksums are wanted next, and found
+        out meanwhile."""
         with contextlib.suppress(OSError), self._copies.offers.offer(self._copies.at(path)) as found:
             if found.st_size <= SMALL_BYTES_MAX:
                 return
-            sent = self._sent_ahead.get(found.st_ino, 0)
-            sent = 0 if sent > found.st_size else sent
-            end = found.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
-            gate = asyncio.Semaphore(AHEAD_AT_ONCE)
+            async with self._sending.setdefault(found.st_ino, asyncio.Lock()):
+                await all_of([self._send_ahead(found), *([self._copies.take(path)] if last else [])])
 
-            async def one(start: int) -> None:
-                async with gate:
-                    request = KeepAhead(self._copies.me, found.st_ino, start, min(start + RANGE_BYTES, end))
-                    await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
+    async def _send_ahead(self, found: os.stat_result) -> None:
+        """Of an offered file."""
+        inode = found.st_ino
+        sent = self._sent_ahead.get(inode, 0)
+        sent = 0 if sent > found.st_size else sent // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        end = found.st_size // BLOCK_SIZE_BYTES * BLOCK_SIZE_BYTES
+        gate = asyncio.Semaphore(AHEAD_AT_ONCE)
 
-            self._sent_ahead[found.st_ino] = max(sent, end)
-            try:
-                await asyncio.gather(*(one(start) for start in range(sent, end, RANGE_BYTES)))
-            except BaseException:
-                self._sent_ahead[found.st_ino] = sent
-                raise
+        async def one(start: int) -> None:
+            async with gate:
+                request = KeepAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
+                await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
+
+        await all_of(one(start) for start in range(sent, end, RANGE_BYTES))
+        self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
         self._task.cancel()
@@ -218,12 +226,7 @@ class Lane:
             snapshots: list[Snapshot] = []
             size_bytes = 0
             for path in paths:
-                one = await self._copies.take(path)
-                if one.is_large:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # it went: the holder will not find it, and we look again
-                        offered.enter_context(self._copies.offers.offer(self._copies.at(path)))
+                one = await self._offered(path, offered)
                 if self._has.get(path, NOTHING) == one.state:
                     continue
                 snapshots += [one, *self._gone_below(one)]
@@ -233,6 +236,21 @@ class Lane:
                     begin, snapshots, size_bytes = False, [], 0
             if snapshots or begin or end:
                 await self._send(snapshots, begin=begin, end=end)
+
+    async def _offered(self, path: bytes, offered: contextlib.ExitStack) -> Snapshot:
+        """A snapshot; the file of a large one can be fetched from here, whatever becomes of its name."""
+        one = await self._copies.take(path)
+        for _ in range(LOOKS_MAX):
+            if not one.is_large:
+                break
+            with contextlib.suppress(OSError):
+                if (
+                    offered.enter_context(self._copies.offers.offer(self._copies.at(path))).st_ino
+                    == one.inode
+                ):
+                    break
+            one = await self._copies.take(path)  # another file has the name by now
+        return one
 
     def _gone_below(self, one: Snapshot) -> list[Snapshot]:
         """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
@@ -256,6 +274,7 @@ class Lane:
             self._has[one.path] = one.state
             if one.is_large:
                 self._sent_ahead[one.inode] = one.size_bytes
+                self._sending.pop(one.inode, None)
         self._copies.told += len(snapshots)
 
 

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
+from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.copies import TOKEN
 from headrace.layer.mirror import Mirror, Range
 from headrace.layer.snapshot import Snapshot
@@ -99,9 +100,7 @@ class Keeper:
             async with gate:
                 await self._fetch_range(node, mirror, one.inode, range_)
 
-        async with asyncio.TaskGroup() as group:
-            for range_ in await self._in_thread(mirror.missing, one):
-                group.create_task(some(range_))
+        await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, one))
 
     async def _fetch_range(self, node: NodeInfo, mirror: Mirror, inode: int, range_: Range) -> None:
         start, end = range_

@@ -26,7 +26,7 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.let_go import choose, let_go
-from headrace.dataplane.persist import Persist
+from headrace.dataplane.persist import CTIME_TICK_NS, Persist
 from headrace.dataplane.superseded import Superseded
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
@@ -48,6 +48,8 @@ LOOK_OVER_SHARE = 20
 BYTES_S_MIN = 4 << 20
 """How slow an upload may be before it counts as hanging."""
 ERRORS_SHOWN_MAX = 20
+SUMMED_MAX = 16
+"""Large files of which the checksums are remembered for a while."""
 AGAIN_S = 0.05
 
 
@@ -140,6 +142,7 @@ class WritePath:
         self._clearing = asyncio.Lock()
         self._upper_bytes = 0
         self._pressure = Pressure(upper.pressure_path)
+        self._summed: dict[int, Snapshot] = {}
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Copies | None = None
         self.counts = Counts()
@@ -335,10 +338,25 @@ class WritePath:
             if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
                 return Snapshot(path, Shape.GONE)
             replaces = self._persist.replaces(path, at, found)
+            known = self._summed.get(found.st_ino)
+            if known is not None and (known.path, *known.state[1:5]) == (
+                *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
+            ):
+                return known
             taken: Snapshot = await self._in_thread(take, path, at, replaces)
+            self._keep_summed(taken)
             return taken
         except OSError:
             return Snapshot(path, Shape.GONE)
+
+    def _keep_summed(self, taken: Snapshot) -> None:
+        """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not
+        show in it."""
+        self._summed.pop(taken.inode, None)
+        if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
+            self._summed[taken.inode] = taken
+            if len(self._summed) > SUMMED_MAX:
+                del self._summed[next(iter(self._summed))]
 
     def _is_persisted(self, path: bytes, at: bytes, found: os.stat_result) -> bool:
         if not stat.S_ISREG(found.st_mode):

@@ -45,8 +45,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """By which it is known whether anything changed."""
-        return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces
+        """By which it is known whether anything changed. With what is in it: two changes may have one ctime."""
+        inside = xxhash.xxh3_64_intdigest(self.content), hash(tuple(self.sums))
+        return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces, inside
 
     @property
     def is_large(self) -> bool:

@@ -202,10 +202,14 @@ class Node:
             attach=self._attach_shared,
             detach=self._mount_remove_here,
         )
-        own = {mount.path: MountRecord(mount.url) for mount in self.mounts.all()}
-        for path, mount in self.config.mounts.items():
-            own[normal_path(path)] = MountRecord(mount.url, dict(mount.options))
-        await self.together.start(own)
+        own = {
+            normal_path(path): MountRecord(mount.url, dict(mount.options))
+            for path, mount in self.config.mounts.items()
+        }
+        remembered = {
+            mount.path: MountRecord(mount.url) for mount in self.mounts.all() if mount.path not in own
+        }
+        await self.together.start(own, remembered)
 
     async def _attach_shared(self, path: str, url: str, options: dict[str, str]) -> None:
         """One that was added on another node; its origin need not answer just now."""

@@ -44,11 +44,14 @@ class SharedMounts:
         self._changes: asyncio.Queue[tuple[str, MountRecord | None]] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
 
-    async def start(self, own: dict[str, MountRecord]) -> None:
-        """own: what this node's configuration attached. UsageError when the cluster has another origin there."""
+    async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
+        """own: what this node's configuration attached; UsageError when the cluster has another origin there.
+        remembered: what is attached from an earlier run; where the records say otherwise by now, they are followed."""
         for path, record in own.items():
             await self._publish(path, record)
-            self._here[path] = record
+        for path, record in remembered.items():
+            await self._records.create(_key(path), _packed(record))
+        self._here |= {**remembered, **own}
         await self._records.follow(f"{PREFIX}/", self._heard)
         self._work = asyncio.ensure_future(self._follow())
 

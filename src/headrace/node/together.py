@@ -101,30 +101,30 @@ class Together:
         self._waiting: asyncio.Task[None] | None = None
         hood.on_view = self._viewed
 
-    async def start(self, own: dict[str, MountRecord]) -> None:
+    async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """Peers are answered and this node is in the cluster on return; while etcd is away, later, where it can go by
-        the view of its last run. own: the mounts of its configuration. Errors as of Neighbourhood.start, and UsageError
-        where the cluster has another origin at one of them."""
+        the view of its last run. own: the mounts of its configuration; remembered: of an earlier run. Errors as of
+        Neighbourhood.start, and UsageError where the cluster has another origin at one of its own."""
         await self._hood.start(self._desk)
         if self._hood.membership.joined.is_set():
-            await self._take_part(own)
+            await self._take_part(own, remembered)
         else:
-            self._waiting = asyncio.ensure_future(self._take_part_later(own))
+            self._waiting = asyncio.ensure_future(self._take_part_later(own, remembered))
 
     async def come_back(self) -> None:
         """Before this node persists what it wrote in its last run: what others persisted of it meanwhile is noted."""
         if self._write is not None:
             await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
 
-    async def _take_part(self, own: dict[str, MountRecord]) -> None:
-        await self.mounts.start(own)
+    async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
+        await self.mounts.start(own, remembered)
         await self.jobs.start()
 
-    async def _take_part_later(self, own: dict[str, MountRecord]) -> None:
+    async def _take_part_later(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self._hood.membership.joined.wait()
         while True:
             try:
-                return await self._take_part(own)
+                return await self._take_part(own, remembered)
             except ClusterUnavailableError:
                 await asyncio.sleep(LOOK_S)
             except UsageError as error:

@@ -96,6 +96,24 @@ def test_a_mount_that_one_node_adds_is_there_on_all(town: Town) -> None:
     wait_until(lambda: len(first.json("mount", "list")) == 1)
 
 
+def test_a_mount_that_was_removed_while_a_node_was_down_stays_removed(town: Town) -> None:
+    town.put("sub/a", 1000)
+    town.start(2)
+    first, second = town.hosts
+    other = town.base / "other"
+    other.mkdir()
+    for path in ("/more", "/kept"):
+        first.ok("mount", "add", path, other)
+    wait_until(lambda: len(second.json("mount", "list")) == 3)
+    town.ups[1].signal(signal.SIGTERM)
+    town.ups[1].wait()
+    first.ok("mount", "remove", "/more")
+    town.up(second)
+    town.wait_members(2)
+    for host in town.hosts:
+        wait_until(lambda host=host: {one["path"] for one in host.json("mount", "list")} == {"/", "/kept"})  # type: ignore[misc]
+
+
 def test_a_node_that_joins_takes_over_from_the_others(town: Town) -> None:
     filled(town, small=80, large=1)
     town.start(2)
