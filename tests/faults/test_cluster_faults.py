@@ -17,7 +17,7 @@ import pytest
 
 from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import ServerMissing
-from headrace.wire.peer_messages import PEER_PROTOCOL
+from headrace.wire.peer_messages import PEER_PROTOCOL, PEER_PROTOCOL_MIN
 from tests.integration.cli.host import MIB, Host
 from tests.integration.cluster.town import Town, run_first
 
@@ -224,8 +224,8 @@ def test_protocols_that_differ_by_one(town: Town) -> None:
     assert files_from(town, both, "n4") > 0
     assert files_from(town, newer, "n3") > 0
     for asker, asked, spoken, unspoken in (
-        (first, "n4", f"{ours} to {ours}", f"{ours + 1} to {ours + 1}"),
-        (newer, "n0", f"{ours + 1} to {ours + 1}", f"{ours} to {ours}"),
+        (first, "n4", f"{PEER_PROTOCOL_MIN} to {ours}", f"{ours + 1} to {ours + 1}"),
+        (newer, "n0", f"{ours + 1} to {ours + 1}", f"{PEER_PROTOCOL_MIN} to {ours}"),
     ):
         assert files_from(town, asker, asked) == 0
         said = f"the peer speaks protocols {spoken}: this node speaks {unspoken}"
