@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -120,16 +121,32 @@ class Lane:
         self._has: dict[bytes, tuple[object, ...]] = {}
         self._sent_ahead: dict[int, int] = {}
         self._sending: dict[int, asyncio.Lock] = {}
+        self._coming: dict[bytes, asyncio.Task[None]] = {}
         self._urgent = asyncio.Event()
         self.begun = asyncio.Event()
         """All that is dirty was told."""
         self._task = asyncio.ensure_future(self._run())
 
     def note(self, paths: Iterable[bytes]) -> None:
+        """A large file is sent first, beside the lane: it would hold up what else there is to tell."""
         for path in paths:
-            self._pending.setdefault(path, [])
+            if path in self._pending or path in self._coming:
+                continue
+            if self.begun.is_set() and self._copies.is_large(path):
+                self._coming[path] = asyncio.ensure_future(self._come(path))
+            else:
+                self._pending[path] = []
         if len(self._pending) >= BATCH_NAMES:
             self._urgent.set()
+
+    async def _come(self, path: bytes) -> None:
+        try:
+            await self.send_ahead(path, last=True)
+        except HeadraceError as error:
+            log.info("not sent ahead path=%s error=%s", os.fsdecode(path), error)
+        finally:
+            del self._coming[path]
+        self._pending.setdefault(path, [])
 
     async def secure(self, path: bytes) -> None:
         """The holder has a snapshot of the path that was taken after this call. PeerError and what the holder says."""
@@ -167,7 +184,8 @@ class Lane:
         self._sent_ahead[inode] = max(sent, end)
 
     def stop(self, why: str) -> None:
-        self._task.cancel()
+        for task in (self._task, *self._coming.values()):
+            task.cancel()
         error = PeerError(f"node {self.node.id}", why=why)
         for waiting in self._pending.values():
             _fail(waiting, error)
@@ -308,6 +326,13 @@ class Copies:
         self._retired: set[str] = set()
         self._told_to_drop: set[Key] = set()
         self._announcing: asyncio.Task[None] | None = None
+
+    def is_large(self, path: bytes) -> bool:
+        try:
+            found = os.lstat(self.at(path))
+        except OSError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size > SMALL_BYTES_MAX
 
     def note(self, paths: Iterable[bytes]) -> None:
         """These changed, or were persisted."""

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shutil
 import stat
+import threading
 from dataclasses import dataclass, field
 
 import msgspec
@@ -52,6 +53,7 @@ class Mirror:
         self._staged: dict[int, Staged] = {}
         self._placed: dict[int, Placed] = {}
         self._kept: set[bytes] | None = None
+        self._staging = threading.Lock()
 
     def make(self) -> None:
         self.upper.make()
@@ -77,11 +79,12 @@ class Mirror:
 
     def write(self, inode: int, start: int, body: bytes | bytearray) -> None:
         """Into the staging of a file. start: of a block."""
-        staged = self._staged.get(inode)
-        if staged is None:
-            staged = self._staged[inode] = self._new_staging(inode)
-        elif staged.shared:
-            staged = self._unshare(inode, staged)
+        with self._staging:  # ranges of one file come in several threads
+            staged = self._staged.get(inode)
+            if staged is None:
+                staged = self._staged[inode] = self._new_staging(inode)
+            elif staged.shared:
+                staged = self._unshare(inode, staged)
         fd = os.open(staged.at, os.O_WRONLY | os.O_CLOEXEC)
         try:
             view, at = memoryview(body), start
