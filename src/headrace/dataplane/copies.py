@@ -150,9 +150,7 @@ class Lane:
 
     async def secure(self, path: bytes) -> None:
         """The holder has a snapshot of the path that was taken after this call. PeerError and what the holder says."""
-        await asyncio.gather(
-            self.send_ahead(path), self._copies.take(path)
-        )  # its checksums, while the rest is sent
+        await self.send_ahead(path, last=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(path, []).append(done)
         self._urgent.set()
