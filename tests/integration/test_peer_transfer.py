@@ -26,7 +26,7 @@ from headrace.base.errors import (
     ProtocolError,
     VersionChangedError,
 )
-from headrace.entry.peer.server import PeerServer
+from headrace.entry.peer.server import PeerServer, keep_fair
 from headrace.peer.peers import Peers
 from headrace.wire.peer_messages import PeerWelcome
 
@@ -418,3 +418,16 @@ def test_a_listening_port_that_is_taken(tmp_path: Path) -> None:
                 server.start("127.0.0.1", taken.getsockname()[1])
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(("given", "wanted"), [("bbr", "cubic"), ("reno", "reno"), ("cubic", "cubic")])
+def test_what_is_sent_is_sent_fairly(given: str, wanted: str) -> None:
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if not {given, wanted} <= set(available):
+        pytest.skip(f"the kernel has not both of {given} and {wanted}")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, given.encode())
+        keep_fair(listening)
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            name = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0").decode() == wanted

@@ -13,6 +13,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from headrace.entry.peer.server import keep_fair
+
 PORT = 7499
 FILE_BYTES = 64 << 20
 
@@ -29,6 +31,7 @@ def serve(address: str) -> None:
                 left -= os.sendfile(other.fileno(), fd, at, min(left, FILE_BYTES - at))
 
     with socket.create_server((address, PORT)) as listener:
+        keep_fair(listener)  # as the nodes do: the same TCP
         print("ready", flush=True)
         while True:
             threading.Thread(target=send, args=(listener.accept()[0],), daemon=True).start()

@@ -42,7 +42,7 @@ PEER_RANGES = 32
 is what a node takes of memory for that (`fill_bytes_max`)."""
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
-HANDING_OVER_S = 20.0
+HANDING_OVER_S = 60.0
 """How long they are looked for there first."""
 
 

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 THREADS = 16
 """Bytes are moved by the kernel: more threads than cores only where disks make them wait. A guess."""
 BACKLOG = 1024
+CONGESTION_NAME_BYTES = 16
 CONNECTIONS_MAX = 8192
 WRITE_WAIT_MS = 100
 """How long a thread waits itself for room in a socket: on a fast link that is cheaper than to hand over."""
@@ -61,6 +62,14 @@ class Connection:
         self.state = State.RUNNING
         self.until_s = 0.0
         self.awaited: Future[Any] | None = None
+
+
+def keep_fair(sock: socket.socket) -> None:
+    """Many transfers share a link: where the system's TCP is BBR, which starves some of them then for seconds
+    (decision 0008), this socket has CUBIC instead, if the kernel has it and allows it."""
+    if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_NAME_BYTES).startswith(b"bbr"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 
 
 class PeerServer:
@@ -104,6 +113,7 @@ class PeerServer:
             raise UsageError(
                 f"peers at {host}:{port}", why=error.strerror or str(error), hint="set listen = HOST:PORT"
             ) from error
+        keep_fair(listening)  # what is accepted has it from here
         listening.setblocking(False)
         self._listening = listening
         self._epoll = select.epoll()
