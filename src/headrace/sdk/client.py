@@ -96,6 +96,10 @@ class Client:
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
     @property
+    def socket(self) -> str:
+        return self._connections.path
+
+    @property
     def generation(self) -> int:
         return self._local.generation
 

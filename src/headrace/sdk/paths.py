@@ -29,10 +29,11 @@ from headrace.base.errors import (
     PathExistsError,
     PathNotFoundError,
     ReadOnlyError,
+    StaleIdError,
     StoreError,
     VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, Kind
+from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, Upper, join, split
@@ -43,6 +44,9 @@ from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
 LINKS_MAX = 40
 TELL_S_MAX = 5.0
+FOLDER_KEPT_S = 1.0
+"""So long a folder's id is not looked up again, as a kernel that has a mount does: paths are as old as that at most."""
+FOLDERS_MAX = 10_000
 COPIES_MAX = 10
 """So often what a change needs is copied up and gone again before it gives up."""
 
@@ -61,6 +65,8 @@ class Paths:
         self._pressure = Pressure(self.tree.upper.pressure_path) if self.tree.modes.any else None
         self._to_wait_for: list[bytes] = []
         self._umask = _umask()
+        self._folders: dict[bytes, tuple[FileId, float, int]] = {}
+        """Of the origins' folders: id, until when (monotonic), and which index says so."""
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
@@ -134,13 +140,29 @@ class Paths:
 
     def _below(self, path: bytes) -> Entry | None:
         """What the origins have at a path; the node is asked where the index is too old to say."""
-        entry = self.client.entry(ROOT_ID)
-        for name in filter(None, path.split(b"/")):
+        if path == b"/":
+            return self.client.entry(ROOT_ID)
+        folder, name = split(path)
+        now_s, generation = time.monotonic(), self.client.generation
+        id, until_s, of = self._folders.get(folder, (ROOT_ID, 0.0, 0))
+        if now_s >= until_s or of != generation:
+            entry = self._below(folder)
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 return None
-            found = self.client.lookup_fast(entry.id, name)
-            entry = self.client.lookup(entry.id, name) if isinstance(found, Miss) else found
-        return entry
+            id = entry.id
+            self._keep_folder(folder, (id, now_s + FOLDER_KEPT_S, generation))
+        found = self.client.lookup_fast(id, name)
+        try:
+            return self.client.lookup(id, name) if isinstance(found, Miss) else found
+        except StaleIdError:
+            if self._folders.pop(folder, None) is None:
+                raise
+            return self._below(path)  # the name means another folder by now
+
+    def _keep_folder(self, folder: bytes, known: tuple[FileId, float, int]) -> None:
+        if len(self._folders) >= FOLDERS_MAX:
+            self._folders = {}
+        self._folders[folder] = known
 
     def _target(self, link: bytes, links: int) -> list[bytes]:
         with _told(link):

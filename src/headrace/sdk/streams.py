@@ -39,6 +39,10 @@ class Content:
         """A descriptor to read these bytes from. OriginError and its kinds when they can't be had."""
         return self.fd if self.file is None else self.file.wait(start, end)
 
+    def wait_whole(self) -> int:
+        """A descriptor of all bytes."""
+        return self.fd if self.file is None else self.file.wait_whole(self.size_bytes)
+
     def read(self, start: int, end: int) -> bytes:
         """Short where the file ends before. Blocks until the bytes are there."""
         end = min(end, self.size_bytes)

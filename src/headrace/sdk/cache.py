@@ -1,0 +1,387 @@
+"""What a program calls, without a mount and without fsspec: `headrace.connect()`.
+
+A thin layer over `sdk/paths.py`: what is cached is read from index and cache files in the caller's thread, the node is
+asked on a miss; what is written goes to the upper layer. All calls block (`sdk/cache_async.py` has those that don't);
+a `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
+
+Paths are text, of the namespace ("/data/a.bin"); bytes that are no UTF-8 are as `os.fsdecode` says. Errors are
+`HeadraceError` and its kinds, which are Python's own too: PathNotFoundError is a FileNotFoundError.
+"""
+
+from __future__ import annotations
+
+import builtins
+import fnmatch
+import io
+import os
+import re
+import stat as modes
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, Literal
+
+from headrace.base.errors import HeadraceError, IsADirectoryPathError, NotADirectoryPathError, UsageError
+from headrace.base.model import Entry, Kind
+from headrace.layer.upper import join
+from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.connection import Connection
+from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.running import find_node
+from headrace.sdk.shared import HOSTS
+from headrace.sdk.streams import Content, ReadStream, WriteStream
+from headrace.sdk.tree import Seen
+from headrace.sdk.whole import mapped
+from headrace.wire.messages import JobStart, JobState
+
+READ_MANY_THREADS = 32
+READ_MANY_AHEAD = 256
+"""So many files of `read_many` are under way, or wait for the caller, at once: that bounds its memory."""
+PUT_STEP_BYTES = 4 << 20
+
+Kinds = Literal["file", "directory", "link", "other"]
+Wanted = str | tuple[str, int, int | None]
+"""A path, or a path with the range `start, end` of bytes; None: to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """mtime_ns: 0 where the origin knows none. version: differs where the bytes do; "" of what is no file."""
+
+    path: str
+    kind: Kinds
+    size_bytes: int
+    mtime_ns: int
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_directory(self) -> bool:
+        return self.kind == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What `read_many` found. number: of the request, from 0. error: None where `data` is what was asked for."""
+
+    number: int
+    path: str
+    data: bytes
+    error: HeadraceError | None = None
+
+
+def connect(*, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S) -> Cache:
+    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs. patience_s:
+    how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several run."""
+    return Cache(HOSTS.get(find_node(socket=socket, cache=cache), patience_s))
+
+
+class Cache:
+    """`connect` makes it. Connection and descriptors belong to the process, and last as long: there is nothing to be
+    closed but what `open` gives; `close` waits until the node has heard what was written."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The threads of `read_many` end. What was written stays, and is persisted by the node."""
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown()
+        self._pool = None
+
+    # ------------------------------------------------------------ reading
+
+    def open(self, path: str, mode: str = "rb", *, encoding: str | None = None) -> IO[Any]:
+        """A buffered file: rb, wb, xb, ab, or text without the b. What is written with w or x is there, whole, when it
+        is closed without an error; folders above it are made. `read`, `readinto`, `seek` as of any file."""
+        if "b" not in mode:
+            binary = self.open(path, mode.replace("t", "") + "b")
+            return io.TextIOWrapper(binary, encoding=encoding or "utf-8")
+        at = os.fsencode(path)
+        found: ReadStream | WriteStream
+        if mode == "rb":
+            found = self._paths.open(at)
+        elif mode in ("wb", "xb"):
+            found = self._paths.create(at, replace=mode == "wb", parents=True)
+        elif mode == "ab":
+            found = self._paths.append(at)
+        else:
+            raise UsageError(f"mode {mode!r}", why="it is none of r, w, x, a, with b for bytes")
+        return found
+
+    def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes start..end; fewer where the file ends before."""
+        content = self._paths.content(os.fsencode(path))
+        try:
+            return content.read(start, content.size_bytes if end is None else end)
+        finally:
+            content.close()
+
+    def map(self, path: str) -> memoryview:
+        """All of a file in memory, without a copy of what is cached: blocks until all of it is here. Writing to it
+        changes this process's memory only."""
+        content = self._paths.content(os.fsencode(path))
+        try:
+            return mapped(content.wait_whole(), content.size_bytes)
+        finally:
+            content.close()
+
+    def read_many(
+        self,
+        wanted: Iterable[Wanted],
+        *,
+        ordered: bool = True,
+        on_error: Literal["raise", "return"] = "raise",
+    ) -> Iterator[Part]:
+        """Many files, or ranges of files. ordered: as they were asked for; else as they come. What is in memory is read
+        at once, the rest in threads. `wanted` may be endless: it is read a little ahead of what the caller takes.
+        on_error "return": one that can't be read is a Part with its error, and the others go on."""
+        under_way: deque[Part | Future[Part]] = deque()
+        take = _first if ordered else _arrived
+        try:
+            for number, one in enumerate(wanted):
+                path, start, end = (one, 0, None) if isinstance(one, str) else one
+                under_way.append(self._begin(number, path, start, end))
+                for part in take(under_way, must=len(under_way) >= READ_MANY_AHEAD):
+                    yield _taken(part, on_error)
+            while under_way:
+                for part in take(under_way, must=True):
+                    yield _taken(part, on_error)
+        finally:
+            for left in under_way:
+                if isinstance(left, Future):
+                    left.cancel()
+
+    def _begin(self, number: int, path: str, start: int, end: int | None) -> Part | Future[Part]:
+        """At once, where nothing has to be waited for: another thread costs more than that."""
+        try:
+            cached = self._paths.content_if_cached(os.fsencode(path))
+        except HeadraceError as error:
+            return Part(number, path, b"", error)
+        if cached is None:
+            return self._threads().submit(
+                _read, number, path, lambda: self._paths.content(os.fsencode(path)), start, end
+            )
+        if cached.is_in_memory():
+            return _read(number, path, lambda: cached, start, end)
+        future = self._threads().submit(_read, number, path, lambda: cached, start, end)
+        future.add_done_callback(lambda done: cached.close() if done.cancelled() else None)
+        return future
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if (
+            self._pool is None or self._process != os.getpid()
+        ):  # a fork's child has none of its parent's threads
+            self._pool = ThreadPoolExecutor(READ_MANY_THREADS, thread_name_prefix="headrace")
+            self._process = os.getpid()
+        return self._pool
+
+    # ------------------------------------------------------------ looking
+
+    def stat(self, path: str) -> Stat:
+        """Of a link itself. PathNotFoundError."""
+        return _stat(path, self._paths.get(os.fsencode(path), follow=False)[1])
+
+    def exists(self, path: str) -> bool:
+        try:
+            return self._paths.find(os.fsencode(path))[1] is not None
+        except NotADirectoryPathError:
+            return False
+
+    def list(self, path: str = "/") -> Iterator[Stat]:
+        """What is in a directory, by name. NotADirectoryPathError."""
+        at = os.fsencode(path)
+        for name, found in self._paths.children(at):
+            yield _stat(os.fsdecode(join(at, name)), found)
+
+    def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
+        """As os.walk: a folder, the names of folders in it, those of all else. Folders may be taken out of the list."""
+        found = list(self.list(path))
+        folders = [one.name for one in found if one.is_directory]
+        yield path, folders, [one.name for one in found if not one.is_directory]
+        for name in folders:
+            yield from self.walk(f"{path.rstrip('/')}/{name}")
+
+    def glob(self, pattern: str) -> Iterator[str]:
+        """Paths that match, by name: `*`, `?`, `[…]` within a name, `**` for any folders. Names that begin with
+        a dot are no exception."""
+        yield from self._matching("/", [word for word in pattern.split("/") if word])
+
+    def _matching(self, at: str, words: builtins.list[str]) -> Iterator[str]:
+        if not words:
+            yield at
+            return
+        word, rest = words[0], words[1:]
+        if not re.search(r"[*?[]", word):
+            below = f"{at.rstrip('/')}/{word}"
+            if self.exists(below):
+                yield from self._matching(below, rest)
+            return
+        if word == "**":
+            yield from self._matching(at, rest or ["*"])
+        if not self._paths_is_directory(at):
+            return
+        matches = re.compile(fnmatch.translate(word)).match
+        for one in list(self.list(at)):
+            if word == "**":
+                yield from self._matching(one.path, words) if one.is_directory else ()
+            elif matches(one.name):
+                yield from self._matching(one.path, rest)
+
+    def _paths_is_directory(self, path: str) -> bool:
+        found = self._paths.find(os.fsencode(path))[1]
+        return found is not None and is_directory(found)
+
+    # ------------------------------------------------------------ changing
+
+    def put(self, path: str, data: bytes | bytearray | memoryview | IO[bytes]) -> None:
+        """A whole file, of bytes or of an open file's; what was there is replaced when all is written. Folders above
+        it are made. ReadOnlyError where the settings let nothing be written."""
+        with self._paths.create(os.fsencode(path), replace=True, parents=True) as out:
+            if isinstance(data, (bytes, bytearray, memoryview)):
+                out.write(data)
+                return
+            while step := data.read(PUT_STEP_BYTES):
+                out.write(step)
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        """A file or a link; recursive: a folder too, with all that is in it. IsADirectoryPathError."""
+        at = os.fsencode(path)
+        if recursive:
+            self._paths.remove_all(at)
+        elif is_directory(self._paths.get(at, follow=False)[1]):
+            raise IsADirectoryPathError(path, why="it is a directory", hint="remove it with recursive=True")
+        else:
+            self._paths.remove(at)
+
+    def make_directory(self, path: str) -> None:
+        """With those above; one that is there is let be."""
+        self._paths.make_directories(os.fsencode(path))
+
+    def rename(self, source: str, target: str) -> None:
+        """In one step, over a file that is there."""
+        self._paths.rename(os.fsencode(source), os.fsencode(target))
+
+    # ------------------------------------------------------------ the cache
+
+    def load(
+        self, path: str = "/", *, on_progress: Callable[[JobState], None] | None = None, **options: str
+    ) -> JobState:
+        """All below a path is fetched into the cache, of all nodes of a cluster; the job's last state on return:
+        `failed` says what could not be read, and why. options: as of `headrace load` (docs/cli.md), as text."""
+        return self._run("load", path, options, on_progress)
+
+    def pin(
+        self, path: str = "/", *, on_progress: Callable[[JobState], None] | None = None, **options: str
+    ) -> JobState:
+        """As load; what is below stays until `unpin`."""
+        return self._run("pin", path, options, on_progress)
+
+    def unpin(self, path: str = "/") -> JobState:
+        return self._run("unpin", path, {}, None)
+
+    def free(self, path: str = "/") -> JobState:
+        """What is cached below a path is dropped from the cache."""
+        return self._run("free", path, {}, None)
+
+    def persist(self, path: str = "/") -> JobState:
+        """What was written below is at the origin on return."""
+        return self._run("persist", path, {}, None)
+
+    def status(self) -> dict[str, object]:
+        """What `headrace status --json` prints."""
+        return self._paths.client.status()
+
+    def _run(
+        self, kind: str, path: str, options: dict[str, str], on_progress: Callable[[JobState], None] | None
+    ) -> JobState:
+        connection = Connection(self._paths.client.socket, role="sdk")
+        last: JobState | None = None
+        try:
+            for state in connection.stream(JobStart(kind=kind, path=path, options=options)):
+                assert isinstance(state, JobState)
+                last = state
+                if on_progress is not None:
+                    on_progress(state)
+        finally:
+            connection.close()
+        assert last is not None
+        return last
+
+
+def _read(number: int, path: str, make: Callable[[], Content], start: int, end: int | None) -> Part:
+    try:
+        content = make()
+        try:
+            return Part(number, path, content.read(start, content.size_bytes if end is None else end))
+        finally:
+            content.close()
+    except HeadraceError as error:
+        return Part(number, path, b"", error)
+
+
+def _taken(part: Part, on_error: str) -> Part:
+    if part.error is not None and on_error == "raise":
+        raise part.error
+    return part
+
+
+def _first(under_way: deque[Part | Future[Part]], *, must: bool) -> Iterator[Part]:
+    """Takes those out that come next and are done. must: at least one, waited for."""
+    while under_way:
+        one = under_way[0]
+        if isinstance(one, Future):
+            if not (must or one.done()):
+                return
+            one = one.result()
+        must = False
+        under_way.popleft()
+        yield one
+
+
+def _arrived(under_way: deque[Part | Future[Part]], *, must: bool) -> Iterator[Part]:
+    """Takes those out that are done, in any order. must: at least one, waited for."""
+    last = under_way[-1]
+    if isinstance(
+        last, Part
+    ):  # it was there at once, as most are; the others are looked at when they must be
+        under_way.pop()
+        yield last
+        return
+    while under_way and isinstance(one := under_way[0], Future) and (one.done() and not must):
+        under_way.popleft()
+        yield one.result()
+    if must:
+        futures = [one for one in under_way if isinstance(one, Future)]
+        wait(futures, return_when=FIRST_COMPLETED)
+        for one in futures:
+            if one.done():
+                under_way.remove(one)
+                yield one.result()
+
+
+def _stat(path: str, found: Seen) -> Stat:
+    if isinstance(found, Entry):
+        folder = found.kind is Kind.DIRECTORY
+        version = found.version
+        token = "" if folder else version.token or f"{version.size_bytes}-{version.mtime_ns}"
+        return Stat(path, "directory" if folder else "file", version.size_bytes, version.mtime_ns, token)
+    kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
+    kind = kinds.get(modes.S_IFMT(found.st_mode), "other")
+    version_of = f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}" if kind == "file" else ""
+    return Stat(path, kind, found.st_size if kind != "directory" else 0, found.st_mtime_ns, version_of)

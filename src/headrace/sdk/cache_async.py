@@ -1,0 +1,128 @@
+"""`headrace.connect_async()`: the calls of `sdk/cache.py` for a program with an event loop, which never waits in it.
+
+Each call runs in one of the threads of the `AsyncCache`; one that is cancelled ends in its thread, unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from headrace.sdk.cache import Cache, Part, Stat, Wanted, connect
+from headrace.sdk.client import PATIENCE_S
+from headrace.wire.messages import JobState
+
+THREADS = 32
+PAGE = 64
+"""So many results of an iterator are taken by one change of thread, and wait for the caller."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+async def connect_async(
+    *, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S
+) -> AsyncCache:
+    """As `connect`."""
+    return AsyncCache(await asyncio.to_thread(connect, cache=cache, socket=socket, patience_s=patience_s))
+
+
+class AsyncCache:
+    """cache: the same for a caller that may wait."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-async")
+
+    async def __aenter__(self) -> AsyncCache:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+        self.cache.close()
+
+    async def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
+        return await self._do(self.cache.read, path, start, end)
+
+    async def map(self, path: str) -> memoryview:
+        return await self._do(self.cache.map, path)
+
+    def read_many(
+        self,
+        wanted: Iterable[Wanted],
+        *,
+        ordered: bool = True,
+        on_error: Literal["raise", "return"] = "raise",
+    ) -> AsyncIterator[Part]:
+        return self._each(lambda: self.cache.read_many(wanted, ordered=ordered, on_error=on_error))
+
+    async def stat(self, path: str) -> Stat:
+        return await self._do(self.cache.stat, path)
+
+    async def exists(self, path: str) -> bool:
+        return await self._do(self.cache.exists, path)
+
+    def list(self, path: str = "/") -> AsyncIterator[Stat]:
+        return self._each(lambda: self.cache.list(path))
+
+    def walk(self, path: str = "/") -> AsyncIterator[tuple[str, builtins.list[str], builtins.list[str]]]:
+        return self._each(lambda: self.cache.walk(path))
+
+    def glob(self, pattern: str) -> AsyncIterator[str]:
+        return self._each(lambda: self.cache.glob(pattern))
+
+    async def put(self, path: str, data: bytes | bytearray | memoryview) -> None:
+        await self._do(self.cache.put, path, data)
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        await self._do(self.cache.remove, path, recursive=recursive)
+
+    async def make_directory(self, path: str) -> None:
+        await self._do(self.cache.make_directory, path)
+
+    async def rename(self, source: str, target: str) -> None:
+        await self._do(self.cache.rename, source, target)
+
+    async def load(self, path: str = "/", **options: Any) -> JobState:
+        return await self._do(self.cache.load, path, **options)
+
+    async def pin(self, path: str = "/", **options: Any) -> JobState:
+        return await self._do(self.cache.pin, path, **options)
+
+    async def persist(self, path: str = "/") -> JobState:
+        return await self._do(self.cache.persist, path)
+
+    async def status(self) -> dict[str, object]:
+        return await self._do(self.cache.status)
+
+    async def _do(
+        self, call: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, lambda: call(*arguments, **options))
+
+    async def _each(self, begin: Callable[[], Iterator[Result]]) -> AsyncIterator[Result]:
+        """One thread at a time is in the iterator. One that is left early is closed."""
+        found = begin()
+        try:
+            while page := await self._do(_page, found):
+                for one in page:
+                    yield one
+        finally:
+            close = getattr(found, "close", None)
+            if close is not None:
+                await self._do(close)
+
+
+def _page(found: Iterator[Result]) -> list[Result]:
+    return list(itertools.islice(found, PAGE))

@@ -1,0 +1,241 @@
+"""`headrace.connect()`: every byte is the origin's; in order or as it comes; in forked and spawned workers; async."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.base.errors import (
+    IsADirectoryPathError,
+    NotADirectoryPathError,
+    PathExistsError,
+    PathNotFoundError,
+    ReadOnlyError,
+    UsageError,
+)
+from headrace.sdk.cache import Cache, Wanted
+from tests.integration.door.conftest import Host, forget, start
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """One node for all tests of the module, that persists; each test has a folder of its own to write to."""
+    with pytest.MonkeyPatch.context() as patch:
+        one = start(tmp_path_factory.mktemp("sdk"), patch, write="back", persist_delay_s="0.1")
+        yield one
+        forget()
+        one.close()
+
+
+@pytest.fixture
+def cache(host: Host) -> Iterator[Cache]:
+    with headrace.connect() as one:
+        yield one
+
+
+def truth_of(host: Host) -> dict[str, bytes]:
+    return {
+        f"/{name}": (host.truth / name).read_bytes() for name in host.names() if not name.startswith("out")
+    }
+
+
+def test_every_byte_by_every_way(host: Host, cache: Cache) -> None:
+    truth = truth_of(host)
+    for _ in range(2):
+        host.ok("free", "/")
+        for ordered in (True, False):
+            parts = list(cache.read_many(truth, ordered=ordered))
+            assert {one.path: one.data for one in parts} == truth
+            numbers = [one.number for one in parts]
+            assert numbers == list(range(len(truth))) or (
+                not ordered and sorted(numbers) == list(range(len(truth)))
+            )
+        for path, data in truth.items():
+            assert cache.read(path) == data
+            assert bytes(cache.map(path)) == data
+            with cache.open(path) as stream:
+                into = bytearray(len(data))
+                assert stream.readinto(into) == len(data)  # type: ignore[attr-defined]
+                assert bytes(into) == data
+            assert cache.stat(path).size_bytes == len(data)
+
+
+def test_ranges_of_many_files(host: Host, cache: Cache) -> None:
+    truth, chance = truth_of(host), random.Random(7)
+    host.ok("free", "/")
+    wanted: list[Wanted] = []
+    expected = []
+    for path in chance.choices(sorted(truth), k=300):
+        first = chance.randrange(len(truth[path]) + 10)
+        end = chance.choice([None, first + chance.randrange(200_000)])
+        wanted.append((path, first, end))
+        expected.append(truth[path][first:end])
+    assert [one.data for one in cache.read_many(wanted)] == expected
+
+
+def test_an_endless_request_is_read_only_a_little_ahead(cache: Cache) -> None:
+    asked = itertools.count()
+    wanted = ("/small" for _ in asked)
+    for ordered in (True, False):
+        found = cache.read_many(wanted, ordered=ordered)
+        assert len(list(itertools.islice(found, 500))) == 500
+        found.close()  # type: ignore[attr-defined]
+        assert next(asked) < 2000
+
+
+def test_what_can_not_be_read(cache: Cache) -> None:
+    wanted = ["/small", "/nothing", "/folder", "/one"]
+    found = list(cache.read_many(wanted, on_error="return"))
+    assert [type(one.error) for one in found] == [
+        type(None),
+        PathNotFoundError,
+        IsADirectoryPathError,
+        type(None),
+    ]
+    with pytest.raises(PathNotFoundError, match=r"^/nothing: "):
+        list(cache.read_many(wanted))
+    with pytest.raises(FileNotFoundError):
+        cache.stat("/nothing")
+    with pytest.raises(UsageError, match="none of"):
+        cache.open("/small", "r+b")
+    with pytest.raises(NotADirectoryPathError):
+        list(cache.list("/small"))
+    with pytest.raises(IsADirectoryPathError, match="recursive"):
+        cache.remove("/folder")
+
+
+def test_names(host: Host, cache: Cache) -> None:
+    walked = {at: (sorted(folders), sorted(files)) for at, folders, files in cache.walk("/folder")}
+    assert walked == {
+        "/" + os.path.relpath(at, host.truth): (sorted(folders), sorted(files))
+        for at, folders, files in os.walk(host.truth / "folder")
+    }
+    assert [one.path for one in cache.list("/folder/deeper")] == ["/folder/deeper/still"]
+    assert sorted(cache.glob("/*e")) == ["/more", "/one"]
+    assert sorted(cache.glob("/folder/[mo]*")) == ["/folder/more", "/folder/one"]
+    files = {f"/{name}" for name in host.names() if name.startswith("folder/")}
+    assert {one for one in cache.glob("/folder/**") if cache.stat(one).kind == "file"} == files
+    assert list(cache.glob("/**/file")) == ["/folder/deeper/still/file"]
+    assert list(cache.glob("/folder/none/*")) == []
+    assert cache.exists("/small")
+    assert not cache.exists("/folder/none")
+    assert not cache.exists("/small/below")
+    about = cache.stat("/folder")
+    assert (about.kind, about.name, about.is_directory) == ("directory", "folder", True)
+
+
+def test_what_is_written_is_at_the_origin(host: Host, cache: Cache, tmp_path: Path) -> None:
+    data = random.Random(3).randbytes(3 << 20)
+    (tmp_path / "source").write_bytes(data)
+    cache.put("/out/a/bytes", data)
+    with (tmp_path / "source").open("rb") as source:
+        cache.put("/out/a/file", source)
+    with cache.open("/out/text", "w") as text:
+        text.write("line\n")
+    with cache.open("/out/text", "a") as text:
+        text.write("more\n")
+    with pytest.raises(PathExistsError), cache.open("/out/text", "xb"):
+        pass
+    with pytest.raises(ZeroDivisionError), cache.open("/out/never", "wb") as never:
+        never.write(b"half" + bytes([1 // 0]))
+    cache.make_directory("/out/made/below")
+    cache.rename("/out/a/file", "/out/made/below/moved")
+    cache.remove("/out/a/bytes")
+    with cache.open("/out/text", "r") as text:
+        assert text.read() == "line\nmore\n"
+    assert cache.persist().failed_files == 0
+    assert (host.truth / "out/made/below/moved").read_bytes() == data
+    assert (host.truth / "out/text").read_text() == "line\nmore\n"
+    assert not (host.truth / "out/a/bytes").exists()
+    assert not (host.truth / "out/never").exists()
+    cache.remove("/out", recursive=True)
+    cache.persist()
+    assert not (host.truth / "out/text").exists()
+
+
+def test_load_and_status(host: Host, cache: Cache) -> None:
+    cache.free("/")
+    states = []
+    done = cache.load("/folder", on_progress=states.append)
+    files = [name for name in host.names() if name.startswith("folder/")]
+    assert (done.files_done, done.failed_files, states[-1]) == (len(files), 0, done)
+    cached = cache.status()["cache"]
+    assert isinstance(cached, dict)
+    assert cached["used_bytes"] >= sum((host.truth / name).stat().st_size for name in files)
+    assert cache.pin("/folder/small").failed_files == 0
+    assert cache.unpin("/folder/small").failed_files == 0
+
+
+def _in_a_child(cache: Cache | None, answer: Connection) -> None:
+    one = headrace.connect() if cache is None else cache
+    answer.send({part.path: part.data for part in one.read_many(["/small", "/large.tar", "/folder/more"])})
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_read_too(host: Host, cache: Cache, method: str) -> None:
+    truth = truth_of(host)
+    list(cache.read_many(["/small"]))  # threads and descriptors of the parent are there
+    context = multiprocessing.get_context(method)
+    mine, theirs = context.Pipe()
+    worker = context.Process(target=_in_a_child, args=(cache if method == "fork" else None, theirs))
+    worker.start()
+    theirs.close()
+    try:
+        assert mine.poll(60)
+        found = mine.recv()
+    finally:
+        worker.join(20)
+        worker.kill()
+    assert found == {path: truth[path] for path in ("/small", "/large.tar", "/folder/more")}
+
+
+def test_async(host: Host) -> None:
+    truth = truth_of(host)
+
+    async def work() -> None:
+        async with await headrace.connect_async() as cache:
+            found = {one.path: one.data async for one in cache.read_many(truth, ordered=False)}
+            assert found == truth
+            assert await asyncio.gather(*map(cache.read, truth)) == list(truth.values())
+            assert {one.path async for one in cache.list("/folder/deeper")} == {"/folder/deeper/still"}
+            await cache.put("/out-async/x", b"written")
+            assert (await cache.stat("/out-async/x")).size_bytes == 7
+            await cache.remove("/out-async", recursive=True)
+            async for one in cache.read_many(["/small"] * 500):
+                assert one.data == truth["/small"]
+                break  # left early: nothing hangs
+            assert (await cache.load("/")).failed_files == 0
+
+    asyncio.run(work())
+
+
+def test_read_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    host = start(tmp_path, monkeypatch)
+    try:
+        with headrace.connect(cache=str(host.cache)) as cache, pytest.raises(ReadOnlyError, match="write"):
+            cache.put("/x", b"")
+    finally:
+        forget()
+        host.close()
+
+
+def test_to_import_it_costs_nothing() -> None:
+    """No third-party package, and none of our rooms, before the first call."""
+    code = "import sys; before = set(sys.modules); import headrace; print(*sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    roots = {name for name in found.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert roots == {"headrace"}
