@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.sdk.cache import Cache, Wanted
+from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
 pytestmark = pytest.mark.timeout(90)
@@ -168,7 +170,7 @@ def test_what_is_written_is_at_the_origin(host: Host, cache: Cache, tmp_path: Pa
 
 def test_load_and_status(host: Host, cache: Cache) -> None:
     cache.free("/")
-    states = []
+    states: list[JobState] = []
     done = cache.load("/folder", on_progress=states.append)
     files = [name for name in host.names() if name.startswith("folder/")]
     assert (done.files_done, done.failed_files, states[-1]) == (len(files), 0, done)
@@ -188,7 +190,7 @@ def _in_a_child(cache: Cache | None, answer: Connection) -> None:
 def test_workers_read_too(host: Host, cache: Cache, method: str) -> None:
     truth = truth_of(host)
     list(cache.read_many(["/small"]))  # threads and descriptors of the parent are there
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     mine, theirs = context.Pipe()
     worker = context.Process(target=_in_a_child, args=(cache if method == "fork" else None, theirs))
     worker.start()
