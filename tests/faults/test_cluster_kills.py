@@ -49,23 +49,19 @@ def below(town: Town, folder: str) -> list[str]:
     return [name for name in town.hosts[0].names() if name.startswith(f"{folder}/")]
 
 
-def signal_node(host: Host, number: int) -> None:
-    os.kill(host.pid_of("node"), number)
-
-
 def test_killed_and_stopped_at_random_moments(town: Town) -> None:
     chance = random.Random(5)
     for number, (how, victim) in enumerate(ROUNDS):
         names = below(town, str(number))
         host = town.hosts[victim]
-        before = host.pid_of("node")
+        before = host.wait_pid("node")
         with ThreadPoolExecutor(len(town.hosts)) as pool:
             reading: dict[int, Future[None]] = {
                 at: pool.submit(one.assert_right, *names, limit_s=LIMIT_S)
                 for at, one in enumerate(town.hosts)
             }
             time.sleep(chance.random() * 0.5)  # the moment is what is tested
-            signal_node(host, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            os.kill(before, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             try:
                 for at, one in reading.items():
                     if at != victim:
@@ -85,7 +81,7 @@ def test_a_node_that_hung_and_whose_place_another_took(town: Town) -> None:
     names = below(town, "twin")
     first, _, hung = town.hosts
     twin = town.add(node_id="n2")
-    signal_node(hung, signal.SIGSTOP)
+    hung.kill("node", signal.SIGSTOP)
     try:
         town.up(twin)
         places = {host.environment["HEADRACE_LISTEN"] for host in (*town.hosts[:2], twin)}
@@ -93,7 +89,7 @@ def test_a_node_that_hung_and_whose_place_another_took(town: Town) -> None:
         for host in (first, twin):
             host.assert_right(*names, limit_s=LIMIT_S)
     finally:
-        signal_node(hung, signal.SIGCONT)
+        hung.kill("node", signal.SIGCONT)
     town.wait_for(lambda: "another node took the id" in membership(town, hung)["trouble"], LIMIT_S)
     assert "another node took the id" in hung.ok("status")
     for host in town.hosts:

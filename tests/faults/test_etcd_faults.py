@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,8 +106,7 @@ def test_etcd_loses_its_data(town: Town, own_etcd: EtcdServer) -> None:
 def test_a_node_that_was_killed_takes_its_place_again(town: Town) -> None:
     town.start(2)
     host = town.hosts[0]
-    before = host.pid_of("node")
-    os.kill(before, signal.SIGKILL)  # `up` starts it again at once, with its old lease still there
+    before = host.kill("node")  # `up` starts it again at once, with its old lease still there
     town.wait_for(lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode)
     town.wait_for(well(town, 2))
     for one in town.hosts:
@@ -120,8 +118,7 @@ def test_a_node_that_dies_while_etcd_is_away_goes_by_its_last_view(town: Town, o
     host, other = town.hosts
     own_etcd.kill()
     town.wait_for(away(town))
-    before = host.pid_of("node")
-    os.kill(before, signal.SIGKILL)
+    before = host.kill("node")
     town.wait_for(lambda: host.pid_of("node") not in (0, before) and not host.headrace("status").returncode)
     assert "not in the cluster" in trouble(town, host)
     assert "not in the cluster" in host.ok("status")

@@ -72,7 +72,7 @@ def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
     try:
         rounds = TARGETS * (2 if io == "auto" else 1)
         for target in chance.sample(rounds, len(rounds)):
-            pids = [wait_pid(host, role) for role in target]
+            pids = [host.wait_pid(role) for role in target]
             time.sleep(chance.random() * 0.4)  # the moment is what is tested
             for pid in pids:
                 kill(pid)
@@ -86,7 +86,7 @@ def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
         assert row["errors"] == {}, row
         assert int(str(row["rounds"])) > 10, row
     for role in ROLES:
-        wait_pid(host, role)
+        host.wait_pid(role)
     host.assert_right(mode="mmap")
     host.ok("load")
     host.assert_right()
@@ -135,7 +135,7 @@ def test_a_load_that_its_node_did_not_survive_says_so(make_host: MakeHost) -> No
     kill(up.ready["node_pid"])
     assert load.wait() == 30
     assert len(load.said.splitlines()) == 1
-    assert wait_pid(host, "node") != up.ready["node_pid"]
+    host.wait_pid("node", other_than=up.ready["node_pid"])
     wait_until(lambda: host.headrace("status").returncode == 0)
     host.assert_right("0")
     host.ok("down")
@@ -159,19 +159,6 @@ def test_everything_killed_at_once_and_up_again(make_host: MakeHost) -> None:
     host.ok("down", "--all")
     assert up.wait() == 0
     host.assert_nothing_left()
-
-
-def wait_pid(host: Host, role: str) -> int:
-    """Never 0, which os.kill takes for all of us."""
-    found = 0
-
-    def seen() -> bool:
-        nonlocal found
-        found = host.pid_of(role)
-        return found > 0
-
-    wait_until(seen, limit_s=20, what=lambda: f"no {role}: {host.processes()}")
-    return found
 
 
 def kill(pid: int) -> None:

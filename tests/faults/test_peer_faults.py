@@ -198,7 +198,7 @@ def test_a_peer_that_stalls_in_the_middle_of_a_block(run: Run, tmp_path: Path) -
                     await pair.peers.fetch(
                         node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(0.6)
                     )
-                assert 0.5 < time.monotonic() - began_s < 1.1
+                assert 0.5 < time.monotonic() - began_s < SILENCE_S
             finally:
                 await asyncio.to_thread(meddler.close)
 
@@ -278,7 +278,7 @@ def test_a_node_that_is_stopped_and_comes_back(run: Run, tmp_path: Path) -> None
                 with pytest.raises(PeerError):
                     deadline = Deadline.after(0.5)
                     await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=deadline)
-                assert time.monotonic() - began_s < 1.0
+                assert time.monotonic() - began_s < SILENCE_S
                 calls = [
                     pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(60))
                     for _ in range(100)  # more than there are threads

@@ -332,7 +332,7 @@ def test_the_deadline_is_kept(run: Run, tmp_path: Path) -> None:
                 began_s = time.monotonic()
                 with pytest.raises(PeerError, match="time allowed"):
                     await call(pair.node, wanted, epoch=1, deadline=Deadline.after(0.3))
-                assert 0.2 < time.monotonic() - began_s < 0.8
+                assert 0.2 < time.monotonic() - began_s < 1.5
             assert pair.peers.usable(pair.node)
 
     run(work())

@@ -6,7 +6,7 @@ wire) by one table of codes. Foreign exceptions are turned into these in the fil
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class HeadraceError(Exception):
@@ -23,6 +23,10 @@ class HeadraceError(Exception):
         self.why = why
         self.hint = hint
         super().__init__(what)
+
+    def copied(self) -> Self:
+        """For one more who waits. Without its trace, which would keep alive what was in use when it was raised."""
+        return type(self)(self.what, why=self.why, hint=self.hint)
 
     def __str__(self) -> str:
         line = self.what

@@ -436,4 +436,4 @@ def _limit_s(size_bytes: int) -> float:
 def _fail(waiting: list[asyncio.Future[None]], error: HeadraceError) -> None:
     for one in waiting:
         if not one.done():
-            one.set_exception(type(error)(error.what, why=error.why, hint=error.hint))
+            one.set_exception(error.copied())

@@ -184,7 +184,7 @@ class Exchange:
         began_s = time.monotonic()
         async with peer.connecting:
             if peer.unreached is not None and peer.unreached_s > began_s:
-                raise _copied(peer.unreached)  # others tried while this one waited for its turn
+                raise peer.unreached.copied()  # others tried while this one waited for its turn
             work = self._submit(
                 lambda: Link.connect(
                     peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
@@ -200,7 +200,7 @@ class Exchange:
                     raise PeerError(f"node {peer.who}", why="this node stops") from None
                 raise
             except HeadraceError as error:
-                peer.unreached_s, peer.unreached = time.monotonic(), _copied(error)
+                peer.unreached_s, peer.unreached = time.monotonic(), error.copied()
                 raise
         welcome = link.welcome
         if peer.instance is not None and (welcome.node, welcome.instance) != (peer.id, peer.instance):
@@ -217,11 +217,6 @@ class Exchange:
             return
         link.idle_since_s = time.monotonic()
         peer.idle.append(link)
-
-
-def _copied(error: HeadraceError) -> HeadraceError:
-    """Without its trace, which would keep alive what was in use when it was raised."""
-    return type(error)(error.what, why=error.why, hint=error.hint)
 
 
 def _take_idle(peer: Peer) -> Link | None:

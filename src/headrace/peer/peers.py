@@ -251,7 +251,7 @@ class Peers:
             await self._ask(peer, talk, deadline)
         except HeadraceError as error:
             for one in batch:
-                one.resolve(type(error)(error.what, why=error.why, hint=error.hint))
+                one.resolve(error.copied())
 
     async def _doubt(self, peer: Peer, file: Wanted) -> None:
         path = os.fsdecode(file.path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import functools
 import hashlib
 import hmac
@@ -20,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +38,15 @@ if TYPE_CHECKING:
     from headrace.testing.gcs_front import GcsFront
 
 READY_WITHIN_S = 60.0
-_PR_SET_PDEATHSIG = 1
+_ENDED_WITH_PARENT = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Before the program, and not between fork and exec: the child of a process with threads, gRPC's among them, may crash
+there."""
 _AZURITE_ACCOUNT = "devstoreaccount1"
 # Azurite's own well-known key, printed in its manual: not a secret.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -88,10 +94,6 @@ class S3Server(Server):
     secret_key: str = field(default="", repr=False)
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that nobody used a moment ago. All are held at once, so they differ."""
     with contextlib.ExitStack() as held:
@@ -105,17 +107,17 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iterator[subprocess.Popen[bytes]]:
-    """A child with its output in folder/log; ended, then killed, on the way out."""
+    """A child with its output in folder/log; ended, then killed, on the way out. argv: its first word is a path."""
     with open(os.path.join(folder, "log"), "wb") as log:
         process = subprocess.Popen(
-            argv,
+            [sys.executable, "-I", "-S", "-c", _ENDED_WITH_PARENT, str(os.getpid()), *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
         )
+    process.args = argv  # what errors name
     try:
         yield process
     finally:

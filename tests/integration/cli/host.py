@@ -188,6 +188,27 @@ class Host:
         }
         return next((pid for pid, words in self.processes().items() if f"-m {module[role]} " in words), 0)
 
+    def wait_pid(self, role: str, *, other_than: int = 0) -> int:
+        """Never 0, which os.kill takes for all of us: a process that died may not have a successor yet."""
+        found = 0
+
+        def seen() -> bool:
+            nonlocal found
+            found = self.pid_of(role)
+            return found not in (0, other_than)
+
+        wait_until(seen, LIMIT_S, what=lambda: f"no {role}: {self.processes()}")
+        return found
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """The pid that it has, or had."""
+        pid = self.wait_pid(role)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        return pid
+
     def mounts(self) -> list[str]:
         """Of headrace's, below the base."""
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -40,7 +39,7 @@ def test_the_node_that_took_the_job_is_killed(make_town: MakeTown) -> None:
     town.start(3)
     taken = town.hosts[0].json("load", town.hosts[0].mount, "--detach")
     town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
-    os.kill(town.hosts[0].pid_of("node"), signal.SIGKILL)
+    town.hosts[0].kill("node")
     left = town.hosts[1:]
     assert left[0].json("job", "show", taken["id"])["state"] == "running"
     town.wait_for(lambda: left[0].json("job", "show", taken["id"])["state"] != "running", 60)

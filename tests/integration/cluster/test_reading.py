@@ -45,7 +45,7 @@ def test_a_killed_node_costs_no_read(make_town: MakeTown) -> None:
     with ThreadPoolExecutor(2) as pool:
         reading = [pool.submit(host.assert_right) for host in town.hosts[1:]]
         town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
-        os.kill(town.hosts[0].pid_of("node"), signal.SIGKILL)
+        town.hosts[0].kill("node")
         for one in reading:
             one.result()
     town.wait_members(2, town.hosts[1:])
@@ -58,8 +58,7 @@ def test_a_killed_node_costs_no_read(make_town: MakeTown) -> None:
 def test_a_stopped_node_costs_time_only(town: Town) -> None:
     filled(town, small=12, large=1)
     town.start(3)
-    pid = town.hosts[0].pid_of("node")
-    os.kill(pid, signal.SIGSTOP)
+    pid = town.hosts[0].kill("node", signal.SIGSTOP)
     try:
         read_all_at_once(town.hosts[1:])
     finally:

@@ -241,11 +241,11 @@ def test_a_node_that_is_started_again_is_waited_for(make_door: MakeDoor) -> None
     host, fs = make_door(mounted=True, write="through")
     assert fs.exists("/small")
     for number in range(3):
-        os.kill(host.pid_of("node"), signal.SIGKILL)
+        killed = host.kill("node")
         fs.pipe(f"/out/{number}", b"%d" % number)
         assert (host.truth / f"out/{number}").read_bytes() == b"%d" % number
         assert fs.cat("/large.tar") == (host.truth / "large.tar").read_bytes()
-        wait_until(lambda: host.pid_of("node"))
+        host.wait_pid("node", other_than=killed)
     assert fs.find("/out") == [f"/out/{number}" for number in range(3)]
 
 

@@ -131,7 +131,7 @@ def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> 
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - begun_s < 0.5
+        assert time.monotonic() - begun_s < 2.0
         proxy.mode = "pass"
         await _read(origin, info, soon())
 

@@ -1,0 +1,29 @@
+"""How the suite is spread when pytest runs several processes of it (`./dev test` without a path)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+TOGETHER = {
+    "tests/faults/test_links.py": "labs",  # two labs at one time may want one range of addresses
+    "tests/integration/test_lab_cluster.py": "labs",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """A file stays in one process, so its fixtures are made once, and some files share one."""
+    from xdist.scheduler.loadfile import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return TOGETHER.get(file, "tests/integration/writes" if "/integration/writes/" in file else file)
+
+    return ByFile(config, log)
