@@ -21,11 +21,17 @@ from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
+from headrace.dataplane.registry import Registry
+from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
+from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver, come_back
 from headrace.dataplane.write import WritePath
+from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
+from headrace.layer.upper import Upper, split
+from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.neighbourhood import Neighbourhood
 from headrace.node.shared_mounts import Attach, Detach, MountRecord, SharedMounts
@@ -74,9 +80,41 @@ class Together:
             keeper,
             holders,
             view=hood.view,
-            build=persister,
+            build=lambda folder: self._persister(persister, folder),
+            on_persisted=self._nothing_left,
             delay_s=config.take_over_s,
         )
+        files = WrittenFiles(
+            hood.info.id, self._threads, at=Upper(config.upper_folder).at, folder_of=keeper.folder_of
+        )
+        self._elsewhere = hood.elsewhere
+        self._rights: Rights | None = None
+        self._elsewhere.mirrored = files.mirrored
+        self._elsewhere.on_stirred = namespace.stirred
+        keeper.on_kept = self._kept
+        if write is not None:
+            write.settle_by(self._elsewhere.settle)
+            self._rights = Rights(
+                hood.info.id,
+                hood.records,
+                hood.peers,
+                Upper(config.upper_folder),
+                view=hood.view,
+                look=self._look_at,
+                tell=write.told.tell_all_of,
+            )
+            write.told.rights = self._rights
+            write.told.registry = Registry(
+                hood.info.id,
+                hood.info.instance,
+                hood.records,
+                hood.peers,
+                view=hood.view,
+                look=write.told.means,
+                is_clean=write.told.is_clean,
+                unmark=write.told.unmark,
+            )
+        hood.share_written(self._elsewhere.sources, files.read)
         self._desk = Desk(
             namespace,
             store,
@@ -85,6 +123,9 @@ class Together:
             on_forget=self._relist,
             copies=CopyDesk(
                 keeper, self._take_over, Offers() if self._copies is None else self._copies.offers
+            ),
+            shared=SharedWrites(
+                hood.info.id, files, self._take_over, None if write is None else write.told, self._give_up
             ),
         )
         self._rebalance = Rebalance(
@@ -116,8 +157,36 @@ class Together:
         if self._write is not None:
             await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
 
+    def _persister(self, build: Callable[[str], WritePath], folder: str) -> WritePath:
+        write = build(folder)
+        write.settle_by(self._elsewhere.settle)
+        return write
+
+    async def _nothing_left(self, writer: str) -> None:
+        """Of a node that is gone: its record goes, and with that what others show of it."""
+        await self._hood.records.delete(f"{WRITTEN}/{writer}")
+
+    def _kept(self, writer: str, paths: list[bytes]) -> None:
+        """Copies came: should their writer have died since, nobody else tells this node what it wrote."""
+        for folder in {split(path)[0] for path in paths}:
+            self._namespace.stirred(folder, False)
+
+    async def _give_up(self, folder: bytes) -> None:
+        if self._rights is not None:
+            await self._rights.give_up(folder)
+
+    async def claim(self, folder: bytes) -> None:
+        """Of the right to make new names in a folder."""
+        if self._rights is not None:
+            await self._rights.claim(folder)
+
+    async def _look_at(self, folder: bytes) -> None:
+        await self._elsewhere.catch_up()
+        await self._namespace.refresh_for_names(folder)
+
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
+        await self._elsewhere.start()
         await self.jobs.start()
 
     async def _take_part_later(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
@@ -136,6 +205,10 @@ class Together:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
+        if self._write is not None and self._write.told.registry is not None:
+            await self._write.told.registry.stop()
+        if self._rights is not None:
+            await self._rights.stop()
         await self._take_over.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
@@ -179,6 +252,7 @@ class Together:
         self._rebalance.on_view(view)
         self.jobs.on_view()
         self._take_over.on_view()
+        self._elsewhere.on_view()
         if self._copies is not None:
             self._copies.on_view()
 
