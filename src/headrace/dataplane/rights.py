@@ -32,6 +32,8 @@ PREFIX = "rights"
 HOLD_S = 0.02
 """A right that was taken is kept so long at least, so that two who both want it get something done."""
 AGAIN_S = 0.02
+YIELD_S = 0.05
+"""Who gave up a right leaves it so long to who asked for it."""
 LOOK_S = 0.2
 MARGIN_S = 0.3
 YIELD_LIMIT_S = 10.0
@@ -61,6 +63,7 @@ class Rights:
         self._look = look
         self._tell = tell
         self._held: dict[bytes, float] = {}
+        self._given: dict[bytes, float] = {}
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._lost = 0
         self._task: asyncio.Task[None] | None = None
@@ -104,10 +107,12 @@ class Rights:
             await self._tell(folder)
             del self._held[folder]
             await self._records.delete(_key(folder))
+            self._given[folder] = time.monotonic()
 
     async def _take(self, folder: bytes) -> None:
         key, mine = _key(folder), self._me.encode()
         deadline = Deadline.after(CLAIM_LIMIT_S)
+        await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - time.monotonic())
         while True:
             try:
                 if await self._records.create(key, mine, leased=True):
@@ -117,6 +122,8 @@ class Rights:
                     return  # of an earlier run
                 if holder is not None and holder != mine:
                     await self._ask_for(folder, os.fsdecode(holder))
+                    if await self._records.create(key, mine, leased=True):
+                        return
             except ClusterUnavailableError:
                 if deadline.passed():
                     raise

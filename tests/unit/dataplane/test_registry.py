@@ -40,7 +40,7 @@ class CountingRecords(EmbeddedRecords):
     writes = 0
     away = False
 
-    async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
+    async def put(self, key: str, value: bytes, leased: bool = False) -> None:
         if self.away:
             raise ClusterUnavailableError("records", why="the test says so")
         self.writes += 1
