@@ -40,8 +40,6 @@ class Keeper:
         self._view = view
         self._mirrors: dict[str, Mirror] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self.on_kept: Callable[[str, list[bytes]], None] = lambda writer, paths: None
-        """To be set; told the paths of copies that came."""
         self.bytes_kept = 0
         """When it was last measured."""
 
@@ -88,7 +86,6 @@ class Keeper:
             await self._in_thread(_place, mirror, small)
             if request.end:
                 await self._in_thread(mirror.end)
-        self.on_kept(request.writer, [one.path for one in request.snapshots])
 
     async def keep_ahead(self, request: KeepAhead) -> None:
         node = self._node(request.writer)

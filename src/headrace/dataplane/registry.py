@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import ClusterUnavailableError, HeadraceError
+from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.cluster.records import Records
 from headrace.layer.upper import join, split
 from headrace.layer.written import Means, WrittenName
@@ -102,6 +102,7 @@ class Registry:
     async def stop(self) -> None:
         """The record stays: this node's files are not persisted because it stops."""
         tasks = [*self._tasks, *([self._writing] if self._writing is not None else [])]
+        self._tasks = []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -221,7 +222,10 @@ class Registry:
 
     def answer(self, request: AskWritten) -> WrittenNames:
         """What is in a folder, all or since an earlier answer. An answer of several messages ends with the state that
-        it began with: what changes meanwhile is told the next time."""
+        it began with: what changes meanwhile is told the next time. PeerError from a node that starts or stops, as it
+        does not know all."""
+        if not self._tasks:
+            raise PeerError(f"node {self._me}", why="it starts, or stops")
         folder = self._folders.get(request.path, Folder(floor=self._serial))
         since, begun = self._parse(request.since)
         whole = begun is None and since < folder.floor

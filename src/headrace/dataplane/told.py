@@ -54,6 +54,12 @@ class Told:
             with contextlib.closing(Marks(self._upper.marks_path)) as marks:
                 marks.begin(0)
 
+    async def stop(self) -> None:
+        if self.registry is not None:
+            await self.registry.stop()
+        if self.rights is not None:
+            await self.rights.stop()
+
     def means(self, path: bytes) -> WrittenName:
         """What a path means for other nodes."""
         at, name = self._upper.at(path), split(path)[1]

@@ -187,6 +187,7 @@ class WritePath:
             await asyncio.gather(self._task, return_exceptions=True)
         for task in self._following:
             task.cancel()
+        await self.told.stop()
         if self.copies is not None:
             self.copies.stop()
         self._pressure.set(0, 1)

@@ -20,6 +20,7 @@ from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
 from headrace.layer.written import Means, Written, WrittenName
 from headrace.namespace.cover import PREFIX, Cover
+from headrace.namespace.overlay import Rows
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import AskWritten, NameRow, Settle
@@ -32,9 +33,6 @@ SETTLE_LIMIT_S = 3600.0
 """The writer persists a file of any size first; while it lives it is waited for."""
 COPIES = "copies"
 
-Rows = dict[bytes, NameRow | None]
-"""What names mean, other than at the origin; None: nothing, they are removed."""
-
 
 @dataclass(slots=True)
 class Told:
@@ -42,7 +40,7 @@ class Told:
 
     node: str = ""
     state: str = ""
-    names: dict[bytes, WrittenName] = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
 
 
 class Elsewhere:
@@ -148,20 +146,18 @@ class Elsewhere:
         nobody can speak for: what it said last while it is in the cluster, else nothing."""
         found: Rows = {}
         for writer in self.writers(folder):
-            for name, one in (await self._ask(writer, folder)).items():
-                if one.means == Means.HIDDEN:
-                    found.setdefault(name, None)
-                elif one.means != Means.ORIGIN:
-                    found[name] = row_of(writer, one)
+            for name, row in (await self._ask(writer, folder)).items():
+                if row is not None or name not in found:
+                    found[name] = row
         return found
 
-    async def _ask(self, writer: str, folder: bytes) -> dict[bytes, WrittenName]:
+    async def _ask(self, writer: str, folder: bytes) -> Rows:
         """One question about a folder at a time: its answers build on one another."""
         lock = self._asking.setdefault((writer, folder), asyncio.Lock())
         async with lock:
             return await self._ask_first(writer, folder)
 
-    async def _ask_first(self, writer: str, folder: bytes) -> dict[bytes, WrittenName]:
+    async def _ask_first(self, writer: str, folder: bytes) -> Rows:
         key = (writer, folder)
         told = self._told.setdefault(key, Told())
         for node in self.sources(writer):
@@ -174,31 +170,25 @@ class Elsewhere:
                     "not told what was written node=%s path=%s error=%s", node.id, os.fsdecode(folder), error
                 )
         if self.holds(writer):
-            names = {one.name: one for one in self.mirrored(writer, folder)}
-            self._told[key] = Told(self._me, "", names)
-            return names
+            own = self._told[key] = Told(self._me)
+            _take_in(own.rows, writer, self.mirrored(writer, folder))
+            return own.rows
         if writer not in self._view().nodes and not self._holders.get(writer):
             self._told.pop(key, None)
             return {}
-        return told.names
+        return told.rows
 
-    async def _ask_node(
-        self, node: NodeInfo, writer: str, folder: bytes, told: Told
-    ) -> dict[bytes, WrittenName]:
+    async def _ask_node(self, node: NodeInfo, writer: str, folder: bytes, told: Told) -> Rows:
         deadline = Deadline.after(ASK_LIMIT_S)
         since = told.state if told.node == node.id else ""
         while True:
             answer = await self._peers.ask_written(node, AskWritten(writer, folder, since), deadline)
             if answer.whole:
-                told.names = {}
-            told.node, told.state = node.id, since = node.id, answer.state
-            for one in answer.names:
-                if one.means == Means.ORIGIN:
-                    told.names.pop(one.name, None)
-                else:
-                    told.names[one.name] = one
+                told.rows = {}
+            told.node, told.state, since = node.id, answer.state, answer.state
+            _take_in(told.rows, writer, answer.names)
             if not answer.more:
-                return told.names
+                return told.rows
 
     async def settle(self, path: bytes, version: Version) -> Version | None:
         """What the origin has of a file that another node wrote, which is persisted on return; None: it never came
@@ -212,6 +202,14 @@ class Elsewhere:
             )
             return settled.version
         return None
+
+
+def _take_in(rows: Rows, writer: str, names: list[WrittenName]) -> None:
+    for one in names:
+        if one.means == Means.ORIGIN:
+            rows.pop(one.name, None)
+        else:
+            rows[one.name] = None if one.means == Means.HIDDEN else row_of(writer, one)
 
 
 def row_of(writer: str, one: WrittenName) -> NameRow:

@@ -46,20 +46,30 @@ class Overlays:
             if not rows:
                 return []
             overlay = self._folders[folder] = Overlay()
-        kept = self._kept(folder)
-        overlay.rows |= {name: row for name, row in rows.items() if name not in kept}
-        overlay.leaving = set(overlay.rows.keys() - rows.keys())
-        return self.apply(folder, directory)
+        kept, before = self._kept(folder), overlay.rows
+        new = {
+            name: row
+            for name, row in rows.items()
+            if name not in kept and (name not in before or before[name] != row or name in overlay.leaving)
+        }
+        before.update(new)
+        overlay.leaving = set(before.keys() - rows.keys())
+        return self._apply(overlay, directory, new)
 
     def apply(self, folder: bytes, directory: FileId) -> Changed:
+        """All rows that are not leaving are what the index shows, on return."""
         overlay = self._folders.get(folder)
-        changed: Changed = []
         if overlay is None:
+            return []
+        rows = {name: row for name, row in overlay.rows.items() if name not in overlay.leaving}
+        return self._apply(overlay, directory, rows)
+
+    def _apply(self, overlay: Overlay, directory: FileId, rows: Rows) -> Changed:
+        changed: Changed = []
+        if not rows:
             return changed
         with self._index.batch():
-            for name, row in overlay.rows.items():
-                if name in overlay.leaving:
-                    continue
+            for name, row in rows.items():
                 if name not in overlay.base:
                     overlay.base[name] = _base_of(self._index.lookup(directory, name))
                 if self._show(directory, name, row):

@@ -30,7 +30,7 @@ from headrace.dataplane.write import WritePath
 from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
-from headrace.layer.upper import Upper, split
+from headrace.layer.upper import Upper
 from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.neighbourhood import Neighbourhood
@@ -91,7 +91,6 @@ class Together:
         self._rights: Rights | None = None
         self._elsewhere.mirrored = files.mirrored
         self._elsewhere.on_stirred = namespace.stirred
-        keeper.on_kept = self._kept
         if write is not None:
             write.settle_by(self._elsewhere.settle)
             self._rights = Rights(
@@ -166,11 +165,6 @@ class Together:
         """Of a node that is gone: its record goes, and with that what others show of it."""
         await self._hood.records.delete(f"{WRITTEN}/{writer}")
 
-    def _kept(self, writer: str, paths: list[bytes]) -> None:
-        """Copies came: should their writer have died since, nobody else tells this node what it wrote."""
-        for folder in {split(path)[0] for path in paths}:
-            self._namespace.stirred(folder, False)
-
     async def _give_up(self, folder: bytes) -> None:
         if self._rights is not None:
             await self._rights.give_up(folder)
@@ -205,10 +199,6 @@ class Together:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
-        if self._write is not None and self._write.told.registry is not None:
-            await self._write.told.registry.stop()
-        if self._rights is not None:
-            await self._rights.stop()
         await self._take_over.stop()
         await self._rebalance.stop()
         await self.mounts.stop()

@@ -24,8 +24,9 @@ class OtherNodes:
         self._marks: Marks | None = None
 
     def know(self, path: bytes) -> bool:
-        """Whether they know that something is written in the folder of a path, or need not."""
-        if self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
+        """Whether they know that something is written in the folder of a path, or need not; where close waits for
+        copies it waits for that, too."""
+        if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return True
         return self._opened().is_told(self._upper.at(split(path)[0]))
 
