@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def test_attributes_and_absence_follow_at_once(town: Town) -> None:
     first, second = town.hosts
     watcher = Writer(second.mount).start(
         """
+import json
 import time
 def until(look):
     end = time.monotonic() + 5
@@ -181,3 +183,93 @@ def test_without_etcd_writing_goes_on(make_town: MakeTown, tmp_path: Path) -> No
         first.run("os.mkdir('d'); open('d/f', 'w').write('f')", limit_s=20)
         own.start()
         wait_until(lambda: second.tree() == first.tree(), 30.0)
+
+
+RACE = """
+won = []
+for n in range({count}):
+    for make in (
+        lambda: os.close(os.open(f'race/{{n}}', os.O_CREAT | os.O_EXCL | os.O_WRONLY)),
+        lambda: os.mkdir(f'race/d{{n}}'),
+        lambda: os.link('race/own{me}', f'race/l{{n}}'),
+    ):
+        try:
+            make()
+            won.append(f'{{n}}{{make.__code__.co_names[-1]}}')
+        except FileExistsError:
+            pass
+print(json.dumps(won))
+"""
+
+
+def test_one_of_two_makes_the_name(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=0.5)
+    town.start(2)
+    first, second = (Writer(host.mount) for host in town.hosts)
+    first.run("os.mkdir('race'); open('race/own0', 'w')")
+    soon(second, first.tree())
+    second.run("open('race/own1', 'w')")
+    racers = [one.start(RACE.format(count=30, me=me)) for me, one in enumerate((first, second))]
+    won: list[list[str]] = []
+    for racer in racers:
+        assert racer.stdout is not None
+        out, _ = racer.communicate(timeout=60)
+        assert racer.returncode == 0
+        won.append(json.loads(out))
+    assert sorted(won[0] + won[1]) == sorted(set(won[0]) | set(won[1]))
+    assert len(won[0]) + len(won[1]) == 90
+    for host in town.hosts:
+        assert settled(host)["conflicts"] == []
+
+
+def test_a_dead_node_keeps_nobody_from_making_names(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=NEVER_S)
+    town.start(2)
+    first, second = (Writer(host.mount) for host in town.hosts)
+    first.run("os.mkdir('d'); os.close(os.open('d/lock', os.O_CREAT | os.O_EXCL))")
+    second.run("assert os.path.exists('d/lock')")
+    assert "EEXIST" in second.run(
+        "try: os.open('d/lock', os.O_CREAT | os.O_EXCL)\nexcept OSError as e: print(errno.errorcode[e.errno])"
+    )
+    first.run("os.mkdir('d/again')")
+    town.hosts[0].kill_all()
+    began_s = time.monotonic()
+    second.run("os.makedirs('d/mine')", limit_s=30)
+    assert time.monotonic() - began_s < 20
+    town.hosts[0].close()
+
+
+def test_a_reader_never_sees_two_states(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=0.2)
+    town.start(2)
+    first, second = (Writer(host.mount) for host in town.hosts)
+    first.run("open('f', 'wb').write(bytes(3_000_000))")
+    soon(second, first.tree())
+    writer = first.start(
+        "import time\nfor n in range(1, 100):\n    open('f', 'wb').write(bytes([n]) * 3_000_000)\n    time.sleep(0.05)"
+    )
+    try:
+        seen = json.loads(
+            second.run(
+                """
+import json
+import time
+seen, end = [], time.monotonic() + 4
+while time.monotonic() < end:
+    try:
+        data = open('f', 'rb').read()
+    except OSError as error:
+        assert error.errno in (errno.ESTALE, errno.ENOENT, errno.EIO), error
+        continue
+    assert len(set(data)) <= 1, sorted(set(data))
+    if len(data) == 3_000_000:
+        seen.append(data[0])
+print(json.dumps(seen))
+"""
+            )
+        )
+    finally:
+        writer.kill()
+        writer.wait()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 1
