@@ -93,8 +93,8 @@ class Elsewhere:
             return
         if now:
             self._covers[writer] = now
-        for key in [key for key in self._told if key[0] == writer and not now.covers(key[1])]:
-            del self._told[key]
+        for told in [one for one in self._told if one[0] == writer and not now.covers(one[1])]:
+            del self._told[told]
         for folder in before.folders ^ now.folders:
             self.on_stirred(folder, False)
         for folder in before.below ^ now.below:

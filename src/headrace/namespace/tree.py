@@ -30,7 +30,7 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
 from headrace.layer.upper import join
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.overlay import Beneath, Overlays, Rows, version_of
+from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
 from headrace.origin.origin import ListPage, Origin
 from headrace.store.index import Index, ListingWriter
 from headrace.wire.peer_messages import NameRow, Names
@@ -310,7 +310,7 @@ class Namespace:
     def detach(self, path: str) -> Mount:
         """Takes a mount out of both; its names are gone at once, those of mounts below it stay."""
         mount = self._mounts.remove(path)
-        way: list[tuple[FileId, bytes]] = []
+        way: Changed = []
         directory = ROOT_ID
         for name in _names_of(path):
             entry = self._index.lookup(directory, name)
@@ -386,7 +386,7 @@ class Namespace:
         folder, _, name = path.rpartition(b"/")
         return self._overlays.row(folder or b"/", name) is not None
 
-    def _listed_below(self, path: bytes) -> list[bytes]:
+    def _listed_below(self, path: bytes) -> Sequence[bytes]:
         top = self._known(path)
         pending, found = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)], []
         while pending:
@@ -424,7 +424,7 @@ class Namespace:
             rows = await self._others.rows(folder)
             self._told(self._overlays.take(folder, directory, rows))
 
-    def _told(self, changed: list[tuple[FileId, bytes]]) -> None:
+    def _told(self, changed: Changed) -> None:
         if changed:
             self._on_changed(changed)
 
@@ -445,7 +445,7 @@ class Namespace:
     async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
         """False when the owner can't tell: then the origin is asked."""
         writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
-        changed: list[tuple[FileId, bytes]] = []
+        changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
@@ -465,7 +465,7 @@ class Namespace:
 
     async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
         writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
-        changed: list[tuple[FileId, bytes]] = []
+        changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
@@ -485,7 +485,7 @@ class Namespace:
 
     def _finish(
         self, directory: FileId, path: str, writer: ListingWriter, beneath: Beneath, fresh_until_ns: int
-    ) -> list[tuple[FileId, bytes]]:
+    ) -> Changed:
         """All pages are taken in: what others wrote is kept, what nobody has goes."""
         changed = self._overlays.apply(os.fsencode(path), directory)
         changed += writer.finish(fresh_until_ns)
