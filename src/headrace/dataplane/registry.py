@@ -22,7 +22,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.cluster.records import Records
 from headrace.layer.upper import join, split
-from headrace.layer.written import Means, WrittenName
+from headrace.layer.written import WrittenName
 from headrace.namespace.cover import PREFIX, Cover
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
@@ -113,11 +113,11 @@ class Registry:
 
     # ------------------------------------------------------------ what changed
 
-    def note(self, paths: Iterable[bytes]) -> None:
-        """These were written, or persisted: whoever asks is told what they are now."""
+    def note(self, paths: Iterable[bytes], directories: Iterable[bytes] = ()) -> None:
+        """These were written, or persisted: whoever asks is told what they are now. directories: those of them that are
+        folders, in which more is to be expected."""
         now_s = time.monotonic()
         folders: set[bytes] = set()
-        new: set[bytes] = set()
         for path in paths:
             directory, name = split(path)
             if not name:
@@ -128,10 +128,8 @@ class Registry:
             folder.names[name] = self._serial
             folder.changed_s, folder.unmarked = now_s, False
             folders.add(directory)
-            if path not in self._below and self._look(path).means == Means.DIRECTORY:
-                new.add(path)
         self._stir(folders)
-        new = {one for one in new if not self.is_recorded_below(one)}
+        new = {one for one in directories if one not in self._below and not self.is_recorded_below(one)}
         self._below |= new
         if self._tasks and (new or not all(map(self.is_recorded, folders))):
             self._write()

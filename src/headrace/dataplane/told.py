@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
@@ -77,10 +78,11 @@ class Told:
         """These changed here, or were persisted; below: and all that is below them. All that was told."""
         if self.registry is None:
             return []
-        told = {path: None for path in paths if self._modes.of(path) is WriteMode.BACK}
+        told = {path: False for path in paths if self._modes.of(path) is WriteMode.BACK}
         if below:
-            told |= {one: None for path in list(told) for one, _ in self._upper.walk(path)}
-        self.registry.note(told)
+            found = (one for path in list(told) for one in self._upper.walk(path))
+            told |= {path: stat.S_ISDIR(seen.st_mode) for path, seen in found}
+        self.registry.note(told, [path for path, is_directory in told.items() if is_directory])
         return list(told)
 
     async def enter(self, path: bytes) -> None:

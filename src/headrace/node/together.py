@@ -66,6 +66,8 @@ class Together:
     ) -> None:
         self._hood = hood
         self._namespace = namespace
+        self._elsewhere = hood.elsewhere
+        self._rights: Rights | None = None
         self._local_jobs = jobs
         self._replicas = config.replicas
         self._write = write
@@ -84,36 +86,7 @@ class Together:
             on_persisted=self._nothing_left,
             delay_s=config.take_over_s,
         )
-        files = WrittenFiles(
-            hood.info.id, self._threads, at=Upper(config.upper_folder).at, folder_of=keeper.folder_of
-        )
-        self._elsewhere = hood.elsewhere
-        self._rights: Rights | None = None
-        self._elsewhere.mirrored = files.mirrored
-        self._elsewhere.on_stirred = namespace.stirred
-        if write is not None:
-            write.settle_by(self._elsewhere.settle)
-            self._rights = Rights(
-                hood.info.id,
-                hood.records,
-                hood.peers,
-                Upper(config.upper_folder),
-                view=hood.view,
-                look=self._look_at,
-                tell=write.told.tell_all_of,
-            )
-            write.told.rights = self._rights
-            write.told.registry = Registry(
-                hood.info.id,
-                hood.info.instance,
-                hood.records,
-                hood.peers,
-                view=hood.view,
-                look=write.told.means,
-                is_clean=write.told.is_clean,
-                unmark=write.told.unmark,
-            )
-        hood.share_written(self._elsewhere.sources, files.read)
+        files = self._share_writes(config, write)
         self._desk = Desk(
             namespace,
             store,
@@ -155,6 +128,31 @@ class Together:
         """Before this node persists what it wrote in its last run: what others persisted of it meanwhile is noted."""
         if self._write is not None:
             await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
+
+    def _share_writes(self, config: Config, write: WritePath | None) -> WrittenFiles:
+        """What other nodes write is seen here, and the other way round."""
+        hood = self._hood
+        upper = Upper(config.upper_folder)
+        files = WrittenFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
+        self._elsewhere.mirrored = files.mirrored
+        self._elsewhere.on_stirred = self._namespace.stirred
+        hood.share_written(self._elsewhere.sources, files.read)
+        if write is None:
+            return files
+        write.settle_by(self._elsewhere.settle)
+        told = write.told
+        me, records, peers = hood.info.id, hood.records, hood.peers
+        self._rights = told.rights = Rights(
+            me, records, peers, upper, view=hood.view, look=self._look_at, tell=told.tell_all_of
+        )
+        told.registry = Registry(
+            *(me, hood.info.instance, records, peers),
+            view=hood.view,
+            look=told.means,
+            is_clean=told.is_clean,
+            unmark=told.unmark,
+        )
+        return files
 
     def _persister(self, build: Callable[[str], WritePath], folder: str) -> WritePath:
         write = build(folder)

@@ -81,7 +81,7 @@ class Here:
 
     def write(self, *paths: bytes, means: Means = Means.FILE) -> None:
         self.names |= dict.fromkeys(paths, means)
-        self.registry.note(paths)
+        self.registry.note(paths, paths if means is Means.DIRECTORY else ())
 
     def cover(self) -> Cover:
         raw = self.records.shared.mirror.get("written/n0")
