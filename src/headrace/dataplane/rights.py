@@ -38,6 +38,8 @@ LOOK_S = 0.2
 MARGIN_S = 0.3
 YIELD_LIMIT_S = 10.0
 CLAIM_LIMIT_S = 30.0
+AWAY_LIMIT_S = 5.0
+"""How long the records may be away."""
 
 
 class Rights:
@@ -111,7 +113,7 @@ class Rights:
 
     async def _take(self, folder: bytes) -> None:
         key, mine = _key(folder), self._me.encode()
-        deadline = Deadline.after(CLAIM_LIMIT_S)
+        deadline, away = Deadline.after(CLAIM_LIMIT_S), Deadline.after(AWAY_LIMIT_S)
         await asyncio.sleep(self._given.pop(folder, 0.0) + YIELD_S - time.monotonic())
         while True:
             try:
@@ -125,7 +127,7 @@ class Rights:
                     if await self._records.create(key, mine, leased=True):
                         return
             except ClusterUnavailableError:
-                if deadline.passed():
+                if away.passed():
                     raise
             if deadline.passed():
                 raise DeadlineExceededError(os.fsdecode(folder), why="another node makes names there")
