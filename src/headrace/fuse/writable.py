@@ -21,6 +21,7 @@ from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.client_protocol import WritingClient
+from headrace.fuse.errno_map import errno_of
 from headrace.fuse.handles import Files
 from headrace.fuse.inodes import NODE_SHIFT, UPPER, Inodes
 from headrace.fuse.nodes import Nodes
@@ -476,7 +477,11 @@ class WritableNames(Operations):
         """After this node has the right to make names there; another one may have it again by then."""
 
         def after_claim(cancel: Cancel) -> Answer | Deferred:
-            self._writer.claim(folder, cancel)
+            try:
+                self._writer.claim(folder, cancel)
+            except HeadraceError as error:
+                log.info("no name is made path=%s reason=%s", os.fsdecode(folder), error)
+                return errno_of(error)
             return again()
 
         return after_claim
