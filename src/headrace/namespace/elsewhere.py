@@ -95,6 +95,7 @@ class Elsewhere:
             self._covers[writer] = now
         for told in [one for one in self._told if one[0] == writer and not now.covers(one[1])]:
             del self._told[told]
+            self._asking.pop(told, None)
         for folder in before.folders ^ now.folders:
             self.on_stirred(folder, False)
         for folder in before.below ^ now.below:

@@ -31,6 +31,7 @@ from headrace.base.single_flight import SingleFlight
 from headrace.layer.upper import join
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
+from headrace.namespace.stirs import Stirs
 from headrace.origin.origin import ListPage, Origin
 from headrace.store.index import Index, ListingWriter
 from headrace.wire.peer_messages import NameRow, Names
@@ -45,6 +46,8 @@ STALE_EXTENSION_S = 5.0
 """When the origin is away, an old listing goes on being used; it is asked again after this long."""
 
 NAMES_A_PAGE = 1000
+OTHERS_ASKED_MAX = 64
+"""Folders of which other nodes are asked at one time, what they wrote there."""
 
 
 class SharedNames(Protocol):
@@ -92,8 +95,8 @@ class Namespace:
         self._shared = shared
         self._others = others
         self._overlays = Overlays(index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path)))))
-        self._stirred: set[bytes] = set()
-        self._stirring: asyncio.Task[None] | None = None
+        self._stirs = Stirs(self._see_others, self._folders_below)
+        self._asking_others = asyncio.Semaphore(OTHERS_ASKED_MAX)
         self._index = index
         self._mounts = mounts
         self._timeout_s = timeout_s
@@ -377,35 +380,33 @@ class Namespace:
 
     def stirred(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - as the records call it
         """Another node wrote something in a folder, or below it: where somebody looked, the index is made right."""
-        self._stirred.update(self._listed_below(path) if below else [path])
-        if self._stirred and (self._stirring is None or self._stirring.done()):
-            self._stirring = asyncio.ensure_future(self._see_stirred())
+        if below:
+            self._stirs.add_below(path)
+        else:
+            self._stirs.add(path)
+
+    def stop(self) -> None:
+        """What other nodes write is not seen any more."""
+        self._stirs.stop()
 
     def is_written_over(self, path: bytes) -> bool:
         """Whether a name is shown as another node wrote, or removed, it, and not as the origin has it."""
         folder, _, name = path.rpartition(b"/")
         return self._overlays.row(folder or b"/", name) is not None
 
-    def _listed_below(self, path: bytes) -> Sequence[bytes]:
-        top = self._known(path)
-        pending, found = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)], []
+    async def _folders_below(self, path: bytes) -> AsyncIterator[bytes]:
+        """Of the index. Gives others their turn."""
+        top, seen = self._known(path), 0
+        pending = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)]
         while pending:
             folder, directory = pending.pop()
-            found.append(folder)
+            yield folder
             for child in self._index.children(directory):
+                seen += 1
                 if child.kind is Kind.DIRECTORY:
                     pending.append((join(folder, child.name), child.id))
-        return found
-
-    async def _see_stirred(self) -> None:
-        while self._stirred:
-            folders, self._stirred = self._stirred, set()
-            done = await asyncio.gather(*map(self._see_others, folders), return_exceptions=True)
-            for failure in done:
-                if isinstance(failure, HeadraceError):
-                    log.info("what others wrote is not seen error=%s", failure)
-                elif failure is not None:
-                    log.error("what others wrote is not seen", exc_info=failure)
+                if seen % NAMES_A_PAGE == 0:
+                    await asyncio.sleep(0)
 
     async def _see_others(self, folder: bytes) -> None:
         found = self._known(folder)
@@ -421,7 +422,8 @@ class Namespace:
 
     async def _take_others(self, directory: FileId, folder: bytes) -> None:
         if self._others is not None:
-            rows = await self._others.rows(folder)
+            async with self._asking_others:
+                rows = await self._others.rows(folder)
             self._told(self._overlays.take(folder, directory, rows))
 
     def _told(self, changed: Changed) -> None:

@@ -197,6 +197,7 @@ class Together:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
+        self._namespace.stop()
         await self._take_over.stop()
         await self._rebalance.stop()
         await self.mounts.stop()

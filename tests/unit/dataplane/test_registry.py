@@ -15,6 +15,7 @@ from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.dataplane import registry as registry_module
+from headrace.dataplane import rights as rights_module
 from headrace.dataplane.registry import Registry
 from headrace.dataplane.rights import Rights
 from headrace.layer.upper import Upper, split
@@ -265,6 +266,24 @@ def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         assert not two.has("n0")
         assert await two.records["n0"].get("rights//d") is None
+        await two.rights["n0"].stop()
+
+    run(test)
+
+
+def test_without_the_records_nobody_has_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights_module, "AWAY_LIMIT_S", 0.1)
+
+    async def away(*_: object, **__: object) -> bool:
+        raise ClusterUnavailableError("records", why="the test says so")
+
+    async def test() -> None:
+        two = Two(tmp_path)
+        two.rights["n0"].start()
+        monkeypatch.setattr(two.records["n0"], "create", away)
+        with pytest.raises(ClusterUnavailableError):
+            await two.rights["n0"].claim(b"/d")
+        assert not two.has("n0")
         await two.rights["n0"].stop()
 
     run(test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
 
 async def settled(tree: Tree) -> None:
     """All that was stirred is seen."""
-    while tree.namespace._stirring is not None and not tree.namespace._stirring.done():
-        await tree.namespace._stirring
+    while tree.namespace._stirs.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 def version(tree: Tree, path: bytes) -> Version:
