@@ -22,8 +22,10 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_range
 from headrace.entry.peer.server import PeerServer
 from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
+from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
+    AskWritten,
     Doubt,
     Forget,
     Keep,
@@ -35,9 +37,14 @@ from headrace.wire.peer_messages import (
     PeerWelcome,
     Return,
     Returned,
+    Settle,
+    Settled,
+    Stirred,
     Take,
     Taken,
     Wanted,
+    WrittenNames,
+    Yield,
 )
 
 MIB = 1 << 20
@@ -176,6 +183,9 @@ class FileDesk:
         raise NotImplementedError
 
     async def give_back(self, request: Return) -> Returned:
+        raise NotImplementedError
+
+    async def written(self, request: AskWritten | Stirred | Settle | Yield) -> WrittenNames | Settled | Done:
         raise NotImplementedError
 
     async def take(self, request: Take) -> Taken:

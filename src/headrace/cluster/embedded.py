@@ -13,6 +13,8 @@ class EmbeddedRecords:
     def __init__(self, shared: Followers | None = None) -> None:
         self.shared = shared or Followers()
         self._leased: set[str] = set()
+        self.lease_until_s = float("inf")
+        self.leases_lost = 0
 
     async def get(self, key: str) -> bytes | None:
         return self.shared.mirror.get(key)
@@ -44,6 +46,9 @@ class EmbeddedRecords:
 
     async def follow(self, prefix: str, callback: Heard) -> None:
         self.shared.add(prefix, callback)
+
+    def disown(self, key: str) -> None:
+        self._leased.discard(key)
 
     async def close(self) -> None:
         for key in builtins.list(self._leased):

@@ -50,6 +50,7 @@ class EtcdRecords:
         self.revision = 0
         self.away_since_s: float | None = None
         self.leases_lost = 0
+        self.lease_until_s = 0.0
 
     async def start(self) -> None:
         """All records are known on return; nothing happens where it was started. ClusterUnavailableError."""
@@ -240,8 +241,10 @@ class EtcdRecords:
     async def _own_lease(self) -> int:
         async with self._lease_lock:
             if self._lease is None:
+                asked_s = time.monotonic()
                 lease = await self._call(lambda client: client.lease(self._ttl_s))
                 self._lease = int(lease.id)
+                self.lease_until_s = asked_s + self._ttl_s
             return self._lease
 
     async def _keep_lease(self) -> None:
@@ -249,8 +252,11 @@ class EtcdRecords:
             await asyncio.sleep(self._ttl_s / LEASE_PARTS)
             if self._lease is None or self._client is None:
                 continue
+            asked_s = time.monotonic()
             try:
                 left = await self._call(lambda client: client.refresh_lease(self._lease))
+                if left is not None and left.TTL > 0:
+                    self.lease_until_s = asked_s + min(left.TTL, self._ttl_s)
                 if left is not None and left.TTL <= 0:  # None: the stream ended without an answer
                     await self._lost_lease()
             except ClusterUnavailableError:
@@ -261,12 +267,13 @@ class EtcdRecords:
     async def _lost_lease(self) -> None:
         log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
         self.leases_lost += 1
-        self._lease = None
+        self._lease, self.lease_until_s = None, 0.0
         await self._claim_again()
 
     async def _write_leased_again(self) -> None:
         """What is not there although it should be: etcd lost its data, or the lease ended while it was away."""
         if any(self._followers.mirror.get(key) is None for key in self._leased):
+            self.leases_lost += 1
             self._lease = None
             await self._claim_again()
 

@@ -38,6 +38,21 @@ class Records(Protocol):
         ...
 
 
+class LeasedRecords(Records, Protocol):
+    """lease_until_s: until when, at least, the others let this node's leased records stand; monotonic. leases_lost: how
+    often they did not."""
+
+    @property
+    def lease_until_s(self) -> float: ...
+
+    @property
+    def leases_lost(self) -> int: ...
+
+    def disown(self, key: str) -> None:
+        """A leased record is not written again when the lease was lost."""
+        ...
+
+
 class Followers:
     """Who follows what, and what they were told last."""
 

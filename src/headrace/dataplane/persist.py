@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -31,7 +31,19 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, Entry, Kind, Version
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
-from headrace.layer.upper import BASE, Upper, base_at, is_removed, is_whiteout, join, split
+from headrace.layer.upper import (
+    BASE,
+    Base,
+    Upper,
+    base_at,
+    drop_base,
+    is_removed,
+    is_whiteout,
+    join,
+    set_base,
+    split,
+)
+from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Condition, Origin
@@ -73,6 +85,8 @@ class Persist:
         self._threads = threads
         self._limit_s = limit_s
         self._on_written = on_written
+        self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
+        """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
 
     # ------------------------------------------------------------ files
 
@@ -81,6 +95,7 @@ class Persist:
         file as dirty as it was."""
         mount, key = self._place(path)
         at = self._upper.at(path)
+        await self._settle_base(path, at)
         try:
             fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError, OSError):
@@ -92,6 +107,22 @@ class Persist:
             return await self._put_open(path, fd, before, mount.origin, key)
         finally:
             os.close(fd)
+
+    async def _settle_base(self, path: bytes, at: bytes) -> None:
+        """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
+        version to replace. HeadraceError: that node can't be asked now."""
+        base = base_at(at, path)
+        if base is None or not is_written(base):
+            return
+        version = await self.settle_elsewhere(path, base)
+        with self._upper.lock:
+            if base_at(at, path) != base:
+                return
+            if version is None:
+                drop_base(at, path)
+            else:
+                set_base(at, Base(path, version))
+                self._namespace.was_put(path, version)
 
     async def _put_open(
         self, path: bytes, fd: int, before: os.stat_result, origin: Origin, key: str
@@ -236,6 +267,7 @@ class Persist:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._place(path)
+        await self._settle_base(path, at)
         deadline = Deadline.after(self._limit_s(0))
         entry = self._namespace.known(path)
         row = await self._resolved(self._known.get(path), mount.origin, key, deadline)
@@ -277,7 +309,9 @@ class Persist:
         base = base_at(at, path)
         if base is not None and (row is None or self._shows(path, base)):
             return base
-        return entry.version if entry is not None and entry.kind is Kind.FILE else None
+        if entry is None or entry.kind is not Kind.FILE or is_written(entry.version):
+            return None
+        return entry.version
 
     async def remove_gone(self) -> None:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here."""
@@ -370,6 +404,10 @@ class Persist:
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+async def _never_there(path: bytes, version: Version) -> Version | None:
+    return None
 
 
 def _settled(fd: int, name: str) -> os.stat_result | None:

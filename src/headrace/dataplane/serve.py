@@ -19,12 +19,17 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.copies import TOKEN, Offers, WrittenFile
 from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
+from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver
+from headrace.dataplane.written_files import WrittenPiece
+from headrace.layer.written import PREFIX
 from headrace.namespace.tree import Namespace
 from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
+from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
+    AskWritten,
     Doubt,
     Forget,
     Keep,
@@ -34,9 +39,14 @@ from headrace.wire.peer_messages import (
     Names,
     Return,
     Returned,
+    Settle,
+    Settled,
+    Stirred,
     Take,
     Taken,
     Wanted,
+    WrittenNames,
+    Yield,
 )
 
 log = logging.getLogger(__name__)
@@ -119,7 +129,7 @@ class CopyDesk:
 class Desk:
     """owns: whether this node owns a range of a path, by its own view. on_forget: told that listings expired and are
     to be taken again. copies: None for a node that
-    neither keeps any nor has others keep them."""
+    neither keeps any nor has others keep them. shared: what is told of writes."""
 
     def __init__(
         self,
@@ -130,8 +140,10 @@ class Desk:
         owns: Callable[[bytes, int], bool],
         on_forget: Callable[[bytes, bool], None],
         copies: CopyDesk | None = None,
+        shared: SharedWrites | None = None,
     ) -> None:
         self._copies = copies
+        self._shared = shared
         window = Window(maximum=TAKES_MAX, start=1, least=1, tolerance=TAKES_TOLERANCE)
         self._takes = Gate(window, bytes_max=TAKES_BYTES_MAX)
         self._namespace = namespace
@@ -142,12 +154,16 @@ class Desk:
 
     async def open_many(
         self, wanted: list[Wanted], *, cached_only: bool, epoch: int
-    ) -> list[ServedFile | WrittenFile | HeadraceError]:
+    ) -> list[ServedFile | WrittenFile | WrittenPiece | HeadraceError]:
         """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
         return [await self._open(one, cached_only=cached_only) for one in wanted]
 
-    async def _open(self, one: Wanted, *, cached_only: bool) -> ServedFile | WrittenFile | HeadraceError:
+    async def _open(
+        self, one: Wanted, *, cached_only: bool
+    ) -> ServedFile | WrittenFile | WrittenPiece | HeadraceError:
         try:
+            if one.token.startswith(PREFIX):
+                return await self._shared_writes().files.open(one)
             if one.token.startswith(TOKEN):
                 return self._copy_desk().offers.open(one)
             entry = await self._claimed(one)
@@ -227,6 +243,25 @@ class Desk:
         if self._copies is None:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
+
+    async def written(self, request: AskWritten | Stirred | Settle | Yield) -> WrittenNames | Settled | Done:
+        shared = self._shared_writes()
+        match request:
+            case AskWritten():
+                return await shared.answer(request)
+            case Stirred(paths=paths, below=below):
+                for path in paths:
+                    self._namespace.stirred(path, below)
+            case Settle(path=path, token=token):
+                return Settled(await shared.settle(path, token))
+            case Yield(path=path):
+                await shared.give_up(path)
+        return Done()
+
+    def _shared_writes(self) -> SharedWrites:
+        if self._shared is None:
+            raise UsageError("written files", why="this node tells nobody of any")
+        return self._shared
 
     async def doubt(self, request: Doubt) -> None:
         entry = await self._claimed(request.file)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,10 +20,11 @@ from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedErr
 from headrace.base.model import Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
+from headrace.layer.written import Written, is_written
 from headrace.namespace.mounts import Mount
 from headrace.origin.origin import Body, Origin
 from headrace.peer.peers import Peers
-from headrace.ring.view import SEGMENT_BYTES, ClusterView
+from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 from headrace.wire.peer_messages import Wanted
 
 log = logging.getLogger(__name__)
@@ -130,6 +132,10 @@ class ClusterSources(Sources):
         small_bytes_max: int,
     ) -> None:
         super().__init__(gate, timeout_s=timeout_s)
+        self.writers: Callable[[str], list[NodeInfo]] = lambda writer: []
+        """To be set: whom to ask for the bytes of what a node wrote and has not persisted."""
+        self.own_copy: Callable[[Wanted], Awaitable[Body | None]] = _no_copy
+        """To be set: bytes out of a copy that this node has of such a file."""
         self.me = me
         self.peers = peers
         self.peer_gate = peer_gate
@@ -144,6 +150,8 @@ class ClusterSources(Sources):
         self._at_origin: dict[tuple[bytes, Version], list[tuple[int, int]]] = {}
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
+        if is_written(entry.version):
+            return WrittenSource(self, path, entry.version)
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
 
     def in_flight_max(self) -> float:
@@ -297,3 +305,44 @@ class PeersFirst:
         sources.reads_from_peers += 1
         sources.bytes_from_peers += end - start
         return body
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSource:
+    """A file that another node wrote and no origin has yet: from that node, or one that has a copy of it."""
+
+    sources: ClusterSources
+    path: bytes
+    version: Version
+
+    @asynccontextmanager
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+        async with self.sources.peer_gate.enter(end - start, background=background):
+            yield await self._fetch(start, end)
+
+    async def _fetch(self, start: int, end: int) -> Body:
+        """VersionChangedError also where nobody has it: then its name means something else, or soon will."""
+        sources, version = self.sources, self.version
+        written = Written.parse(version.token)
+        wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
+        for node in [] if written is None else sources.writers(written.writer):
+            deadline = Deadline.after(sources.peer_timeout_s)
+            try:
+                body: Body | None = await sources.peers.fetch(
+                    node, wanted, cached_only=True, epoch=sources.view().epoch, deadline=deadline
+                )
+            except HeadraceError as error:
+                log.info("what was written there did not come node=%s error=%s", node.id, error)
+                continue
+            sources.reads_from_peers += 1
+            sources.bytes_from_peers += end - start
+            assert body is not None
+            return body
+        body = await sources.own_copy(wanted)
+        if body is None:
+            raise VersionChangedError(os.fsdecode(self.path), why="the node that wrote it has it no more")
+        return body
+
+
+async def _no_copy(wanted: Wanted) -> Body | None:
+    return None

@@ -53,10 +53,19 @@ class Superseded:
         self._waiting.update(path for path in paths if os.path.lexists(self._upper.at(path)))
         return bool(self._waiting or self._emptied)
 
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
     async def look(self) -> None:
-        """At all that wait. What can't be told now waits on."""
+        """At all that wait. What can't be told now waits on; so does what is dirty here, and was written by another
+        node, too."""
         paths, self._waiting = sorted(self._waiting), set()
         rows = [row for path in paths for row in self._clean_below(path)]
+        clean = {row.path for row in rows}
+        self._waiting |= {
+            p for p in paths if p not in clean and self._namespace.is_written_over(p) and self._is_here(p)
+        }
         gate = asyncio.Semaphore(ASKED_TOGETHER)
 
         async def one(row: Row) -> None:
@@ -81,6 +90,9 @@ class Superseded:
         return found
 
     async def _look_at(self, row: Row) -> None:
+        if self._namespace.is_written_over(row.path):  # by another node, later than what the origin has
+            self._leave(row)
+            return
         place = self._namespace.place_of(row.path)
         if place is None:
             return
@@ -98,7 +110,11 @@ class Superseded:
             with self._upper.lock:
                 if self._is_here(row.path):
                     self._namespace.was_put(row.path, version)
-        elif let_go(self._upper, row, lambda _: True, empty_too=True):
+        else:
+            self._leave(row)
+
+    def _leave(self, row: Row) -> None:
+        if let_go(self._upper, row, lambda _: True, empty_too=True):
             self._known.drop(row.path)
             self._namespace.look_again(row.path)
             self._emptied.add(split(row.path)[0])

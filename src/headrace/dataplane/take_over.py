@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
@@ -25,6 +25,7 @@ from headrace.dataplane.write import WritePath
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper
+from headrace.layer.written import Written
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import Returned, ReturnedFile
@@ -39,7 +40,8 @@ TAKEN = "taken.db"
 
 
 class TakeOver:
-    """build: what persists an upper layer; folder → write path. delay_s: how long a writer may be away."""
+    """build: what persists an upper layer; folder → write path. on_persisted: told of a writer of whom
+    nothing is left to persist. delay_s: how long a writer may be away."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class TakeOver:
         *,
         view: Callable[[], ClusterView],
         build: Callable[[str], WritePath],
+        on_persisted: Callable[[str], Awaitable[None]],
         delay_s: float,
     ) -> None:
         self._me = me
@@ -56,6 +59,7 @@ class TakeOver:
         self._records = records
         self._view = view
         self._build = build
+        self._on_persisted = on_persisted
         self._delay_s = delay_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.files_persisted = 0
@@ -121,6 +125,7 @@ class TakeOver:
             _note_taken(folder)
         failpoint.hit("takeover.persisted")
         self._drop(writer)
+        await self._on_persisted(writer)
 
     def _drop(self, writer: str) -> None:
         """All but what the writer is to be told."""
@@ -132,6 +137,16 @@ class TakeOver:
                 shutil.rmtree(path)
             elif not name.startswith(TAKEN):
                 os.unlink(path)
+
+    def taken(self, path: bytes, written: Written) -> Version | None:
+        """What the origin has of a file of a writer's that was persisted here in its place."""
+        at = os.path.join(self._keeper.folder_of(written.writer), TAKEN)
+        if not _is_there(at):
+            return None
+        with contextlib.closing(KnownTable(at)) as table:
+            row = table.get(path)
+        same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
+        return row.version if row is not None and same else None
 
     async def give_back(self, writer: str, *, done: bool) -> Returned:
         """What was persisted for a writer that is back. done: it knows."""

@@ -19,19 +19,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from enum import IntEnum
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.model import Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.let_go import choose, let_go
 from headrace.dataplane.persist import CTIME_TICK_NS, Persist
 from headrace.dataplane.superseded import Superseded
+from headrace.dataplane.told import Told
+from headrace.dataplane.work import Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
 from headrace.layer.snapshot import Shape, Snapshot, take
-from headrace.layer.upper import Upper, base_at, is_removed, is_whiteout, split
+from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
@@ -51,16 +53,6 @@ ERRORS_SHOWN_MAX = 20
 SUMMED_MAX = 16
 """Large files of which the checksums are remembered for a while."""
 AGAIN_S = 0.05
-
-
-class Work(IntEnum):
-    """What is to be done for a path, in this order."""
-
-    CLEAR = 1  # a file at the origin, in whose place there is a directory now
-    MAKE = 2
-    PUT = 3
-    REMOVE = 4
-    REMOVE_DIRECTORY = 5
 
 
 @dataclass(slots=True)
@@ -145,6 +137,14 @@ class WritePath:
         self._summed: dict[int, Snapshot] = {}
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Copies | None = None
+        self.told = Told(
+            upper,
+            known,
+            modes,
+            needs=lambda path, found: self._work_of(path, upper.at(path), found, known.get(path)),
+            is_dirty=lambda path: path in self._dirty,
+            persist=self.persist,
+        )
         self.counts = Counts()
 
     def keep_copies(
@@ -163,6 +163,10 @@ class WritePath:
         )
         return self.copies
 
+    def settle_by(self, settle: Callable[[bytes, Version], Awaitable[Version | None]]) -> None:
+        """By which it is known what the origin has of a file that another node wrote."""
+        self._persist.settle_elsewhere = settle
+
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
@@ -174,6 +178,7 @@ class WritePath:
         self._task = asyncio.ensure_future(self._run())
         if self.copies is not None:
             self.copies.on_view()
+        self.told.start(self._dirty)
 
     async def stop(self) -> None:
         """What is under way is broken off; it is begun anew by the next node."""
@@ -182,6 +187,7 @@ class WritePath:
             await asyncio.gather(self._task, return_exceptions=True)
         for task in self._following:
             task.cancel()
+        await self.told.stop()
         if self.copies is not None:
             self.copies.stop()
         self._pressure.set(0, 1)
@@ -203,6 +209,7 @@ class WritePath:
         told = list(paths)
         self._note(told, self._settings.delay_s)
         self._copy(told)
+        self.told.tell(told)
         self._on_written(told, source)
 
     def writing(self, path: bytes) -> None:
@@ -220,13 +227,14 @@ class WritePath:
 
     def _changed_here(self, paths: list[bytes]) -> None:
         self._note(paths, 0.0)
+        self.told.tell(paths)
         self._on_written(paths, 0)
 
     def _note(self, paths: Iterable[bytes], delay_s: float) -> None:
         now_s = time.monotonic()
         for path in paths:
             if self._modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH):
-                size = _size_of(self._upper.at(path))
+                size = size_of(self._upper.at(path))
                 one = self._dirty.setdefault(path, Dirty(now_s, now_s + delay_s))
                 one.size_bytes = size
                 one.due_s = min(now_s + delay_s, max(one.due_s, one.since_s + 10 * delay_s))
@@ -286,20 +294,7 @@ class WritePath:
 
     def _work_of(self, path: bytes, at: bytes, found: os.stat_result, row: Row | None) -> Work | None:
         """What a path needs; None: nothing."""
-        if is_whiteout(found):
-            return Work.REMOVE
-        if stat.S_ISDIR(found.st_mode):
-            if base_at(at, path) is not None:
-                return Work.CLEAR
-            if is_removed(at):
-                return Work.REMOVE_DIRECTORY
-            made = row is not None and row.inode == found.st_ino and not row.begun
-            return None if made or path in self._tops else Work.MAKE
-        if not stat.S_ISREG(found.st_mode):
-            known_file = row is not None and not row.is_directory and not row.is_absent
-            replaces = known_file or base_at(at, path) is not None
-            return Work.CLEAR if replaces else None
-        return None if row is not None and row.describes(found) else Work.PUT
+        return work_of(path, at, found, row, is_top=path in self._tops)
 
     # ------------------------------------------------------------ copies
 
@@ -307,6 +302,9 @@ class WritePath:
         """What is at a path, and below it, has what its mode promises on return: the origin, or so many nodes. Where
         there are not so many, the origin has it instead. HeadraceError: neither."""
         copies = self._modes.copies(path)
+        await self.told.enter(path)
+        if self._modes.of(path) is WriteMode.BACK and copies < 2:
+            return
         if self.copies is None or copies < 2:
             await self.persist(path)
             return
@@ -447,6 +445,8 @@ class WritePath:
             if works:
                 self._copy(works)
                 await self._announce({split(path)[0] for path in works})
+                self.told.tell(works, below=False)
+                self._suspects = self._suspects or self._superseded.waits
 
     async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
         errors = await self._clear_gone()
@@ -651,6 +651,7 @@ class WritePath:
             "let_go": self.counts.let_go,
             "slowed_s": self._pressure.pause_s,
             **({} if self.copies is None else self.copies.status()),
+            **self.told.status(),
             "files_persisted": self.counts.files_persisted,
             "bytes_persisted": self.counts.bytes_persisted,
             "removed": self.counts.removed,
@@ -664,11 +665,3 @@ class WritePath:
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def _size_of(at: bytes) -> int:
-    try:
-        found = os.lstat(at)
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -71,3 +71,7 @@ class WritingClient(NodeClient, Protocol):
     def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
         """What is at the path has what its mode promises on return: the origin, or other nodes."""
         ...
+
+    def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
+        """This node alone may make new names in the folder on return, for a moment at least."""
+        ...

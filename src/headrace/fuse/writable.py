@@ -9,16 +9,19 @@ is another inode: the kernel is answered ESTALE, and looks the name up again. Fi
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
+from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.client_protocol import WritingClient
+from headrace.fuse.errno_map import errno_of
 from headrace.fuse.handles import Files
 from headrace.fuse.inodes import NODE_SHIFT, UPPER, Inodes
 from headrace.fuse.nodes import Nodes
@@ -35,9 +38,12 @@ from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS, Miss
+from headrace.sdk.elsewhere import NeedsRightError
 from headrace.sdk.listing import merged
 from headrace.sdk.tree import NeedsContentError, Owner, Tree
 from headrace.wire.messages import Written
+
+log = logging.getLogger(__name__)
 
 _MERGED_DIRECTORY_FLAGS = 0  # the kernel keeps no listing: other sessions change it, too
 
@@ -430,11 +436,15 @@ class WritableNames(Operations):
             return self._through(lambda: work(copied=False))
         except NeedsContentError:
             return after_copy
+        except NeedsRightError as needs:
+            return self._claimed(needs.folder, lambda: self._rename(parents, names, flags))
 
     def _noted(self, paths: list[bytes]) -> None:
         """The node hears of it; where the mode promises more than this disk, the answer waits for that."""
         self._writer.changed(paths)
-        self._to_wait_for += [path for path in paths if self._tree.modes.waits(path)]
+        self._to_wait_for += [
+            path for path in paths if self._tree.modes.waits(path) or not self._tree.other_nodes.know(path)
+        ]
 
     def _through(self, work: Callable[[], Answer]) -> Answer | Deferred:
         """The work, under the lock; then, where the mode promises it, what is answered when the origin has it, or
@@ -448,10 +458,33 @@ class WritableNames(Operations):
 
         def wait(cancel: Cancel) -> Answer:
             for path in paths:
-                self._writer.secure(path, cancel)
+                if self._tree.modes.waits(path):
+                    self._writer.secure(path, cancel)
+                else:
+                    self._tell_others(path, cancel)
             return answer
 
         return wait
+
+    def _tell_others(self, path: bytes, cancel: Cancel) -> None:
+        """It is promised nothing if they can't be told: the node says so, and tells them later."""
+        try:
+            self._writer.secure(path, cancel)
+        except HeadraceError as error:
+            log.info("other nodes are told later path=%s reason=%s", os.fsdecode(path), error)
+
+    def _claimed(self, folder: bytes, again: Callable[[], Answer | Deferred]) -> Deferred:
+        """After this node has the right to make names there; another one may have it again by then."""
+
+        def after_claim(cancel: Cancel) -> Answer | Deferred:
+            try:
+                self._writer.claim(folder, cancel)
+            except HeadraceError as error:
+                log.info("no name is made path=%s reason=%s", os.fsdecode(folder), error)
+                return errno_of(error)
+            return again()
+
+        return after_claim
 
     def _slowed(self, answer: Answer | Deferred) -> Answer | Deferred:
         """Persisting is behind: whoever makes or closes a file waits for a moment."""
@@ -470,6 +503,9 @@ class WritableNames(Operations):
         name up again then."""
         try:
             return self._through(work)
+        except NeedsRightError as needs:
+            folder = needs.folder
+            return self._claimed(folder, lambda: self._changing(work, stale_after_copy=stale_after_copy))
         except NeedsContentError as needs:
             path, content = needs.path, needs.content
 

@@ -40,6 +40,8 @@ class WritableOperations(WritableNames):
             found = os.fstat(fd)
             made = UPPER | found.st_ino
             generation = self._nodes.learn(made, node, name, new=new)
+            if not self._tree.other_nodes.know(path):
+                self._to_wait_for.append(path)
             opened = self._opened_upper(made, fd, flags, new=new)
             return self._encode.create_reply(unique, made, found, generation, opened)
 
@@ -62,7 +64,7 @@ class WritableOperations(WritableNames):
 
         return copy
 
-    def _open_upper(self, unique: int, node: int, flags: int) -> Answer:
+    def _open_upper(self, unique: int, node: int, flags: int) -> Answer | Deferred:
         with self._tree.lock:
             with self._open_files.use(node) as file:
                 if file is not None:
@@ -75,7 +77,15 @@ class WritableOperations(WritableNames):
                 os.close(fd)
                 return errno.ESTALE
             fh, open_flags, backing_id = self._opened_upper(node, fd, flags, new=bool(flags & os.O_TRUNC))
-            return abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
+            answer = abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
+            path = self._nodes.path(node)
+            if not flags & _WRITES or path is None or self._tree.other_nodes.know(path):
+                return answer
+        return lambda cancel: self._told(path, answer, cancel)
+
+    def _told(self, path: bytes, answer: bytes, cancel: Cancel) -> bytes:
+        self._tell_others(path, cancel)
+        return answer
 
     def _opened_upper(self, node: int, fd: int, flags: int, *, new: bool = False) -> tuple[int, int, int]:
         """fh, flags of the answer, backing id."""

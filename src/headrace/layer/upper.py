@@ -66,6 +66,7 @@ class Upper:
         self.lock = LayerLock(f"{folder}/lock")
         """Whoever changes names holds it."""
         self.pressure_path = f"{folder}/pressure"
+        self.marks_path = f"{folder}/marks"
 
     def make(self) -> None:
         """The folders; the node calls it, at its start."""
@@ -239,6 +240,12 @@ def set_base(at: bytes, base: Base) -> None:
     others = [one for one in _bases(at) if one.path != base.path]
     value = msgspec.msgpack.encode([*others[-BASES_MAX:], base])
     os.setxattr(at, BASE, value, follow_symlinks=False)
+
+
+def drop_base(at: bytes, path: bytes) -> None:
+    """It replaces nothing at this path."""
+    others = [one for one in _bases(at) if one.path != path]
+    os.setxattr(at, BASE, msgspec.msgpack.encode(others), follow_symlinks=False)
 
 
 def _bases(at: bytes) -> list[Base]:

@@ -28,7 +28,10 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
+from headrace.layer.upper import join
 from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
+from headrace.namespace.stirs import Stirs
 from headrace.origin.origin import ListPage, Origin
 from headrace.store.index import Index, ListingWriter
 from headrace.wire.peer_messages import NameRow, Names
@@ -43,6 +46,8 @@ STALE_EXTENSION_S = 5.0
 """When the origin is away, an old listing goes on being used; it is asked again after this long."""
 
 NAMES_A_PAGE = 1000
+OTHERS_ASKED_MAX = 64
+"""Folders of which other nodes are asked at one time, what they wrote there."""
 
 
 class SharedNames(Protocol):
@@ -62,11 +67,20 @@ class SharedNames(Protocol):
         ...
 
 
+class OthersNames(Protocol):
+    """What other nodes wrote and have not persisted yet."""
+
+    async def rows(self, folder: bytes) -> Rows:
+        """Asks them. Never fails: who does not answer has nothing, or what it said last."""
+        ...
+
+
 NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 
 
 class Namespace:
-    """on_changed: told the names that no longer mean what they did. shared: asks the nodes that own a directory."""
+    """on_changed: told the names that no longer mean what they did. shared: asks the nodes that own a directory.
+    others: asks those that wrote in it."""
 
     def __init__(
         self,
@@ -76,8 +90,13 @@ class Namespace:
         timeout_s: float,
         on_changed: NamesChanged,
         shared: SharedNames | None = None,
+        others: OthersNames | None = None,
     ) -> None:
         self._shared = shared
+        self._others = others
+        self._overlays = Overlays(index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path)))))
+        self._stirs = Stirs(self._see_others, self._folders_below)
+        self._asking_others = asyncio.Semaphore(OTHERS_ASKED_MAX)
         self._index = index
         self._mounts = mounts
         self._timeout_s = timeout_s
@@ -258,9 +277,17 @@ class Namespace:
         if folder is not None and folder.kind is Kind.DIRECTORY and self._index.fresh_until_ns(folder.id):
             await self.refresh(folder.id)
 
+    async def refresh_for_names(self, path: bytes) -> None:
+        """The index knows the names of a folder as other nodes and the origin have them now, on return. Nothing for a
+        folder that neither has."""
+        found = self._known(path)
+        if found is not None and found.kind is Kind.DIRECTORY:
+            await self.refresh(found.id)
+
     def names(self, directory: FileId) -> Iterator[Names]:
         """What a peer is told of a directory, of which the index has the listing. In pages."""
-        children = map(_row_of, self._index.children(directory))
+        folder = self._index.path_of(directory) or b""
+        children = self._overlays.at_origin(folder, self._index.children(directory))
         while len(rows := [*islice(children, NAMES_A_PAGE)]) == NAMES_A_PAGE:
             yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=False)
         yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
@@ -268,7 +295,8 @@ class Namespace:
     def name(self, directory: FileId, name: bytes) -> Names:
         """The same of one name."""
         found = self._index.lookup(directory, name)
-        rows = [] if found is None else [_row_of(found)]
+        folder = self._index.path_of(directory) or b""
+        rows = [*self._overlays.at_origin(folder, [] if found is None else [found], only=name)]
         return Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
 
     def attach(self, mount: Mount, *, known: bool = False) -> None:
@@ -285,7 +313,7 @@ class Namespace:
     def detach(self, path: str) -> Mount:
         """Takes a mount out of both; its names are gone at once, those of mounts below it stay."""
         mount = self._mounts.remove(path)
-        way: list[tuple[FileId, bytes]] = []
+        way: Changed = []
         directory = ROOT_ID
         for name in _names_of(path):
             entry = self._index.lookup(directory, name)
@@ -348,10 +376,68 @@ class Namespace:
         path = self._index.path_of(directory)
         return self._shared is None or path is None or self._shared.ours(path)
 
+    # ------------------------------------------------------------ what other nodes wrote
+
+    def stirred(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - as the records call it
+        """Another node wrote something in a folder, or below it: where somebody looked, the index is made right."""
+        if below:
+            self._stirs.add_below(path)
+        else:
+            self._stirs.add(path)
+
+    def stop(self) -> None:
+        """What other nodes write is not seen any more."""
+        self._stirs.stop()
+
+    def is_written_over(self, path: bytes) -> bool:
+        """Whether a name is shown as another node wrote, or removed, it, and not as the origin has it."""
+        folder, _, name = path.rpartition(b"/")
+        return self._overlays.row(folder or b"/", name) is not None
+
+    async def _folders_below(self, path: bytes) -> AsyncIterator[bytes]:
+        """Of the index. Gives others their turn."""
+        top, seen = self._known(path), 0
+        pending = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)]
+        while pending:
+            folder, directory = pending.pop()
+            yield folder
+            for child in self._index.children(directory):
+                seen += 1
+                if child.kind is Kind.DIRECTORY:
+                    pending.append((join(folder, child.name), child.id))
+                if seen % NAMES_A_PAGE == 0:
+                    await asyncio.sleep(0)
+
+    async def _see_others(self, folder: bytes) -> None:
+        found = self._known(folder)
+        if found is None or found.kind is not Kind.DIRECTORY:
+            return
+        if not self._index.fresh_until_ns(found.id) and not self._overlays.knows(folder):
+            return  # nobody looked
+        await self._take_others(found.id, folder)
+        if self._overlays.is_leaving(folder):
+            await self.relist(found.id)
+        if self._overlays.is_leaving(folder):  # the listing had begun before
+            await self.refresh(found.id)
+
+    async def _take_others(self, directory: FileId, folder: bytes) -> None:
+        if self._others is not None:
+            async with self._asking_others:
+                rows = await self._others.rows(folder)
+            self._told(self._overlays.take(folder, directory, rows))
+
+    def _told(self, changed: Changed) -> None:
+        if changed:
+            self._on_changed(changed)
+
+    # ------------------------------------------------------------ listing
+
     async def _list_now(self, directory: FileId, *, direct: bool, anew: bool) -> None:
         """direct: from the origin. Listings of the two kinds don't wait for each other: two nodes that take one
         another for the owner would wait for ever."""
         path, mount, key = self._origin_of(directory)
+        if mount is not None:
+            await self._take_others(directory, os.fsencode(path))
         if mount is not None and self._shared is not None and not direct:
             pages = self._shared.listing(os.fsencode(path), anew=anew)
             if pages is not None and await self._list_from_owner(directory, path, pages):
@@ -360,18 +446,16 @@ class Namespace:
 
     async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
         """False when the owner can't tell: then the origin is asked."""
-        writer = self._index.listing(directory)
-        changed: list[tuple[FileId, bytes]] = []
+        writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
+        changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
             good_for_s = 0.0
             async for page in pages:
-                files = [row for row in page.rows if row.kind == Kind.FILE]
-                folders = [row.name for row in page.rows if row.kind == Kind.DIRECTORY]
-                writer.add([(row.name, _version_of(row)) for row in files], folders)
+                _add_rows(writer, beneath.rest(page.rows))
                 good_for_s = page.good_for_s
-            changed = writer.finish(_in_s(good_for_s))
+            changed = self._finish(directory, path, writer, beneath, _in_s(good_for_s))
         except HeadraceError as error:
             log.info("directory's owner did not tell path=%s error=%s", path, error)
             return False
@@ -382,20 +466,33 @@ class Namespace:
         return True
 
     async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
-        writer = self._index.listing(directory)
-        changed: list[tuple[FileId, bytes]] = []
+        writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
+        changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
             if mount is not None:
                 deadline = Deadline.after(self._listing_limit_s())
                 async for page in mount.origin.list_directory(key, deadline=deadline):
-                    _add_page(writer, page)
-            changed = writer.finish(FOREVER_NS if mount is None else _in_s(mount.sync_interval_s))
+                    if beneath.is_bare:
+                        _add_page(writer, page)
+                    else:
+                        _add_rows(writer, beneath.rest(_rows_of(page)))
+            fresh_until_ns = FOREVER_NS if mount is None else _in_s(mount.sync_interval_s)
+            changed = self._finish(directory, path, writer, beneath, fresh_until_ns)
         finally:
             changed += writer.close()
             if changed:
                 self._on_changed(changed)
+
+    def _finish(
+        self, directory: FileId, path: str, writer: ListingWriter, beneath: Beneath, fresh_until_ns: int
+    ) -> Changed:
+        """All pages are taken in: what others wrote is kept, what nobody has goes."""
+        changed = self._overlays.apply(os.fsencode(path), directory)
+        changed += writer.finish(fresh_until_ns)
+        beneath.end()
+        return changed
 
     def _listing_limit_s(self) -> float:
         """A listing of millions takes many answers; each has the origin's own limit, this one bounds the whole."""
@@ -404,6 +501,9 @@ class Namespace:
     async def _lookup_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._origin_of(parent)
         if mount is None:
+            return
+        if self._overlays.row(os.fsencode(path), name) is not None:
+            self._told(self._overlays.apply(os.fsencode(path), parent))
             return
         if self._shared is not None and not for_peer:
             found = await self._shared.lookup(os.fsencode(path), name)
@@ -429,7 +529,7 @@ class Namespace:
         for row in rows:
             if row.kind == Kind.DIRECTORY:
                 self._index.ensure_directory(parent, name)
-            elif self._index.put_file(parent, name, _version_of(row))[1]:
+            elif self._index.put_file(parent, name, version_of(row))[1]:
                 self._on_changed([(parent, name)])
         if rows or os.fsdecode(name) in self._mounts.below(path):
             return
@@ -437,27 +537,36 @@ class Namespace:
             self._on_changed([(parent, name)])
 
 
-def _row_of(entry: Entry) -> NameRow:
-    version = entry.version
-    return NameRow(entry.name, int(entry.kind), version.size_bytes, version.mtime_ns, version.token)
-
-
-def _version_of(row: NameRow) -> Version:
-    return Version(row.size_bytes, row.mtime_ns, row.token)
-
-
 def _names_of(path: str) -> list[bytes]:
     return [os.fsencode(name) for name in path.split("/") if name]
 
 
 def _add_page(writer: ListingWriter, page: ListPage) -> None:
+    writer.add(_files_of(page), [os.fsencode(name) for name in page.directories])
+
+
+def _files_of(page: ListPage) -> list[tuple[bytes, Version]]:
     folders = set(page.directories)
     files = []
     for info in page.objects:
         name = info.key.rsplit("/", 1)[-1]
         if name not in folders:  # a key that is both file and folder shows as the folder
             files.append((os.fsencode(name), info.version))
-    writer.add(files, [os.fsencode(name) for name in page.directories])
+    return files
+
+
+def _rows_of(page: ListPage) -> list[NameRow]:
+    folders = [NameRow(os.fsencode(name), int(Kind.DIRECTORY), 0, 0, "") for name in page.directories]
+    files = [
+        NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
+        for name, version in _files_of(page)
+    ]
+    return folders + files
+
+
+def _add_rows(writer: ListingWriter, rows: list[NameRow]) -> None:
+    files = [(row.name, version_of(row)) for row in rows if row.kind == Kind.FILE]
+    writer.add(files, [row.name for row in rows if row.kind == Kind.DIRECTORY])
 
 
 async def _is_directory(origin: Origin, key: str, deadline: Deadline) -> bool:

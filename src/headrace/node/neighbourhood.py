@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headrace import __version__
@@ -23,11 +23,12 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import ClusterSources
 from headrace.entry.peer.server import PeerServer
+from headrace.namespace.elsewhere import Elsewhere
 from headrace.namespace.shared import OwnersNames
 from headrace.peer.peers import Peers
 from headrace.peer.tls import build_contexts
 from headrace.ring.view import ClusterView, NodeInfo, alone
-from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
+from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class Neighbourhood:
             is_alive=self._is_alive,
         )
         self._server: PeerServer | None = None
+        self.elsewhere = Elsewhere(self.info.id, self.records, self.peers, view=self.view)
+        self._sources: ClusterSources | None = None
 
     def view(self) -> ClusterView:
         """The last one known; before the first, this node alone."""
@@ -78,7 +81,7 @@ class Neighbourhood:
 
     def sources(self, gate: Gate) -> ClusterSources:
         config = self._config
-        return ClusterSources(
+        self._sources = ClusterSources(
             gate,
             timeout_s=config.origin_timeout_s,
             me=self.info.id,
@@ -90,6 +93,14 @@ class Neighbourhood:
             replicas=config.replicas,
             small_bytes_max=config.small_file_bytes_max,
         )
+        return self._sources
+
+    def share_written(
+        self, writers: Callable[[str], list[NodeInfo]], own_copy: Callable[[Wanted], Awaitable[bytes | None]]
+    ) -> None:
+        """How the bytes are found of what other nodes wrote and have not persisted."""
+        if self._sources is not None:
+            self._sources.writers, self._sources.own_copy = writers, own_copy
 
     def names(self) -> OwnersNames:
         return OwnersNames(

@@ -42,6 +42,7 @@ from headrace.store.store import Store
 from headrace.wire.messages import (
     Answer,
     Changed,
+    Claim,
     Completed,
     Done,
     Evicted,
@@ -117,6 +118,7 @@ class Node:
             timeout_s=config.origin_timeout_s,
             on_changed=self._names_changed,
             shared=None if hood is None else hood.names(),
+            others=None if hood is None else hood.elsewhere,
         )
         self.reads = ReadPath(
             self.namespace,
@@ -302,6 +304,10 @@ class Node:
                 return Done()
             case Secure(path=path):
                 await self._writing().secure(path)
+                return Done()
+            case Claim(path=path):
+                if self.together is not None:
+                    await self.together.claim(path)
                 return Done()
             case Shutdown():
                 self.stopping.set()

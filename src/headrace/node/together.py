@@ -21,11 +21,17 @@ from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.keep import Keeper
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
+from headrace.dataplane.registry import Registry
+from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
+from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver, come_back
 from headrace.dataplane.write import WritePath
+from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
+from headrace.layer.upper import Upper
+from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.neighbourhood import Neighbourhood
 from headrace.node.shared_mounts import Attach, Detach, MountRecord, SharedMounts
@@ -60,6 +66,8 @@ class Together:
     ) -> None:
         self._hood = hood
         self._namespace = namespace
+        self._elsewhere = hood.elsewhere
+        self._rights: Rights | None = None
         self._local_jobs = jobs
         self._replicas = config.replicas
         self._write = write
@@ -74,9 +82,11 @@ class Together:
             keeper,
             holders,
             view=hood.view,
-            build=persister,
+            build=lambda folder: self._persister(persister, folder),
+            on_persisted=self._nothing_left,
             delay_s=config.take_over_s,
         )
+        files = self._share_writes(config, write)
         self._desk = Desk(
             namespace,
             store,
@@ -85,6 +95,9 @@ class Together:
             on_forget=self._relist,
             copies=CopyDesk(
                 keeper, self._take_over, Offers() if self._copies is None else self._copies.offers
+            ),
+            shared=SharedWrites(
+                hood.info.id, files, self._take_over, None if write is None else write.told, self._give_up
             ),
         )
         self._rebalance = Rebalance(
@@ -116,8 +129,56 @@ class Together:
         if self._write is not None:
             await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
 
+    def _share_writes(self, config: Config, write: WritePath | None) -> WrittenFiles:
+        """What other nodes write is seen here, and the other way round."""
+        hood = self._hood
+        upper = Upper(config.upper_folder)
+        files = WrittenFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
+        self._elsewhere.mirrored = files.mirrored
+        self._elsewhere.on_stirred = self._namespace.stirred
+        hood.share_written(self._elsewhere.sources, files.read)
+        if write is None:
+            return files
+        write.settle_by(self._elsewhere.settle)
+        told = write.told
+        me, records, peers = hood.info.id, hood.records, hood.peers
+        self._rights = told.rights = Rights(
+            me, records, peers, upper, view=hood.view, look=self._look_at, tell=told.tell_all_of
+        )
+        told.registry = Registry(
+            *(me, hood.info.instance, records, peers),
+            view=hood.view,
+            look=told.means,
+            is_clean=told.is_clean,
+            unmark=told.unmark,
+        )
+        return files
+
+    def _persister(self, build: Callable[[str], WritePath], folder: str) -> WritePath:
+        write = build(folder)
+        write.settle_by(self._elsewhere.settle)
+        return write
+
+    async def _nothing_left(self, writer: str) -> None:
+        """Of a node that is gone: its record goes, and with that what others show of it."""
+        await self._hood.records.delete(f"{WRITTEN}/{writer}")
+
+    async def _give_up(self, folder: bytes) -> None:
+        if self._rights is not None:
+            await self._rights.give_up(folder)
+
+    async def claim(self, folder: bytes) -> None:
+        """Of the right to make new names in a folder."""
+        if self._rights is not None:
+            await self._rights.claim(folder)
+
+    async def _look_at(self, folder: bytes) -> None:
+        await self._elsewhere.catch_up()
+        await self._namespace.refresh_for_names(folder)
+
     async def _take_part(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         await self.mounts.start(own, remembered)
+        await self._elsewhere.start()
         await self.jobs.start()
 
     async def _take_part_later(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
@@ -136,6 +197,7 @@ class Together:
             self._waiting.cancel()
             await asyncio.gather(self._waiting, return_exceptions=True)
         await self.jobs.stop()
+        self._namespace.stop()
         await self._take_over.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
@@ -179,6 +241,7 @@ class Together:
         self._rebalance.on_view(view)
         self.jobs.on_view()
         self._take_over.on_view()
+        self._elsewhere.on_view()
         if self._copies is not None:
             self._copies.on_view()
 

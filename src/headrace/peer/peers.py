@@ -33,6 +33,7 @@ from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
+    AskWritten,
     Doubt,
     Fetch,
     Forget,
@@ -46,9 +47,14 @@ from headrace.wire.peer_messages import (
     Return,
     Returned,
     ReturnedFile,
+    Settle,
+    Settled,
+    Stirred,
     Take,
     Taken,
     Wanted,
+    WrittenNames,
+    Yield,
 )
 
 THREADS = 64
@@ -138,6 +144,22 @@ class Peers:
         talk = AskTalk(Return(writer, done), Returned)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().files
+
+    async def ask_written(self, node: NodeInfo, request: AskWritten, deadline: Deadline) -> WrittenNames:
+        talk = AskTalk(request, WrittenNames)
+        await self._ask(self._peer(node), talk, deadline)
+        return talk.result()
+
+    async def settle(self, node: NodeInfo, request: Settle, deadline: Deadline) -> Settled:
+        talk = AskTalk(request, Settled)
+        await self._ask(self._peer(node), talk, deadline)
+        return talk.result()
+
+    async def tell(self, node: NodeInfo, request: Stirred | Yield, deadline: Deadline) -> None:
+        """It heard, and did what the message says, on return."""
+        talk = AskTalk(request, Done)
+        await self._ask(self._peer(node), talk, deadline)
+        talk.result()
 
     async def ping(self, node: NodeInfo | str, deadline: Deadline) -> PeerWelcome:
         """Who is there. Of an address, whoever it is."""

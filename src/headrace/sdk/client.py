@@ -34,6 +34,7 @@ from headrace.sdk.touches import Touches
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     Answer,
+    Claim,
     List,
     Lookup,
     Message,
@@ -236,6 +237,11 @@ class Client:
         in mode back:2 and more. ConflictError, OriginError and its
         kinds."""
         self._ask(Secure(path=path), cancel)
+
+    def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
+        """New names may be made in the folder, exclusively in the cluster, on return: for a moment at least.
+        HeadraceError where that can't be had."""
+        self._ask(Claim(path=folder), cancel)
 
     # ------------------------------------------------------------ the rest
 

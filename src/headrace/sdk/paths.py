@@ -38,6 +38,7 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, Upper, join, split
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
+from headrace.sdk.elsewhere import NeedsRightError
 from headrace.sdk.listing import merged
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
@@ -493,6 +494,8 @@ class Paths:
                         copy(needs)
                     else:
                         self.tree.copy_up(needs.path, None, content=needs.content)
+            except NeedsRightError as needs:
+                self.client.claim(needs.folder)
         else:
             raise StoreError(os.fsdecode(path), why="it changes again and again", hint="try again")
         if wait:
@@ -506,7 +509,7 @@ class Paths:
 
     def _wait(self, paths: list[bytes]) -> None:
         for path in paths:
-            if self.tree.modes.waits(path):
+            if self.tree.modes.waits(path) or not self.tree.other_nodes.know(path):
                 self.client.secure(path)
 
     def _slow(self) -> None:

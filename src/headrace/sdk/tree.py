@@ -32,6 +32,7 @@ from headrace.layer.upper import (
     split,
 )
 from headrace.sdk.cancel import Cancel
+from headrace.sdk.elsewhere import OtherNodes
 
 Seen = os.stat_result | Entry
 COPY_STEP_BYTES = 16 << 20
@@ -83,6 +84,7 @@ class Tree:
         self.on_changed = on_changed
         self.lock = upper.lock
         self._exact_modes = False
+        self.other_nodes = OtherNodes(upper, modes)
 
     def take_umask(self) -> None:
         """For a process that does nothing else: its own umask goes, so that files are made with their modes at once."""
@@ -227,6 +229,9 @@ class Tree:
         while True:
             found = self.seen(path)
             if found is None:
+                if flags & os.O_EXCL:
+                    self.ensure_directory(split(path)[0])
+                    self.other_nodes.check_right(path)
                 fd = self._create_new(path, mode, owner)
                 if fd is not None:
                     return fd, True
@@ -325,6 +330,8 @@ class Tree:
         if found is not None and _is_directory(found):
             raise _error(errno.EISDIR, path)
         parent = self.ensure_directory(split(path)[0])
+        if not replace:
+            self.other_nodes.check_right(path)
         if parent.st_mode & stat.S_ISGID:
             os.chown(made, -1, parent.st_gid)
         if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
@@ -342,6 +349,7 @@ class Tree:
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
         parent = self.ensure_directory(split(path)[0])
+        self.other_nodes.check_right(path)
         at = self.upper.at(path)
         if self._make_again(path, mode, owner, parent):
             self.on_changed([path])
@@ -390,6 +398,7 @@ class Tree:
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
         parent = self.ensure_directory(split(path)[0])
+        self.other_nodes.check_right(path)
         made = self.upper.new()
         make(made)
         try:
@@ -408,6 +417,7 @@ class Tree:
             raise _error(errno.EEXIST, path)
         at = self.at_upper(source)
         self.ensure_directory(split(path)[0])
+        self.other_nodes.check_right(path)
         made = self.upper.new()
         os.link(at, made, follow_symlinks=False)
         if not self._place(made, path):
@@ -484,6 +494,8 @@ class Tree:
         if isinstance(moved, Entry):
             raise NeedsContentError(source)
         self.ensure_directory(split(target)[0])
+        if flags & NOREPLACE:
+            self.other_nodes.check_right(target)
         if stat.S_ISDIR(moved.st_mode):
             if not copied and (self.below(source) is not None or there is not None):
                 raise NeedsContentError(source)

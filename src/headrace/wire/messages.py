@@ -133,7 +133,15 @@ class Changed(Message, frozen=True):
 
 class Secure(Message, frozen=True):
     """What was written at a path gets what the path's mode promises before a close returns: `through`: the origin has
-    it; `back:2` and more: so many nodes. → Done then, or Failure."""
+    it; `back:2` and more: so many nodes. In `back` in a cluster: the other nodes are told that there is something. →
+    Done then, or Failure."""
+
+    path: bytes
+
+
+class Claim(Message, frozen=True):
+    """New names are to be made in a folder, exclusively: this node has the right to it, for a moment at least, and the
+    index knows the names that other nodes made. → Done, or Failure."""
 
     path: bytes
 
@@ -295,6 +303,7 @@ Request = (
     | JobRetry
     | Changed
     | Secure
+    | Claim
     | Shutdown
 )
 Answer = (

@@ -12,11 +12,12 @@ import msgspec
 
 from headrace.base.model import Version
 from headrace.layer.snapshot import Snapshot
+from headrace.layer.written import WrittenName
 from headrace.wire.messages import Done, Failure, Message
 
-PEER_PROTOCOL = 2
+PEER_PROTOCOL = 3
 PEER_PROTOCOL_MIN = 1
-"""The oldest that is still spoken; a release speaks two, so that nodes can be upgraded one by one."""
+"""The oldest that is still spoken; a release speaks at least two, so that nodes can be upgraded one by one."""
 FILES_MAX = 256
 """Files of one Fetch at most."""
 
@@ -127,6 +128,39 @@ class Return(Message, frozen=True):
     done: bool = False
 
 
+class AskWritten(Message, frozen=True):
+    """What did the writer write in this folder that is not persisted yet? Of the asked node itself, or of one whose
+    copies it holds. since: `state` of the last answer, "" for all. → WrittenNames. Since protocol 3."""
+
+    writer: str
+    path: bytes
+    since: str = ""
+
+
+class Stirred(Message, frozen=True):
+    """The asker wrote something in these folders, which its record names already. below: or somewhere below them.
+    → Done, at once. Since protocol 3."""
+
+    writer: str
+    paths: list[bytes]
+    below: bool = False
+
+
+class Settle(Message, frozen=True):
+    """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
+    persisted now. token: of that file, as `layer/written.py` makes it. → Settled. Since protocol 3."""
+
+    path: bytes
+    token: str
+
+
+class Yield(Message, frozen=True):
+    """The asker wants to be the one that makes new names in a folder. → Done, when the asked one is not any more, or
+    never was. Since protocol 3."""
+
+    path: bytes
+
+
 class Ping(Message, frozen=True):
     """Is there somebody, and who? → PeerWelcome."""
 
@@ -179,6 +213,21 @@ class Returned(Message, frozen=True):
     files: list[ReturnedFile]
 
 
+class WrittenNames(Message, frozen=True):
+    """whole: these are all; else what changed since the state that the asker had. more: ask again, with this state."""
+
+    names: list[WrittenName]
+    state: str
+    whole: bool
+    more: bool = False
+
+
+class Settled(Message, frozen=True):
+    """version: what the origin has of the file that was asked for; None: it never came there, and never will."""
+
+    version: Version | None
+
+
 class NameRow(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     kind: int
@@ -196,6 +245,22 @@ class Names(Message, frozen=True):
 
 
 PeerRequest = (
-    PeerHello | Fetch | ListShared | LookupShared | Forget | Take | Doubt | Keep | KeepAhead | Return | Ping
+    PeerHello
+    | Fetch
+    | ListShared
+    | LookupShared
+    | Forget
+    | Take
+    | Doubt
+    | Keep
+    | KeepAhead
+    | Return
+    | AskWritten
+    | Stirred
+    | Settle
+    | Yield
+    | Ping
 )
-PeerAnswer = PeerWelcome | Block | FileEnd | Names | Taken | Returned | Done | Failure
+PeerAnswer = (
+    PeerWelcome | Block | FileEnd | Names | Taken | Returned | WrittenNames | Settled | Done | Failure
+)

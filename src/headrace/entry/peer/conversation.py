@@ -15,6 +15,7 @@ from headrace.wire.messages import Done, Message
 from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
+    AskWritten,
     Doubt,
     Fetch,
     Forget,
@@ -27,7 +28,10 @@ from headrace.wire.peer_messages import (
     PeerWelcome,
     Ping,
     Return,
+    Settle,
+    Stirred,
     Take,
+    Yield,
 )
 
 
@@ -106,6 +110,11 @@ class Conversation:
         elif isinstance(request, Return):
             giving = self._calls.desk.give_back(request)
             self._put((yield from self._ask(self._calls.call(giving, "giving copies back", WORK_LIMIT_S))))
+        elif isinstance(request, AskWritten | Stirred | Settle | Yield):
+            telling = self._calls.desk.written(request)
+            self._put(
+                (yield from self._ask(self._calls.call(telling, "telling what was written", WORK_LIMIT_S)))
+            )
         elif isinstance(request, Ping):
             self._put(self._welcome())
         else:

@@ -10,7 +10,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
+    AskWritten,
     Doubt,
     Forget,
     Keep,
@@ -20,9 +22,14 @@ from headrace.wire.peer_messages import (
     Names,
     Return,
     Returned,
+    Settle,
+    Settled,
+    Stirred,
     Take,
     Taken,
     Wanted,
+    WrittenNames,
+    Yield,
 )
 
 log = logging.getLogger(__name__)
@@ -85,6 +92,10 @@ class Desk(Protocol):
     async def keep(self, request: Keep | KeepAhead) -> None: ...
 
     async def give_back(self, request: Return) -> Returned: ...
+
+    async def written(
+        self, request: AskWritten | Stirred | Settle | Yield
+    ) -> WrittenNames | Settled | Done: ...
 
 
 class DeskCalls:

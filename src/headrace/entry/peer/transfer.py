@@ -15,7 +15,7 @@ from concurrent.futures import Future
 
 import xxhash
 
-from headrace.base.errors import CorruptBlockError, HeadraceError, StoreError
+from headrace.base.errors import CorruptBlockError, HeadraceError, StoreError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.entry.peer.channel import Channel, HungUpError, Steps
 from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls, Opened, Piece, close_opened
@@ -195,6 +195,8 @@ class Transfer:
         body = os.pread(file, end - start, start)
         if len(body) != end - start:
             raise StoreError("file for a peer", why=f"it ends at byte {start + len(body)} now")
+        if not sending.piece.ready(start, end):
+            raise VersionChangedError("file for a peer", why="it was written again")
         self._channel.put(Block(sending.index, start, end - start, xxhash.xxh3_64_intdigest(body)))
         yield from self._channel.flush(more=True)
         yield from self._channel.send(memoryview(body))

@@ -1,0 +1,39 @@
+"""What other nodes are told, and asked, of writes: the desk's side of told.py, registry.py and take_over.py."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headrace.base.model import Version
+from headrace.dataplane.take_over import TakeOver
+from headrace.dataplane.told import Told
+from headrace.dataplane.written_files import WrittenFiles
+from headrace.layer.written import Written
+from headrace.wire.peer_messages import AskWritten, WrittenNames
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWrites:
+    """told: None where nothing can be written. give_up: of the right to make new names in a folder."""
+
+    me: str
+    files: WrittenFiles
+    take_over: TakeOver
+    told: Told | None
+    give_up: Callable[[bytes], Awaitable[None]]
+
+    async def answer(self, request: AskWritten) -> WrittenNames:
+        if request.writer != self.me:
+            return WrittenNames(self.files.mirrored(request.writer, request.path), "", whole=True)
+        if self.told is None or self.told.registry is None:
+            return WrittenNames([], "", whole=True)
+        return self.told.registry.answer(request)
+
+    async def settle(self, path: bytes, token: str) -> Version | None:
+        written = Written.parse(token)
+        if written is None:
+            return None
+        if written.writer == self.me:
+            return None if self.told is None else await self.told.settle(path, written)
+        return self.take_over.taken(path, written)

@@ -1,0 +1,47 @@
+"""What a path of the upper layer needs, so that its origin has the same."""
+
+from __future__ import annotations
+
+import os
+import stat
+from enum import IntEnum
+
+from headrace.layer.known import Row
+from headrace.layer.upper import base_at, is_removed, is_whiteout
+
+
+class Work(IntEnum):
+    """What is to be done for a path, in this order."""
+
+    CLEAR = 1  # a file at the origin, in whose place there is a directory now
+    MAKE = 2
+    PUT = 3
+    REMOVE = 4
+    REMOVE_DIRECTORY = 5
+
+
+def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, is_top: bool) -> Work | None:
+    """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
+    if is_whiteout(found):
+        return Work.REMOVE
+    if stat.S_ISDIR(found.st_mode):
+        if base_at(at, path) is not None:
+            return Work.CLEAR
+        if is_removed(at):
+            return Work.REMOVE_DIRECTORY
+        made = row is not None and row.inode == found.st_ino and not row.begun
+        return None if made or is_top else Work.MAKE
+    if not stat.S_ISREG(found.st_mode):
+        known_file = row is not None and not row.is_directory and not row.is_absent
+        replaces = known_file or base_at(at, path) is not None
+        return Work.CLEAR if replaces else None
+    return None if row is not None and row.describes(found) else Work.PUT
+
+
+def size_of(at: bytes) -> int:
+    """Of a file; else 0."""
+    try:
+        found = os.lstat(at)
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

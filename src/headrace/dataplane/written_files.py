@@ -1,0 +1,149 @@
+"""Files that were written and are not persisted, for other nodes: this node's own, and copies of what others wrote.
+
+They are read as the state that was asked for, or not at all: whoever writes on meanwhile makes another version of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.dataplane.persist import CTIME_TICK_NS
+from headrace.layer.mirror import copy_of
+from headrace.layer.upper import Upper, is_removed, is_whiteout, join
+from headrace.layer.written import Means, Written, WrittenName
+from headrace.wire.peer_messages import Wanted
+
+
+class WrittenPiece:
+    """For the peers' door: one state of a file. It is looked at after each read, too (`ready`)."""
+
+    steady = False
+
+    def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
+        self._fd = fd
+        self._state = state
+        self._name = name
+
+    def ready(self, start: int, end: int) -> bool:
+        found = os.fstat(self._fd)
+        return (found.st_ctime_ns, found.st_size) == self._state
+
+    async def wait(self, start: int, end: int) -> None:
+        raise VersionChangedError(self._name, why="it was written again")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def checksum(self, block: int) -> int:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class WrittenFiles:
+    """at: where this node's own files lie. folder_of: of the copies of what a writer wrote."""
+
+    def __init__(
+        self,
+        me: str,
+        threads: Executor,
+        *,
+        at: Callable[[bytes], bytes],
+        folder_of: Callable[[str], str],
+    ) -> None:
+        self._me = me
+        self._threads = threads
+        self._at = at
+        self._folder_of = folder_of
+
+    async def open(self, wanted: Wanted) -> WrittenPiece:
+        """VersionChangedError when there is none like that (any more)."""
+        written = Written.parse(wanted.token)
+        name = os.fsdecode(wanted.path)
+        if written is None or not _is_plain(wanted.path):
+            raise VersionChangedError(name, why="not understood")
+        own = written.writer == self._me
+        at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
+        try:
+            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
+        found = os.fstat(fd)
+        state = (found.st_ino, found.st_ctime_ns) if own else copy_of(at)[:2]
+        if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
+            os.close(fd)
+            raise VersionChangedError(name, why="it was written again")
+        age_ns = time.time_ns() - found.st_ctime_ns
+        if 0 <= age_ns < CTIME_TICK_NS:  # what is written within the tick would not show
+            await asyncio.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+        return WrittenPiece(fd, (found.st_ctime_ns, found.st_size), name)
+
+    async def read(self, wanted: Wanted) -> bytes | None:
+        """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
+        try:
+            piece = await self.open(wanted)
+        except HeadraceError:
+            return None
+        try:
+            body: bytes = await asyncio.get_running_loop().run_in_executor(
+                self._threads, os.pread, piece.fileno(), wanted.end - wanted.start, wanted.start
+            )
+            return body if piece.ready(wanted.start, wanted.end) else None
+        finally:
+            piece.close()
+
+    def mirrored(self, writer: str, folder: bytes) -> list[WrittenName]:
+        """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
+        here."""
+        upper = Upper(self._folder_of(writer))
+        names: list[bytes] = []
+        if not _is_plain(folder):
+            return []
+        try:
+            with os.scandir(upper.at(folder)) as entries:
+                names = [entry.name for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        return [copy_name(upper, join(folder, name), name) for name in names]
+
+    def _copy_at(self, writer: str, path: bytes) -> bytes:
+        return Upper(self._folder_of(writer)).at(path)
+
+
+def _is_plain(path: bytes) -> bool:
+    """Not one that leads out of the layer: it came from another node."""
+    return path.startswith(b"/") and b".." not in path.split(b"/")
+
+
+def own_name(at: bytes, name: bytes) -> WrittenName:
+    """What a name of a layer means, of which the origin has something else, or nothing."""
+    try:
+        found = os.lstat(at)
+    except OSError:
+        return WrittenName(name, Means.ORIGIN)
+    if is_whiteout(found):
+        return WrittenName(name, Means.HIDDEN)
+    if stat.S_ISDIR(found.st_mode):
+        return WrittenName(name, Means.HIDDEN if is_removed(at) else Means.DIRECTORY)
+    return (
+        WrittenName.of_file(name, found) if stat.S_ISREG(found.st_mode) else WrittenName(name, Means.ORIGIN)
+    )
+
+
+def copy_name(upper: Upper, path: bytes, name: bytes) -> WrittenName:
+    """The same of a copy: files have the state that they have where they were written."""
+    at = upper.at(path)
+    one = own_name(at, name)
+    if one.means != Means.FILE:
+        return one
+    state = copy_of(at)
+    if len(state) != 3:
+        return WrittenName(name, Means.ORIGIN)
+    return WrittenName(name, Means.FILE, one.size_bytes, one.mtime_ns, state[0], state[1])

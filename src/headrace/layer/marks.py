@@ -1,0 +1,78 @@
+"""What the other nodes of the cluster know and allow of a folder of the upper layer: seen by a session without asking.
+
+Two marks, attributes of the folder. TOLD: the cluster's records say that something was written there. RIGHT: this node
+alone makes new names there (O_EXCL, mkdir, link). The node sets and takes them with the layer's lock held; a session
+looks at them with the lock held, in the step that changes the folder. Marks count as long as they are of the generation
+that a file beside the layer names, and a RIGHT until the time that it says, which the node keeps moving on while the
+cluster believes in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+
+TOLD = "trusted.headrace.told"
+RIGHT = "trusted.headrace.right"
+_STATE = struct.Struct("<QQ")
+_BYTES = 4096
+_FOREVER_S = 1e9
+
+
+class Marks:
+    """path: a file beside the layer. Generation 0: there is no cluster, and nobody asks."""
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, _BYTES)
+            self._map = mmap.mmap(fd, _BYTES)
+        finally:
+            os.close(fd)
+
+    @property
+    def generation(self) -> int:
+        return int(_STATE.unpack_from(self._map)[0])
+
+    @property
+    def is_on(self) -> bool:
+        return self.generation != 0
+
+    def begin(self, generation: int) -> None:
+        """All marks of before mean nothing."""
+        _STATE.pack_into(self._map, 0, generation, 0)
+
+    def keep_rights(self, until_s: float) -> None:
+        """until_s: monotonic, the clock of all processes of a host."""
+        _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
+
+    def is_told(self, at: bytes) -> bool:
+        """at: where a folder lies."""
+        return self._has(at, TOLD)
+
+    def has_right(self, at: bytes) -> bool:
+        return time.monotonic_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, RIGHT)
+
+    def set(self, at: bytes, mark: str) -> bool:
+        """False where there is no such folder."""
+        try:
+            os.setxattr(at, mark, b"%x" % self.generation)
+        except OSError:
+            return False
+        return True
+
+    def clear(self, at: bytes, mark: str) -> None:
+        with contextlib.suppress(OSError):
+            os.removexattr(at, mark)
+
+    def close(self) -> None:
+        self._map.close()
+
+    def _has(self, at: bytes, mark: str) -> bool:
+        try:
+            return os.getxattr(at, mark) == b"%x" % self.generation
+        except OSError:
+            return False

@@ -1,0 +1,73 @@
+"""What a name means that was written on a node and is not at its origin yet: for the other nodes of the cluster.
+
+Such a file has a version like any other; its token names the node that wrote it, and the state of the file there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+
+from headrace.base.model import Version
+
+PREFIX = "written-by/"
+"""No ETag begins like this: those have quotes."""
+
+
+class Means(IntEnum):
+    """What a writer says of a name."""
+
+    ORIGIN = 0
+    """What the origin has: there is nothing here that it lacks."""
+    HIDDEN = 1
+    """Nothing: it was removed."""
+    FILE = 2
+    DIRECTORY = 3
+
+
+class WrittenName(msgspec.Struct, frozen=True, array_like=True):
+    """means: a Means. Of a file: as it is on the node that wrote it."""
+
+    name: bytes
+    means: int
+    size_bytes: int = 0
+    mtime_ns: int = 0
+    inode: int = 0
+    ctime_ns: int = 0
+
+    @classmethod
+    def of_file(cls, name: bytes, found: os.stat_result) -> WrittenName:
+        return cls(name, Means.FILE, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """writer: id of the node. inode, ctime_ns: of the file there."""
+
+    writer: str
+    inode: int
+    ctime_ns: int
+
+    @property
+    def token(self) -> str:
+        return f"{PREFIX}{self.writer}/{self.inode:x}-{self.ctime_ns:x}"
+
+    @classmethod
+    def parse(cls, token: str) -> Written | None:
+        """None for the token of an origin."""
+        if not token.startswith(PREFIX):
+            return None
+        writer, _, state = token.removeprefix(PREFIX).rpartition("/")
+        inode, _, ctime = state.partition("-")
+        try:
+            return cls(writer, int(inode, 16), int(ctime, 16))
+        except ValueError:
+            return None
+
+
+def is_written(version: Version | None) -> bool:
+    """Whether a version is one that no origin has yet."""
+    return version is not None and version.token.startswith(PREFIX)

@@ -1,0 +1,220 @@
+"""What other nodes wrote and have not persisted yet: whom to ask about a folder, and what they said last.
+
+Each writer's record says in which folders it has such names (`cover.py`). The writer is asked; when it does not answer,
+one that holds copies of what it wrote. What was told once is asked for again by its changes only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import ClusterUnavailableError, HeadraceError
+from headrace.base.model import Kind, Version
+from headrace.cluster.records import Records
+from headrace.layer.written import Means, Written, WrittenName
+from headrace.namespace.cover import PREFIX, Cover
+from headrace.namespace.overlay import Rows
+from headrace.peer.peers import Peers
+from headrace.ring.view import ClusterView, NodeInfo
+from headrace.wire.peer_messages import AskWritten, NameRow, Settle
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_MIN = 3
+ASK_LIMIT_S = 10.0
+SETTLE_LIMIT_S = 3600.0
+"""The writer persists a file of any size first; while it lives it is waited for."""
+COPIES = "copies"
+
+
+@dataclass(slots=True)
+class Told:
+    """What a writer, or a holder of its copies (node), said of a folder."""
+
+    node: str = ""
+    state: str = ""
+    rows: Rows = field(default_factory=dict)
+
+
+class Elsewhere:
+    """on_stirred: to be set; told of a folder, and whether of all below it too, that what other nodes have there may be
+    another thing than before. mirrored: to be set; what copies that this node has say of a folder of a writer's."""
+
+    def __init__(
+        self,
+        me: str,
+        records: Records,
+        peers: Peers,
+        *,
+        view: Callable[[], ClusterView],
+    ) -> None:
+        self._me = me
+        self._records = records
+        self._peers = peers
+        self._view = view
+        self.mirrored: Callable[[str, bytes], list[WrittenName]] = lambda writer, path: []
+        self.on_stirred: Callable[[bytes, bool], None] = lambda path, below: None
+        self._covers: dict[str, Cover] = {}
+        self._holders: dict[str, list[str]] = {}
+        self._told: dict[tuple[str, bytes], Told] = {}
+        self._asking: dict[tuple[str, bytes], asyncio.Lock] = {}
+        self._here: set[str] = set()
+
+    async def start(self) -> None:
+        await self._records.follow(f"{COPIES}/", self._hear_holders)
+        await self._records.follow(f"{PREFIX}/", self._hear)
+
+    # ------------------------------------------------------------ who
+
+    async def catch_up(self) -> None:
+        """What is in the records now is known on return."""
+        found = await self._records.list(f"{PREFIX}/")
+        for key in {f"{PREFIX}/{writer}" for writer in self._covers} - found.keys():
+            self._hear(key, None)
+        for key, raw in found.items():
+            self._hear(key, raw)
+
+    def _hear(self, key: str, raw: bytes | None) -> None:
+        writer = key.removeprefix(f"{PREFIX}/")
+        if writer == self._me:
+            return
+        before = self._covers.pop(writer, Cover())
+        try:
+            now = Cover() if raw is None else Cover.decode(raw)
+        except ClusterUnavailableError as error:
+            log.warning("record not understood error=%s", error)
+            return
+        if now:
+            self._covers[writer] = now
+        for told in [one for one in self._told if one[0] == writer and not now.covers(one[1])]:
+            del self._told[told]
+            self._asking.pop(told, None)
+        for folder in before.folders ^ now.folders:
+            self.on_stirred(folder, False)
+        for folder in before.below ^ now.below:
+            self.on_stirred(folder, True)
+
+    def _hear_holders(self, key: str, raw: bytes | None) -> None:
+        try:
+            holders = [] if raw is None else msgspec.json.decode(raw, type=list[str])
+        except msgspec.MsgspecError:
+            holders = []
+        self._holders[key.removeprefix(f"{COPIES}/")] = holders
+
+    def on_view(self) -> None:
+        """Of who went, or came back, others are asked."""
+        here = set(self._view().nodes)
+        for writer in (here ^ self._here) & self._covers.keys():
+            self.stir_all(writer)
+        self._here = here
+
+    def stir_all(self, writer: str) -> None:
+        """Everything that is known of a writer may be another thing now."""
+        cover = self._covers.get(writer, Cover())
+        for folder in cover.folders:
+            self.on_stirred(folder, False)
+        for folder in cover.below:
+            self.on_stirred(folder, True)
+
+    def writers(self, folder: bytes) -> list[str]:
+        """Who has such names in a folder, by the records."""
+        return sorted(writer for writer, cover in self._covers.items() if cover.covers(folder))
+
+    def sources(self, writer: str) -> list[NodeInfo]:
+        """Whom to ask for what a writer wrote, in order; not this node itself."""
+        nodes = self._view().nodes
+        ids = [writer, *self._holders.get(writer, [])]
+        able = [
+            nodes[id] for id in ids if id in nodes and id != self._me and nodes[id].protocol >= PROTOCOL_MIN
+        ]
+        return [node for node in able if self._peers.usable(node)]
+
+    def holds(self, writer: str) -> bool:
+        """Whether this node is to have copies of what the writer wrote."""
+        return self._me in self._holders.get(writer, [])
+
+    # ------------------------------------------------------------ what
+
+    async def rows(self, folder: bytes) -> Rows:
+        """What the names of a folder mean where it is not what the origin has, as its writers say now. Of a writer whom
+        nobody can speak for: what it said last while it is in the cluster, else nothing."""
+        found: Rows = {}
+        for writer in self.writers(folder):
+            for name, row in (await self._ask(writer, folder)).items():
+                if row is not None or name not in found:
+                    found[name] = row
+        return found
+
+    async def _ask(self, writer: str, folder: bytes) -> Rows:
+        """One question about a folder at a time: its answers build on one another."""
+        lock = self._asking.setdefault((writer, folder), asyncio.Lock())
+        async with lock:
+            return await self._ask_first(writer, folder)
+
+    async def _ask_first(self, writer: str, folder: bytes) -> Rows:
+        key = (writer, folder)
+        told = self._told.setdefault(key, Told())
+        for node in self.sources(writer):
+            if node.id != writer and self.holds(writer):
+                break  # the copies here are as good
+            try:
+                return await self._ask_node(node, writer, folder, told)
+            except HeadraceError as error:
+                log.info(
+                    "not told what was written node=%s path=%s error=%s", node.id, os.fsdecode(folder), error
+                )
+        if self.holds(writer):
+            own = self._told[key] = Told(self._me)
+            _take_in(own.rows, writer, self.mirrored(writer, folder))
+            return own.rows
+        if writer not in self._view().nodes and not self._holders.get(writer):
+            self._told.pop(key, None)
+            return {}
+        return told.rows
+
+    async def _ask_node(self, node: NodeInfo, writer: str, folder: bytes, told: Told) -> Rows:
+        deadline = Deadline.after(ASK_LIMIT_S)
+        since = told.state if told.node == node.id else ""
+        while True:
+            answer = await self._peers.ask_written(node, AskWritten(writer, folder, since), deadline)
+            if answer.whole:
+                told.rows = {}
+            told.node, told.state, since = node.id, answer.state, answer.state
+            _take_in(told.rows, writer, answer.names)
+            if not answer.more:
+                return told.rows
+
+    async def settle(self, path: bytes, version: Version) -> Version | None:
+        """What the origin has of a file that another node wrote, which is persisted on return; None: it never came
+        there. HeadraceError: nobody can tell just now."""
+        written = Written.parse(version.token)
+        if written is None:
+            return version
+        for node in self.sources(written.writer):
+            settled = await self._peers.settle(
+                node, Settle(path, version.token), Deadline.after(SETTLE_LIMIT_S)
+            )
+            return settled.version
+        return None
+
+
+def _take_in(rows: Rows, writer: str, names: list[WrittenName]) -> None:
+    for one in names:
+        if one.means == Means.ORIGIN:
+            rows.pop(one.name, None)
+        else:
+            rows[one.name] = None if one.means == Means.HIDDEN else row_of(writer, one)
+
+
+def row_of(writer: str, one: WrittenName) -> NameRow:
+    if one.means == Means.DIRECTORY:
+        return NameRow(one.name, int(Kind.DIRECTORY), 0, 0, "")
+    token = Written(writer, one.inode, one.ctime_ns).token
+    return NameRow(one.name, int(Kind.FILE), one.size_bytes, one.mtime_ns, token)

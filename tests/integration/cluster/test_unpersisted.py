@@ -1,0 +1,267 @@
+"""What a node wrote and has not persisted: the others see it, read it from there, and replace it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.testing.etcd import EtcdServer, etcd_server
+from tests.integration.cli.host import Host
+from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
+
+from .conftest import MakeTown
+from .test_writing import same
+from .town import Town
+
+NEVER_S = 600
+SOON_S = 1.5
+"""What docs/semantics.md says, and what it takes to start an interpreter that looks."""
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[Town]:
+    """Two nodes that persist nothing by themselves; both have listed all."""
+    town = Town(tmp_path_factory.mktemp("pair"), etcd.address, write="back", persist_delay_s=NEVER_S)
+    try:
+        town.put("low/a", 50_000)
+        town.put("low/b", 60_000)
+        town.put("low/deep/c", 70_000)
+        town.start(2)
+        for host in town.hosts:
+            assert Writer(host.mount).tree() == tree_of(town.truth)
+        yield town
+    finally:
+        town.close()
+
+
+@pytest.fixture
+def two(town: Town) -> tuple[Writer, Writer]:
+    first, second = (Writer(host.mount) for host in town.hosts)
+    return first, second
+
+
+def recorded(town: Town, host: Host) -> int:
+    """Of how many folders the others are told that it wrote there."""
+    return int(town.status(host)["write"]["folders_told"])
+
+
+def conflicts(host: Host, path: str) -> list[str]:
+    """Where it kept its own files of that path, or below it, after all was persisted."""
+    return [one["kept"].lstrip("/") for one in settled(host)["conflicts"] if one["path"].startswith(path)]
+
+
+def soon(other: Writer, expected: dict[str, str]) -> None:
+    wait_until(
+        lambda: other.tree() == expected, SOON_S, what=lambda: f"{other.tree().keys()} {expected.keys()}"
+    )
+
+
+def failing(call: str) -> str:
+    """Prints the errno."""
+    return f"try: {call}\nexcept OSError as error: print(errno.errorcode[error.errno])"
+
+
+def test_others_see_what_is_not_persisted(town: Town, two: tuple[Writer, Writer]) -> None:
+    before = tree_of(town.truth)
+    first, second = two
+    for step in (
+        "open('low/new', 'wb').write(os.urandom(30_000)); open('empty', 'w')",
+        "os.makedirs('d/e'); open('d/e/large', 'wb').write(os.urandom(3_000_000))",
+        "open('low/a', 'ab').write(b'more'); os.unlink('low/b')",
+        "open('d/e/large', 'r+b').write(b'other bytes')",
+        "os.rename('d', 'moved'); os.rename('low/new', 'low/newer')",
+        "os.unlink('low/deep/c'); os.rmdir('low/deep')",
+        "open('low/b', 'w').write('again'); os.unlink('empty')",
+        "os.mkdir('many')\nfor n in range(1000): open(f'many/{n}', 'w').write(str(n))",
+    ):
+        first.run(step)
+        soon(second, first.tree())
+    assert tree_of(town.truth) == before
+    assert recorded(town, town.hosts[0]) <= 10
+    expected = first.tree()
+    settled(town.hosts[0])
+    assert tree_of(town.truth) == expected
+    same(second, expected)
+    wait_until(lambda: not recorded(town, town.hosts[0]), 30.0)
+    same(second, expected)
+
+
+def test_attributes_and_absence_follow_at_once(two: tuple[Writer, Writer]) -> None:
+    """Also where the other's kernel believed in something else."""
+    first, second = two
+    watcher = second.start(
+        """
+import time
+def until(look):
+    began = time.monotonic()
+    while not look():
+        assert time.monotonic() < began + 5
+        time.sleep(0.02)
+    print(time.monotonic() - began)
+def ready():
+    print('ready')
+    sys.stdin.readline()
+assert not os.path.exists('f')
+ready()
+until(lambda: os.path.exists('f') and os.stat('f').st_size == 1000)
+ready()
+until(lambda: os.stat('f').st_size == 1003 and open('f', 'rb').read() == b'f' * 1000 + b'end')
+ready()
+until(lambda: not os.path.exists('f') and 'f' not in os.listdir('.'))
+"""
+    )
+    assert watcher.stdin is not None
+    assert watcher.stdout is not None
+    try:
+        for step in ("open('f', 'w').write('f' * 1000)", "open('f', 'a').write('end')", "os.unlink('f')"):
+            assert watcher.stdout.readline() == "ready\n"
+            first.run(step)
+            watcher.stdin.write("\n")
+            watcher.stdin.flush()
+            assert float(watcher.stdout.readline()) < SOON_S
+    finally:
+        watcher.kill()
+        watcher.wait()
+
+
+def test_what_replaces_an_unpersisted_file_waits_for_it(town: Town, two: tuple[Writer, Writer]) -> None:
+    """Each node has its say in turn; nothing is in conflict, though nobody persisted in between."""
+    first, second = two
+    first.run("os.mkdir('r'); [open(f'r/{n}', 'w').write(n) for n in 'fgh']")
+    soon(second, first.tree())
+    second.run(
+        "os.chdir('r'); open('f', 'a').write('two'); os.unlink('g'); open('t', 'w').write('t'); os.rename('t', 'h')"
+    )
+    assert second.tree()["r/f"] == b"ftwo".hex()
+    assert conflicts(town.hosts[1], "/r/") == conflicts(town.hosts[0], "/r/") == []
+    expected = {"r": "dir", "r/f": b"ftwo".hex(), "r/h": b"t".hex()}
+    assert {name: data for name, data in tree_of(town.truth).items() if name[0] == "r"} == expected
+    same(first, tree_of(town.truth))
+    same(second, tree_of(town.truth))
+
+
+def test_what_was_written_again_is_kept_beside(town: Town, two: tuple[Writer, Writer]) -> None:
+    first, second = two
+    first.run("open('twice', 'w').write('one')")
+    soon(second, first.tree())
+    second.run("open('twice', 'w').write('two')")
+    first.run("open('twice', 'w').write('three')")
+    assert conflicts(town.hosts[0], "/twice") == []
+    (kept,) = conflicts(town.hosts[1], "/twice")
+    assert bytes.fromhex(tree_of(town.truth)["twice"]) == b"three"
+    assert bytes.fromhex(tree_of(town.truth)[kept]) == b"two"
+
+
+RACE = """
+won = []
+for n in range({count}):
+    for kind, make in (
+        ('f', lambda: os.close(os.open(f'race/{{n}}', os.O_CREAT | os.O_EXCL | os.O_WRONLY))),
+        ('d', lambda: os.mkdir(f'race/d{{n}}')),
+        ('l', lambda: os.link('race/own{me}', f'race/l{{n}}')),
+    ):
+        try:
+            make()
+            won.append(f'{{kind}}{{n}}')
+        except FileExistsError:
+            pass
+print(json.dumps(won))
+"""
+
+
+def test_one_of_two_makes_the_name(town: Town, two: tuple[Writer, Writer]) -> None:
+    first, second = two
+    first.run("os.mkdir('race'); open('race/own0', 'w')")
+    soon(second, first.tree())
+    second.run("open('race/own1', 'w')")
+    racers = [one.start(RACE.format(count=30, me=me)) for me, one in enumerate(two)]
+    won: list[str] = []
+    for racer in racers:
+        settled(town.hosts[0])  # what is persisted in between is seen, too
+        out, _ = racer.communicate(timeout=60)
+        assert racer.returncode == 0
+        won += json.loads(out)
+    assert sorted(won) == sorted(f"{kind}{n}" for kind in "fdl" for n in range(30))
+
+
+def test_a_reader_never_sees_two_states(town: Town, two: tuple[Writer, Writer]) -> None:
+    first, second = two
+    first.run("open('states', 'wb').write(bytes(3_000_000))")
+    soon(second, first.tree())
+    writer = first.start(
+        """
+import time
+for n in range(1, 250):
+    open('states', 'wb').write(bytes([n]) * 3_000_000)
+    time.sleep(0.2)
+"""
+    )
+    try:
+        seen = json.loads(
+            second.run(
+                """
+import time
+seen, end = [], time.monotonic() + 3
+while time.monotonic() < end:
+    try:
+        data = open('states', 'rb').read()
+    except OSError as error:
+        assert error.errno in (errno.ESTALE, errno.ENOENT, errno.EIO), error
+        continue
+    assert len(set(data)) <= 1, sorted(set(data))
+    if len(data) == 3_000_000:
+        seen.append(data[0])
+print(json.dumps(seen))
+"""
+            )
+        )
+    finally:
+        writer.kill()
+        writer.wait()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 1
+    settled(town.hosts[0])
+
+
+def test_a_killed_writer_is_read_from_its_holder(make_town: MakeTown) -> None:
+    """kill -9 of everything on its host, right after close; nobody persists it meanwhile. The names that only it was to
+    make there are the others' affair then."""
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=NEVER_S)
+    town.put("low/a", 50_000)
+    town.start(3)
+    writer, *others = town.hosts
+    for host in others:
+        Writer(host.mount).tree()
+    Writer(writer.mount).run(
+        """
+os.makedirs('new/deep')
+open('new/deep/large', 'wb').write(os.urandom(5_000_000))
+open('low/a', 'ab').write(b'more')
+"""
+    )
+    expected = Writer(writer.mount).tree()
+    Writer(writer.mount).run("open('last', 'wb').write(bytes(range(256)) * 100)")
+    writer.kill_all()
+    expected["last"] = (bytes(range(256)) * 100).hex()
+    for host in others:
+        same(Writer(host.mount), expected)
+    assert tree_of(town.truth).keys() == {"low", "low/a"}
+    Writer(others[0].mount).run("os.mkdir('new/other'); open('new/other/f', 'x').write('f')", limit_s=20)
+    assert "EEXIST" in Writer(others[1].mount).run(failing("os.mkdir('new/other')"), limit_s=20)
+    writer.close()
+
+
+def test_without_etcd_writing_goes_on(make_town: MakeTown) -> None:
+    with etcd_server() as own:
+        town = make_town(server=own, write="back", persist_delay_s=NEVER_S)
+        town.put("low/a", 1000)
+        town.start(2)
+        first, second = (Writer(host.mount) for host in town.hosts)
+        first.run("open('before', 'w').write('before')")
+        soon(second, first.tree())
+        own.kill()
+        first.run("open('low/f', 'w').write('f'); os.rename('before', 'low/after')", limit_s=20)
+        own.start()
+        same(second, first.tree())

@@ -1,0 +1,289 @@
+"""What a node tells of its writes, by records in memory; and who may make names in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import ClusterUnavailableError, PeerError
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.records import Followers
+from headrace.dataplane import registry as registry_module
+from headrace.dataplane import rights as rights_module
+from headrace.dataplane.registry import Registry
+from headrace.dataplane.rights import Rights
+from headrace.layer.upper import Upper, split
+from headrace.layer.written import Means, WrittenName
+from headrace.namespace.cover import Cover
+from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.wire.peer_messages import AskWritten, Stirred, Yield
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(main())
+
+
+def view_of(*ids: str) -> ClusterView:
+    nodes = {id: NodeInfo(id, "", "", "", 1 << 30, "", 3) for id in ids}
+    return next_view(None, nodes, epoch=1)
+
+
+class CountingRecords(EmbeddedRecords):
+    writes = 0
+    away = False
+
+    async def put(self, key: str, value: bytes, leased: bool = False) -> None:
+        if self.away:
+            raise ClusterUnavailableError("records", why="the test says so")
+        self.writes += 1
+        await super().put(key, value, leased)
+
+
+class Hearing:
+    """Peers that hear what is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Stirred | Yield]] = []
+
+    async def tell(self, node: NodeInfo, request: Stirred | Yield, deadline: Deadline) -> None:
+        self.heard.append((node.id, request))
+
+
+class Here:
+    """A registry, and what its node has."""
+
+    def __init__(self) -> None:
+        self.names: dict[bytes, Means] = {}
+        self.records = CountingRecords()
+        self.peers = Hearing()
+        self.unmarked: list[bytes] = []
+        self.registry = Registry(
+            "n0",
+            "run",
+            self.records,
+            self.peers,  # type: ignore[arg-type]
+            view=lambda: view_of("n0", "n1"),
+            look=self.look,
+            is_clean=lambda path: self.look(path).means == Means.ORIGIN,
+            unmark=self.unmarked.append,
+        )
+
+    def look(self, path: bytes) -> WrittenName:
+        return WrittenName(split(path)[1], self.names.get(path, Means.ORIGIN))
+
+    def write(self, *paths: bytes, means: Means = Means.FILE) -> None:
+        self.names |= dict.fromkeys(paths, means)
+        self.registry.note(paths, paths if means is Means.DIRECTORY else ())
+
+    def cover(self) -> Cover:
+        raw = self.records.shared.mirror.get("written/n0")
+        return Cover() if raw is None else Cover.decode(raw)
+
+    def ask(self, path: bytes, since: str = "") -> tuple[dict[bytes, int], str, bool]:
+        answer = self.registry.answer(AskWritten("n0", path, since))
+        return {one.name: one.means for one in answer.names}, answer.state, answer.whole
+
+
+def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "KEEP_S", 0.0)
+    monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
+
+    async def test() -> None:
+        here = Here()
+        here.registry.start()
+        here.write(b"/d/1")
+        await here.registry.enter([b"/d/1"])
+        assert here.cover() == Cover(frozenset({b"/d"}))
+        writes = here.records.writes
+        for number in range(1000):
+            here.write(b"/d/%d" % number)
+            await here.registry.enter([b"/d/%d" % number])
+        assert here.records.writes == writes
+        here.write(b"/d/new", means=Means.DIRECTORY)
+        await here.registry.enter([b"/d/new"])
+        async with asyncio.timeout(5):
+            while not here.cover().covers(b"/d/new/deep/er"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        here.names.clear()
+        async with asyncio.timeout(5):
+            while here.cover():  # noqa: ASYNC110 - the registry looks now and then
+                await asyncio.sleep(0.01)
+        assert b"/d" in here.unmarked
+        await here.registry.stop()
+
+    run(test)
+
+
+def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "NAMES_A_MESSAGE", 3)
+
+    async def test() -> None:
+        here = Here()
+        with pytest.raises(PeerError):
+            here.ask(b"/d")
+        here.registry.start()
+        assert here.ask(b"/d")[0] == {}
+        here.write(*(b"/d/%d" % number for number in range(7)))
+        told: dict[bytes, int] = {}
+        state, more = "", True
+        while more:
+            answer = here.registry.answer(AskWritten("n0", b"/d", state))
+            assert answer.whole == (state == "")
+            told |= {one.name: one.means for one in answer.names}
+            state, more = answer.state, answer.more
+        assert len(told) == 7
+        assert here.ask(b"/d", state) == ({}, state, False)
+        here.write(b"/d/3", means=Means.HIDDEN)
+        found, after, whole = here.ask(b"/d", state)
+        assert found == {b"3": Means.HIDDEN}
+        assert not whole
+        here.names.pop(b"/d/3")
+        here.registry.note([b"/d/3"])
+        assert here.ask(b"/d", after)[0] == {b"3": Means.ORIGIN}
+        assert here.ask(b"/d", "another:5")[2]
+        await here.registry.stop()
+
+    run(test)
+
+
+def test_others_are_told_a_few_times_a_second() -> None:
+    async def test() -> None:
+        here = Here()
+        here.registry.start()
+        began_s = time.monotonic()
+        for number in range(300):
+            here.write(b"/d/%d" % number)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.25)
+        assert 1 <= len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
+        assert here.peers.heard[0] == ("n1", Stirred("n0", [b"/d"]))
+        await here.registry.stop()
+
+    run(test)
+
+
+def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "LOOK_S", 0.02)
+
+    async def test() -> None:
+        here = Here()
+        here.registry.start()
+        here.records.away = True
+        here.write(b"/d/1")
+        await here.registry.enter([b"/d/1"])
+        assert not here.cover()
+        here.records.away = False
+        async with asyncio.timeout(5):
+            while not here.cover().covers(b"/d"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await here.registry.stop()
+
+    run(test)
+
+
+class Two:
+    """Two nodes that make names in one folder; what each looks at and tells is counted."""
+
+    def __init__(self, folder: Path) -> None:
+        shared = Followers()
+        self.rights: dict[str, Rights] = {}
+        self.records: dict[str, EmbeddedRecords] = {}
+        self.uppers: dict[str, Upper] = {}
+        self.told: list[str] = []
+        for id in ("n0", "n1"):
+            upper = self.uppers[id] = Upper(str(folder / id))
+            upper.make()
+            os.mkdir(upper.at(b"/d"))
+            self.records[id] = EmbeddedRecords(shared)
+            self.rights[id] = Rights(
+                id,
+                self.records[id],
+                self,  # type: ignore[arg-type]
+                upper,
+                view=lambda: view_of("n0", "n1"),
+                look=self.look,
+                tell=lambda _, id=id: self.tell_of(id),  # type: ignore[misc]
+            )
+
+    async def look(self, folder: bytes) -> None:
+        pass
+
+    async def tell_of(self, id: str) -> None:
+        self.told.append(id)
+
+    async def tell(self, node: NodeInfo, request: Yield, deadline: Deadline) -> None:
+        await self.rights[node.id].give_up(request.path)
+
+    def has(self, id: str) -> bool:
+        return self.rights[id].marks.has_right(self.uppers[id].at(b"/d"))
+
+
+def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
+    async def test() -> None:
+        two = Two(tmp_path)
+        for one in two.rights.values():
+            one.start()
+
+        async def wants(id: str) -> None:
+            for _ in range(10):
+                await two.rights[id].claim(b"/d")
+                assert [other for other in two.rights if two.has(other)] == [id]
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(wants("n0"), wants("n1"))
+        assert {"n0", "n1"} == set(two.told)
+        holder = next(id for id in two.rights if two.has(id))
+        other = "n1" if holder == "n0" else "n0"
+        await two.records[holder].close()  # its lease ends
+        await two.rights[other].claim(b"/d")
+        assert two.has(other)
+        for one in two.rights.values():
+            await one.stop()
+
+    run(test)
+
+
+def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
+    async def test() -> None:
+        two = Two(tmp_path)
+        two.rights["n0"].start()
+        await two.rights["n0"].claim(b"/d")
+        assert two.has("n0")
+        two.records["n0"].lease_until_s = 0.0  # nobody renews it
+        await asyncio.sleep(0.3)
+        assert not two.has("n0")
+        two.records["n0"].lease_until_s = float("inf")
+        two.records["n0"].leases_lost += 1
+        await asyncio.sleep(0.3)
+        assert not two.has("n0")
+        assert await two.records["n0"].get("rights//d") is None
+        await two.rights["n0"].stop()
+
+    run(test)
+
+
+def test_without_the_records_nobody_has_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rights_module, "AWAY_LIMIT_S", 0.1)
+
+    async def away(*_: object, **__: object) -> bool:
+        raise ClusterUnavailableError("records", why="the test says so")
+
+    async def test() -> None:
+        two = Two(tmp_path)
+        two.rights["n0"].start()
+        monkeypatch.setattr(two.records["n0"], "create", away)
+        with pytest.raises(ClusterUnavailableError):
+            await two.rights["n0"].claim(b"/d")
+        assert not two.has("n0")
+        await two.rights["n0"].stop()
+
+    run(test)

@@ -1,0 +1,151 @@
+"""Names that other nodes wrote, over an origin in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.base.model import Kind, Version
+from headrace.layer.written import Written, is_written
+from headrace.namespace.mounts import MountTable
+from headrace.namespace.overlay import Rows
+from headrace.namespace.tree import Namespace
+from headrace.wire.peer_messages import NameRow
+
+from .test_tree import Tree, origin_with, run
+
+
+class Others:
+    """What they say; told_listings: how often they were asked."""
+
+    def __init__(self) -> None:
+        self.said: dict[bytes, Rows] = {}
+
+    async def rows(self, folder: bytes) -> Rows:
+        return dict(self.said.get(folder, {}))
+
+    def say(self, folder: bytes, *rows: NameRow, hidden: tuple[bytes, ...] = ()) -> None:
+        self.said[folder] = {row.name: row for row in rows} | dict.fromkeys(hidden)
+
+
+def file(name: bytes, ctime_ns: int = 1) -> NameRow:
+    return NameRow(name, int(Kind.FILE), 5, 7, Written("n1", 3, ctime_ns).token)
+
+
+def folder(name: bytes) -> NameRow:
+    return NameRow(name, int(Kind.DIRECTORY), 0, 0, "")
+
+
+@pytest.fixture
+def others() -> Others:
+    return Others()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
+    made = Tree(tmp_path / "index")
+    made.mounts = MountTable()
+    made.namespace = Namespace(
+        made.index, made.mounts, timeout_s=5, on_changed=made.changed.extend, others=others
+    )
+    yield made
+    made.index.close(clean=False)
+
+
+async def settled(tree: Tree) -> None:
+    """All that was stirred is seen."""
+    while tree.namespace._stirs.busy:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+
+
+def version(tree: Tree, path: bytes) -> Version:
+    found = tree.namespace.known(path)
+    assert found is not None
+    return found.version
+
+
+def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("d/a", "d/b", "d/c"))
+        others.say(b"/d", file(b"b"), file(b"new"), hidden=(b"c",))
+        assert await tree.names("/d") == ["a", "b", "new"]
+        assert is_written(version(tree, b"/d/b"))
+        assert not is_written(version(tree, b"/d/a"))
+        id = tree.namespace.known(b"/d/b")
+        await tree.namespace.refresh_path(b"/d")
+        assert tree.namespace.known(b"/d/b") == id
+        others.say(b"/d")
+        await tree.namespace.refresh_path(b"/d")
+        assert await tree.names("/d") == ["a", "b", "c"]
+        assert not is_written(version(tree, b"/d/b"))
+
+    run(test)
+
+
+def test_what_is_stirred_is_seen_where_somebody_looked(tree: Tree, others: Others) -> None:
+    async def test() -> None:
+        origin = origin_with("d/a", "e/a")
+        tree.attach("/", origin)
+        assert await tree.names("/d") == ["a"]
+        others.say(b"/d", file(b"x"))
+        others.say(b"/e", file(b"x"))
+        tree.changed.clear()
+        tree.namespace.stirred(b"/", True)
+        await settled(tree)
+        assert [name for _, name in tree.changed] == [b"x"]
+        assert tree.namespace.known(b"/e/x") is None
+        others.say(b"/d", file(b"x", 2))
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        assert "3-2" in version(tree, b"/d/x").token
+        others.say(b"/d")
+        origin.hold("d/x", b"persisted")
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        assert version(tree, b"/d/x").size_bytes == len(b"persisted")
+
+    run(test)
+
+
+def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("d/a", "d/b"))
+        await tree.names("/d")
+        others.say(b"/d", file(b"a"), file(b"new"), hidden=(b"b",))
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        directory = tree.namespace.claim_directory(b"/d")
+        for _ in range(2):
+            (page,) = tree.namespace.names(directory)
+            assert sorted((row.name, is_written(Version(0, 0, row.token))) for row in page.rows) == [
+                (b"a", False),
+                (b"b", False),
+            ]
+            assert [row.name for row in tree.namespace.name(directory, b"b").rows] == [b"b"]
+            assert not tree.namespace.name(directory, b"new").rows
+            await tree.namespace.refresh_path(b"/d")
+
+    run(test)
+
+
+def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
+    async def test() -> None:
+        tree.attach("/", origin_with("a"))
+        others.say(b"/", folder(b"new"))
+        others.say(b"/new", folder(b"deep"), file(b"f"))
+        others.say(b"/new/deep", file(b"g"))
+        assert await tree.names("/") == ["a", "new"]
+        assert await tree.names("/new") == ["deep", "f"]
+        assert await tree.names("/new/deep") == ["g"]
+        assert tree.namespace.is_written_over(b"/new/f")
+        assert not tree.namespace.is_written_over(b"/a")
+        others.said.clear()
+        tree.namespace.stirred(b"/", True)
+        await settled(tree)
+        assert await tree.names("/") == ["a"]
+        assert tree.namespace.known(b"/new/deep/g") is None
+
+    run(test)
