@@ -266,6 +266,7 @@ def test_clean_files_leave_the_layer_when_it_is_too_large(make_host: MakeHost) -
     left = sum(one.stat().st_size for one in layer.iterdir())
     assert left <= 33 << 20
     same(host)
+    assert host.json("status")["origin"]["bytes_read"] == 0  # they went into the cache
     writer.run("open('f1', 'ab').write(b'more')")
     settled(host)
     same(host)
