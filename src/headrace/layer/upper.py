@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.base.model import Version
-from headrace.layer.calls import NOREPLACE, WHITEOUT, rename
+from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
 
 REMOVED = "trusted.headrace.removed"
@@ -205,6 +205,14 @@ class Upper:
         rename(self.at(source), self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), Base(source, base))
+
+    def exchange(self, source: bytes, target: bytes) -> None:
+        """Two visible things change places, atomically; each goes on knowing what it replaces at the origin."""
+        bases = [(source, target, self.base_of(target)), (target, source, self.base_of(source))]
+        for path, becomes, base in bases:
+            if base is not None:
+                set_base(self.at(path), Base(becomes, base))
+        rename(self.at(source), self.at(target), EXCHANGE)
 
     # ------------------------------------------------------------ placing
 
