@@ -433,6 +433,8 @@ class WritePath:
                 log.exception("persisting failed")  # the next round must come
                 await asyncio.sleep(1.0)
             self._pressure.set(self.waiting(b"/")[1], self._settings.layer_bytes_max)
+            if self._known.wants_checkpoint:
+                await self._in_thread(self._known.checkpoint)
             await self._sleep()
 
     async def _sleep(self) -> None:
