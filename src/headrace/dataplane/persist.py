@@ -114,10 +114,7 @@ class Persist:
         begun = _row_of(path, before, known, begun=True)
         self._known.note(begun)
         failpoint.hit("persist.begun")
-        attributes = Attributes(
-            *(before.st_mtime_ns, stat.S_IMODE(before.st_mode), before.st_uid, before.st_gid),
-            put_id=begun.put_id,
-        )
+        attributes = replace(_attributes_of(before), put_id=begun.put_id)
         try:
             info = await origin.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
@@ -179,7 +176,7 @@ class Persist:
             hidden = self._upper.hide_missing(
                 path, version
             )  # if it was removed meanwhile, it must not come back
-            if self._namespace.was_put(path, version) is None:
+            if self._namespace.was_put(path, version, _attributes_of(before)) is None:
                 log.warning("put below a file path=%s", os.fsdecode(path))
             failpoint.hit("persist.shown")
             row = _row_of(path, before, version)
@@ -417,6 +414,10 @@ def _close_opened(work: asyncio.Future[tuple[FileSource, os.stat_result] | None]
     opened = None if work.cancelled() or work.exception() is not None else work.result()
     if opened is not None:
         os.close(opened[0].file)
+
+
+def _attributes_of(found: os.stat_result) -> Attributes:
+    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
 
 def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:

@@ -15,6 +15,7 @@ but the folder. Every call may raise OSError.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.base.model import Version
+from headrace.base.model import Attributes, Version
 from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
 
@@ -254,6 +255,15 @@ def _bases(at: bytes) -> list[Base]:
         return msgspec.msgpack.decode(os.getxattr(at, BASE, follow_symlinks=False), type=list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
+
+
+def dress_as(file: int | bytes, known: Attributes | None) -> None:
+    """Mode and owner that a file had when this node put it to its origin, where they are known."""
+    if known is None or known.mode is None:
+        return
+    with contextlib.suppress(PermissionError):  # another's, and we are not root
+        os.chown(file, -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid)
+    os.chmod(file, known.mode)
 
 
 def is_whiteout(found: os.stat_result) -> bool:

@@ -26,6 +26,7 @@ from headrace.layer.upper import (
     Hidden,
     Upper,
     base_at,
+    dress_as,
     is_whiteout,
     join,
     set_base,
@@ -175,7 +176,8 @@ class Tree:
         try:
             if content:
                 self._copy_content(entry, fd, cancel)
-                os.utime(fd, ns=(entry.version.mtime_ns, entry.version.mtime_ns))
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            dress_as(fd, entry.attributes)
             set_base(made, Base(path, entry.version))
             with self.lock:
                 self.ensure_directory(split(path)[0])
@@ -330,6 +332,8 @@ class Tree:
         if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
             os.chown(made, found.st_uid, found.st_gid)
             os.chmod(made, stat.S_IMODE(found.st_mode))
+        elif isinstance(found, Entry):
+            dress_as(made, found.attributes)
         base = self._base(path)
         self._clear(path)
         if base is not None:
