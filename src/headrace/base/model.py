@@ -80,6 +80,13 @@ class Entry:
     name: bytes
     kind: Kind
     version: Version  # of a directory: size 0, its mtime, ""
+    attributes: Attributes | None = None  # of a file that this node put to its origin: all of them but put_id
+
+    @property
+    def mtime_ns(self) -> int:
+        """As users see it."""
+        known = self.attributes
+        return self.version.mtime_ns if known is None or known.mtime_ns is None else known.mtime_ns
 
 
 def block_count(size_bytes: int) -> int:

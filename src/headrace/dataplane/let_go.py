@@ -1,20 +1,125 @@
-"""Clean files leave the upper layer when it takes too much of the disk: from then on they are read from their origin,
-and cached, like any others.
+"""Clean files leave the upper layer when it takes too much of the disk. The file itself becomes the cache's copy of
+what was persisted, by a rename, so that nobody fetches it from the origin; then it may be evicted like any other.
 
 A file goes only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE), and who
-opens a name of the layer holds its lock, as this does. What the origin can't hold of it (owner, mode, extended
-attributes) is lost then, as docs/semantics.md says.
+opens a name of the layer holds its lock, as this does. What the origin can't hold of it is lost then, as
+docs/semantics.md says; a file with extended attributes of a user's stays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 
-from headrace.layer.known import Row
+from headrace.base.errors import HeadraceError
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Upper
+from headrace.namespace.tree import Namespace
+from headrace.store.checksum import block_checksum
+from headrace.store.store import Store
+
+log = logging.getLogger(__name__)
+
+CACHE_MODE = 0o644
+Take = Callable[[bytes], bool]
+"""Takes the file at a place of the layer away from there; False: it stays."""
+
+
+class Leaving:
+    """on_left: told a path that left, and the bytes that the layer takes less."""
+
+    def __init__(
+        self,
+        upper: Upper,
+        known: KnownTable,
+        namespace: Namespace,
+        threads: Executor,
+        *,
+        on_left: Callable[[bytes, int], None],
+    ) -> None:
+        self._upper = upper
+        self._known = known
+        self._namespace = namespace
+        self._threads = threads
+        self._on_left = on_left
+        self._store: Store | None = None
+        self._owns: Callable[[bytes], bool] = lambda _: True
+
+    def into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
+        """The cache that takes the files, of the same disk; without one they are dropped. owns: whether this node is
+        an owner of a path."""
+        self._store, self._owns = store, owns
+
+    async def leave(self, clean: list[tuple[Row, os.stat_result]], bytes_wanted: int) -> None:
+        """So many bytes of clean files, those that were written longest ago."""
+        rows = {row.path: row for row, _ in clean}
+        for path in choose(clean, bytes_wanted):
+            freed = await self._leave_one(rows[path])
+            if freed:
+                self._known.drop(path)
+                self._on_left(path, freed)
+
+    async def _leave_one(self, row: Row) -> int:
+        entry = self._namespace.known(row.path)
+        if entry is None or entry.version != row.version:
+            return 0
+        store = self._store
+        if store is None or _is_cached(store, entry):
+            await asyncio.sleep(0)
+            return let_go(self._upper, row, self._is_shown(row), keep_users=True)
+        loop = asyncio.get_running_loop()
+        sums = await loop.run_in_executor(self._threads, checksums_of, self._upper.at(row.path), row)
+        if sums is None:
+            return 0
+        borrowed = not self._owns(row.path)
+
+        def adopt(at: bytes) -> bool:
+            return store.adopt(entry, at, sums, borrowed=borrowed)
+
+        try:
+            return let_go(self._upper, row, self._is_shown(row), take=adopt, keep_users=True)
+        except HeadraceError as error:
+            log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
+            return 0
+
+    def _is_shown(self, row: Row) -> Callable[[bytes], bool]:
+        def shown(path: bytes) -> bool:
+            entry = self._namespace.known(path)
+            return entry is not None and entry.version == row.version
+
+        return shown
+
+
+def _is_cached(store: Store, entry: Entry) -> bool:
+    cached = store.index.cached(entry.id)
+    return cached is not None and cached.trusted and store.holds(cached)
+
+
+def checksums_of(at: bytes, row: Row) -> list[int] | None:
+    """Of the blocks of a clean file; None when it is none any more. What changes after this shows in its ctime. Reads
+    all of it."""
+    try:
+        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not row.describes(os.fstat(fd)):
+            return None
+        return [
+            block_checksum(os.pread(fd, BLOCK_SIZE_BYTES, start))
+            for start in range(0, row.size_bytes, BLOCK_SIZE_BYTES)
+        ]
+    except OSError as error:
+        log.warning("can't be read path=%s error=%s", os.fsdecode(row.path), error)
+        return None
+    finally:
+        os.close(fd)
 
 
 def choose(rows: Iterable[tuple[Row, os.stat_result]], bytes_wanted: int) -> list[bytes]:
@@ -28,10 +133,18 @@ def choose(rows: Iterable[tuple[Row, os.stat_result]], bytes_wanted: int) -> lis
     return found
 
 
-def let_go(upper: Upper, row: Row, is_shown: Callable[[bytes], bool], *, empty_too: bool = False) -> int:
-    """The bytes that became free; 0 when the file is in use, was written, or has other names. is_shown: whether the
-    index has the version of the row at the path, so that the name goes on being there. empty_too: a file of no bytes
-    counts as 1."""
+def let_go(
+    upper: Upper,
+    row: Row,
+    is_shown: Callable[[bytes], bool],
+    *,
+    take: Take | None = None,
+    empty_too: bool = False,
+    keep_users: bool = False,
+) -> int:
+    """The bytes that the layer takes less; 0 when the file is in use, was written, or has other names. is_shown:
+    whether the index has the version of the row at the path, so that the name goes on being there. take: None drops
+    the file. empty_too: a file of no bytes counts as 1. keep_users: one with a user's extended attributes stays."""
     at = upper.at(row.path)
     with upper.lock:
         try:
@@ -42,12 +155,27 @@ def let_go(upper: Upper, row: Row, is_shown: Callable[[bytes], bool], *, empty_t
             seen = os.fstat(fd)
             if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1 or not row.describes(seen):
                 return 0
-            if not _in_use(fd) and is_shown(row.path):
+            if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
+                return 0
+            if take is None:
                 os.unlink(at)
-                return max(seen.st_blocks * 512, int(empty_too))
+            elif take(at):
+                _undress(fd)
+            else:
+                return 0
+            return max(seen.st_blocks * 512, int(empty_too))
         finally:
             os.close(fd)
-    return 0
+
+
+def _undress(fd: int) -> None:
+    """As other cache files: any process of the host may read it, and nobody runs it with another's rights."""
+    os.fchown(fd, os.geteuid(), os.getegid())
+    os.fchmod(fd, CACHE_MODE)
+
+
+def _has_attributes(fd: int) -> bool:
+    return any(name.startswith("user.") for name in os.listxattr(fd))
 
 
 def _in_use(fd: int) -> bool:

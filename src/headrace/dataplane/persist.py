@@ -30,6 +30,7 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.model import Attributes, Entry, Kind, Version
+from headrace.layer.calls import begin_write_back, may_be_written, write_back
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
@@ -52,6 +53,9 @@ from headrace.origin.source import FileSource
 log = logging.getLogger(__name__)
 
 COMPARE_BYTES = 8 << 20
+CONTENT_BYTES_MAX = 256 << 10
+"""Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
+time are in memory."""
 CTIME_TICK_NS = 20_000_000
 """Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
 
@@ -96,17 +100,23 @@ class Persist:
         mount, key = self._place(path)
         at = self._upper.at(path)
         await self._settle_base(path, at)
-        try:
-            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError, OSError):
+        opened = await self._opened(at, os.fsdecode(path))
+        if opened is None:
             return None
+        source, before = opened
         try:
-            before = await self._in_thread(_settled, fd, os.fsdecode(path))
-            if before is None or not stat.S_ISREG(before.st_mode):
-                return None
-            return await self._put_open(path, fd, before, mount.origin, key)
+            return await self._put_open(path, source, before, mount.origin, key)
         finally:
-            os.close(fd)
+            os.close(source.file)
+
+    async def _opened(self, at: bytes, name: str) -> tuple[FileSource, os.stat_result] | None:
+        """Of who is cancelled meanwhile it is closed."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, _open_settled, self._upper, at, name)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(_close_opened)
+            raise
 
     async def _settle_base(self, path: bytes, at: bytes) -> None:
         """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
@@ -125,7 +135,7 @@ class Persist:
                 self._namespace.was_put(path, version)
 
     async def _put_open(
-        self, path: bytes, fd: int, before: os.stat_result, origin: Origin, key: str
+        self, path: bytes, source: FileSource, before: os.stat_result, origin: Origin, key: str
     ) -> Put | None:
         deadline = Deadline.after(self._limit_s(before.st_size))
         row = await self._resolved(self._known.get(path), origin, key, deadline)
@@ -135,11 +145,7 @@ class Persist:
         begun = _row_of(path, before, known, begun=True)
         self._known.note(begun)
         failpoint.hit("persist.begun")
-        source = FileSource(fd, before.st_size, name=os.fsdecode(path))
-        attributes = Attributes(
-            *(before.st_mtime_ns, stat.S_IMODE(before.st_mode), before.st_uid, before.st_gid),
-            put_id=begun.put_id,
-        )
+        attributes = replace(_attributes_of(before), put_id=begun.put_id)
         try:
             info = await origin.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
@@ -201,14 +207,14 @@ class Persist:
             hidden = self._upper.hide_missing(
                 path, version
             )  # if it was removed meanwhile, it must not come back
-            if self._namespace.was_put(path, version) is None:
+            if self._namespace.was_put(path, version, _attributes_of(before)) is None:
                 log.warning("put below a file path=%s", os.fsdecode(path))
             failpoint.hit("persist.shown")
-            self._known.note(_row_of(path, before, version))
+            row = _row_of(path, before, version)
+            self._known.note(row)
             now = _lstat(self._upper.at(path))
         failpoint.hit("persist.noted")
-        row = self._known.get(path)
-        clean = row is not None and now is not None and row.describes(now)
+        clean = now is not None and row.describes(now)
         changed = [] if clean else [path]
         return Put(before.st_size, changed if hidden is None else [*changed, hidden])
 
@@ -410,22 +416,46 @@ async def _never_there(path: bytes, version: Version) -> Version | None:
     return None
 
 
-def _settled(fd: int, name: str) -> os.stat_result | None:
-    """The file as it is put: its dirty pages are on their way to the disk, so that later stores into a mapping show in
-    its ctime, and so does a change within the tick of the last one."""
-    from headrace.layer.calls import write_back
-
+def _open_settled(upper: Upper, at: bytes, name: str) -> tuple[FileSource, os.stat_result] | None:
+    """A file as it is put, and the content of a small one; None when there is no file any more. The caller closes it.
+    Its dirty pages are on their way to the disk, and no store into a mapping of it, nor a change within the tick of the
+    last one, can fail to show in its ctime from here on."""
+    try:
+        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
             return None
         age_ns = time.time_ns() - found.st_ctime_ns
         if 0 <= age_ns < CTIME_TICK_NS:
             time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
-        write_back(fd)
-        return os.fstat(fd)
+        with upper.lock:  # who opens the file has it
+            written = may_be_written(fd)
+        if written:
+            write_back(fd)
+        else:
+            begin_write_back(fd)  # there is no mapping to be protected: nobody has to wait for the disk
+        found = os.fstat(fd)
+        content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
+        if content is not None and len(content) != found.st_size:
+            content = None
+        return FileSource(fd, found.st_size, name=name, content=content), found
     except OSError as error:
+        os.close(fd)
         raise StoreError(name, why=os.strerror(error.errno or 0)) from error
+
+
+def _close_opened(work: asyncio.Future[tuple[FileSource, os.stat_result] | None]) -> None:
+    opened = None if work.cancelled() or work.exception() is not None else work.result()
+    if opened is not None:
+        os.close(opened[0].file)
+
+
+def _attributes_of(found: os.stat_result) -> Attributes:
+    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
 
 def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:

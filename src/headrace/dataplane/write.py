@@ -25,7 +25,7 @@ from headrace.base.model import Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.let_go import choose, let_go
+from headrace.dataplane.let_go import Leaving
 from headrace.dataplane.persist import CTIME_TICK_NS, Persist
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
@@ -37,6 +37,7 @@ from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
+from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,8 @@ class WritePath:
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._on_written(paths, 0),
         )
+        self._leaving = Leaving(upper, known, namespace, threads, on_left=self._left)
+        self._letting_go: asyncio.Task[None] | None = None
         self._dirty: dict[bytes, Dirty] = {}
         self._busy: dict[bytes, asyncio.Event] = {}
         self._wake = asyncio.Event()
@@ -146,6 +149,10 @@ class WritePath:
             persist=self.persist,
         )
         self.counts = Counts()
+
+    def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
+        """Clean files that leave the layer become cache files of the store, which is on its disk."""
+        self._leaving.into(store, owns)
 
     def keep_copies(
         self, me: str, peers: Peers, view: Callable[[], ClusterView], records: HolderRecords
@@ -188,6 +195,9 @@ class WritePath:
         for task in self._following:
             task.cancel()
         await self.told.stop()
+        if self._letting_go is not None:
+            self._letting_go.cancel()
+            await asyncio.gather(self._letting_go, return_exceptions=True)
         if self.copies is not None:
             self.copies.stop()
         self._pressure.set(0, 1)
@@ -250,7 +260,7 @@ class WritePath:
             self._dirty.setdefault(path, Dirty(now_s, now_s + self._settings.delay_s, size))
         if found:
             self._wake.set()
-        await self._let_go(clean)
+        self._let_go(clean)
 
     def _look_over(
         self, rows: dict[bytes, Row]
@@ -270,27 +280,22 @@ class WritePath:
                 clean.append((row, seen))
         return found, clean, total
 
-    async def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
-        """Clean files leave the layer when it takes more than its share."""
+    def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
+        """Clean files leave the layer when it takes more than its share; what is persisted doesn't wait for that."""
         surplus = self._upper_bytes - self._settings.layer_bytes_max
-        if surplus <= 0:
-            return
-        rows = {row.path: row for row, _ in clean}
-        gone = []
-        for path in choose(clean, surplus):
-            freed = let_go(self._upper, rows[path], lambda one: self._is_shown(rows[one]))
-            if freed:
-                self._upper_bytes -= freed
-                self._known.drop(path)
-                gone.append(path)
-            await asyncio.sleep(0)
-        self.counts.let_go += len(gone)
-        if gone:
-            self._on_written(gone, 0)
+        if surplus > 0 and (self._letting_go is None or self._letting_go.done()):
+            self._letting_go = asyncio.ensure_future(self._leave(clean, surplus))
 
-    def _is_shown(self, row: Row) -> bool:
-        entry = self._namespace.known(row.path)
-        return entry is not None and entry.version == row.version
+    async def _leave(self, clean: list[tuple[Row, os.stat_result]], surplus: int) -> None:
+        try:
+            await self._leaving.leave(clean, surplus)
+        except Exception:
+            log.exception("clean files could not leave the layer")  # at the next look again
+
+    def _left(self, path: bytes, freed: int) -> None:
+        self._upper_bytes -= freed
+        self.counts.let_go += 1
+        self._on_written([path], 0)
 
     def _work_of(self, path: bytes, at: bytes, found: os.stat_result, row: Row | None) -> Work | None:
         """What a path needs; None: nothing."""
@@ -426,6 +431,8 @@ class WritePath:
                 log.exception("persisting failed")  # the next round must come
                 await asyncio.sleep(1.0)
             self._pressure.set(self.waiting(b"/")[1], self._settings.layer_bytes_max)
+            if self._known.wants_checkpoint:
+                await self._in_thread(self._known.checkpoint)
             await self._sleep()
 
     async def _sleep(self) -> None:

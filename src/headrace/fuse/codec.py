@@ -94,14 +94,18 @@ class Attributes:
         self._generation = generation
 
     def _attr(self, entry: Entry) -> tuple[int, ...]:
-        mtime_s, mtime_ns = divmod(entry.version.mtime_ns, 1_000_000_000)
+        mtime_s, mtime_ns = divmod(entry.mtime_ns, 1_000_000_000)
         mtime_s = max(0, mtime_s)
         size = entry.version.size_bytes
         is_file = entry.kind == Kind.FILE
         mode, links = (self._file_mode, 1) if is_file else (self._directory_mode, 2)
+        uid, gid, known = self._uid, self._gid, entry.attributes
+        if known is not None and known.mode is not None:
+            mode = stat.S_IFREG | known.mode
+            uid, gid = known.uid or 0, known.gid or 0
         return (
             *(entry.id, size, (size + 511) >> 9, mtime_s, mtime_s, mtime_s, mtime_ns, mtime_ns, mtime_ns),
-            *(mode, links, self._uid, self._gid, 0, abi.PAGE_BYTES, 0),
+            *(mode, links, uid, gid, 0, abi.PAGE_BYTES, 0),
         )
 
     def entry_reply(self, unique: int, node: int, entry: Entry, ttl_s: float) -> bytes:

@@ -34,6 +34,7 @@ from headrace.fuse.operations import (
     Operations,
 )
 from headrace.fuse.upper_files import UpperFiles
+from headrace.layer.calls import EXCHANGE
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
@@ -416,20 +417,25 @@ class WritableNames(Operations):
             replaced = self._tree.look(target)
             moved = self._tree.look(source)
             before = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
+            there = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
             self._tree.rename(source, target, flags, copied=copied)
-            if isinstance(replaced, os.stat_result):
-                self._nodes.removed(self._nodes.node_of(target, replaced), new)
+            if flags & EXCHANGE:
+                self._nodes.moved(there, new, old)
+            else:
+                self._nodes.removed(there, new)
             self._nodes.moved(before, old, new)
             return 0
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
-            self._tree.copy_up_all(source, cancel)
+            for path in (source, target) if flags & EXCHANGE else (source,):
+                self._tree.copy_up_all(path, cancel)
             there = self._tree.below(target)
             if there is not None and there.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(there.id, cancel)
             answer = self._through(lambda: work(copied=True))
-            self._kernel.name_changed(new[0], new[1])  # what moved is another inode now
+            for place in (new, old) if flags & EXCHANGE else (new,):
+                self._kernel.name_changed(*place)  # what moved is another inode now
             return answer
 
         try:

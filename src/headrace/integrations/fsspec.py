@@ -120,7 +120,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if isinstance(found, Entry):
             kind = "directory" if is_directory(found) else "file"
             version = found.version
-            times = {} if kind == "directory" else {"mtime": version.mtime_ns / 1e9}
+            times = {} if kind == "directory" else {"mtime": found.mtime_ns / 1e9}
             token = version.token or f"{version.size_bytes}-{version.mtime_ns}"
             about = {"name": name, "size": version.size_bytes, "type": kind, "islink": False, **times}
             return about if kind == "directory" else {**about, "version": token}

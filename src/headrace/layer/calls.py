@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
@@ -34,8 +35,29 @@ def fallocate(fd: int, mode: int, start: int, length: int) -> None:
 
 
 def write_back(fd: int) -> None:
-    """Dirty pages go to the disk's queue and are write-protected: whoever then stores into a mapping of the file
+    """Dirty pages are written to the disk and are write-protected: whoever then stores into a mapping of the file
     faults, which sets its ctime. No flush of the disk and no commit: that is fsync."""
-    if _libc.sync_file_range(fd, 0, 0, _WAIT_BEFORE | _WRITE | _WAIT_AFTER) != 0:
+    _sync_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+
+
+def begin_write_back(fd: int) -> None:
+    """Dirty pages go to the disk's queue, but for those that are under way already."""
+    _sync_range(fd, _WRITE)
+
+
+def _sync_range(fd: int, flags: int) -> None:
+    if _libc.sync_file_range(fd, 0, 0, flags) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def may_be_written(fd: int) -> bool:
+    """Whether anybody has the file open for writing, or mapped so; True where that can't be told. fd: open for reading
+    only. By a lease (fcntl(2)), held for a moment: who opens the file meanwhile would get this process a SIGIO, so the
+    caller keeps others from that."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

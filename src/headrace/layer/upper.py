@@ -15,6 +15,7 @@ but the folder. Every call may raise OSError.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import stat
@@ -24,8 +25,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.base.model import Version
-from headrace.layer.calls import NOREPLACE, WHITEOUT, rename
+from headrace.base.model import Attributes, Version
+from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
 
 REMOVED = "trusted.headrace.removed"
@@ -207,6 +208,14 @@ class Upper:
         if base is not None:
             set_base(self.at(source), Base(source, base))
 
+    def exchange(self, source: bytes, target: bytes) -> None:
+        """Two visible things change places, atomically; each goes on knowing what it replaces at the origin."""
+        bases = [(source, target, self.base_of(target)), (target, source, self.base_of(source))]
+        for path, becomes, base in bases:
+            if base is not None:
+                set_base(self.at(path), Base(becomes, base))
+        rename(self.at(source), self.at(target), EXCHANGE)
+
     # ------------------------------------------------------------ placing
 
     def place(self, made: bytes, path: bytes) -> bool:
@@ -253,6 +262,15 @@ def _bases(at: bytes) -> list[Base]:
         return msgspec.msgpack.decode(os.getxattr(at, BASE, follow_symlinks=False), type=list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
+
+
+def dress_as(file: int | bytes, known: Attributes | None) -> None:
+    """Mode and owner that a file had when this node put it to its origin, where they are known."""
+    if known is None or known.mode is None:
+        return
+    with contextlib.suppress(PermissionError):  # another's, and we are not root
+        os.chown(file, -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid)
+    os.chmod(file, known.mode)
 
 
 def is_whiteout(found: os.stat_result) -> bool:

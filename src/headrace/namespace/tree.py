@@ -26,7 +26,7 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
 from headrace.layer.upper import join
 from headrace.namespace.mounts import Mount, MountTable
@@ -238,14 +238,14 @@ class Namespace:
         """The mount that answers for a path, and the key there; None above all mounts."""
         return self._mounts.find(os.fsdecode(path))
 
-    def was_put(self, path: bytes, version: Version) -> Entry | None:
+    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> Entry | None:
         """This node put a file there: the index has it on return. None when a part of the path is a file."""
         *folders, name = [part for part in path.split(b"/") if part]
         directory = ROOT_ID
         with self._index.batch():
             for part in folders:
                 directory = self._index.ensure_directory(directory, part)
-            self._index.put_file(directory, name, version)
+            self._index.put_file(directory, name, version, attributes)
         return self._index.lookup(directory, name)
 
     def was_made(self, path: bytes) -> None:

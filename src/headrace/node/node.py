@@ -146,6 +146,8 @@ class Node:
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
         self.together: Together | None = None
         self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
+        if self.write is not None:
+            self.write.move_into(store, self.sources.owns)
         self._upkeep: asyncio.Task[None] | None = None
 
     @classmethod

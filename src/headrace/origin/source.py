@@ -11,9 +11,13 @@ from headrace.origin.origin import Body
 class FileSource:
     """An open file, of which a local folder's kernel makes the copy by itself. The descriptor stays the caller's."""
 
-    def __init__(self, file: int, size_bytes: int | None = None, *, name: str = "") -> None:
-        """size_bytes: as many from its beginning; None: all that it has now. name: for messages."""
+    def __init__(
+        self, file: int, size_bytes: int | None = None, *, name: str = "", content: bytes | None = None
+    ) -> None:
+        """size_bytes: as many from its beginning; None: all that it has now. name: for messages. content: those bytes,
+        if they were read already."""
         self.file = file
+        self.content = content
         self.size_bytes = os.fstat(file).st_size if size_bytes is None else size_bytes
         self._name = name or f"descriptor {file}"
 

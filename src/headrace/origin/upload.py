@@ -114,7 +114,9 @@ class Upload:
 
     async def send(self, store: ObjectStore, path: str, metadata: Metadata, mode: PutMode) -> PutResult:
         """In one request, by the condition of mode."""
-        body = await self._read(0, self._source.size_bytes) if self._source.size_bytes else b""
+        body: Body | None = getattr(self._source, "content", None)  # a thread less for a small file
+        if body is None:
+            body = await self._read(0, self._source.size_bytes) if self._source.size_bytes else b""
         return await obstore.put_async(store, path, body, attributes=metadata, mode=mode, use_multipart=False)
 
     async def send_parts(

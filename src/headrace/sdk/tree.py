@@ -26,6 +26,7 @@ from headrace.layer.upper import (
     Hidden,
     Upper,
     base_at,
+    dress_as,
     is_whiteout,
     join,
     set_base,
@@ -177,7 +178,8 @@ class Tree:
         try:
             if content:
                 self._copy_content(entry, fd, cancel)
-                os.utime(fd, ns=(entry.version.mtime_ns, entry.version.mtime_ns))
+                os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            dress_as(fd, entry.attributes)
             set_base(made, Base(path, entry.version))
             with self.lock:
                 self.ensure_directory(split(path)[0])
@@ -337,6 +339,8 @@ class Tree:
         if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
             os.chown(made, found.st_uid, found.st_gid)
             os.chmod(made, stat.S_IMODE(found.st_mode))
+        elif isinstance(found, Entry):
+            dress_as(made, found.attributes)
         base = self._base(path)
         self._clear(path)
         if base is not None:
@@ -475,8 +479,11 @@ class Tree:
     # ------------------------------------------------------------ renaming
 
     def rename(self, source: bytes, target: bytes, flags: int, *, copied: bool) -> None:
-        """flags: NOREPLACE; EXCHANGE is EINVAL. copied: a folder that the origin has is in the upper layer whole
+        """flags: NOREPLACE or EXCHANGE. copied: a folder that the origin has is in the upper layer whole
         (`copy_up_all`), and the target's listing is fresh; else NeedsContentError."""
+        if flags == EXCHANGE:
+            self._exchange(source, target)
+            return
         if flags & ~NOREPLACE:
             raise _error(errno.EINVAL, source)
         self._writable(source, target)
@@ -502,6 +509,22 @@ class Tree:
             self._rename_directory(source, target)
         else:
             self._rename_file(source, target)
+        self.on_changed([target, source])
+
+    def _exchange(self, source: bytes, target: bytes) -> None:
+        """EINVAL for a folder that the origin has, or that hides something of it: those can't change places in one
+        step."""
+        self._writable(source, target)
+        both = {path: self._must_see(path) for path in (source, target)}
+        self._same_area(source, target)
+        for path, found in both.items():
+            if _is_directory(found):
+                entry = self.below(path)
+                if self._hides_any(path) or (entry is not None and entry.kind is Kind.DIRECTORY):
+                    raise _error(errno.EINVAL, path)
+            elif isinstance(found, Entry):
+                raise NeedsContentError(path)
+        self.upper.exchange(source, target)
         self.on_changed([target, source])
 
     def _check_replace(self, moved: Seen, there: Seen, source: bytes, target: bytes) -> None:

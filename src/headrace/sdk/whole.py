@@ -202,7 +202,7 @@ def _is_it(client: Client, found: os.stat_result) -> bool:
     entry = client.entry(FileId(found.st_ino))
     if entry is None:
         return False
-    return (entry.version.size_bytes, entry.version.mtime_ns) == (found.st_size, found.st_mtime_ns)
+    return (entry.version.size_bytes, entry.mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
 def _fetched(client: Client, id: FileId, size_bytes: int, cancel: Cancel) -> memoryview:

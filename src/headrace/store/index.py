@@ -28,7 +28,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
-from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.store import checkpoint
 from headrace.store.listing import ListingWriter
 from headrace.store.schema import (
@@ -242,13 +242,21 @@ class Index:
                 return old.id
             return self._replace(parent, name, Kind.DIRECTORY, Version(0, mtime_ns), old)
 
-    def put_file(self, parent: FileId, name: bytes, version: Version) -> tuple[FileId, bool]:
-        """The id, and whether the name meant something else before; an equal version keeps its id."""
+    def put_file(
+        self, parent: FileId, name: bytes, version: Version, attributes: Attributes | None = None
+    ) -> tuple[FileId, bool]:
+        """The id, and whether the name meant something else before; an equal version keeps its id, and its attributes
+        where none are given."""
         with self.batch():
             old = self._current(parent, name)
             if old is not None and old.kind is Kind.FILE and old.version == version:
+                if attributes is not None and old.attributes != attributes:
+                    value = pack_entry(Kind.FILE, old.id, old.version, attributes)
+                    self._put(self._entries, entry_key(parent, name), value)
                 return old.id, False
-            return self._replace(parent, name, Kind.FILE, version, old), old is not None
+            return self._replace(
+                parent, name, Kind.FILE, version, old, attributes=attributes
+            ), old is not None
 
     def remove(self, parent: FileId, name: bytes) -> bool:
         """With everything below; False when there is no such name."""
@@ -379,13 +387,14 @@ class Index:
         old: Entry | None,
         *,
         append: bool = False,
+        attributes: Attributes | None = None,
     ) -> FileId:
         if old is not None:
             self._forget(old)
         id = self._next_id
         self._next_id = FileId(id + 1)
         key = entry_key(parent, name)
-        self._put(self._entries, key, pack_entry(kind, id, version), append=append)
+        self._put(self._entries, key, pack_entry(kind, id, version, attributes), append=append)
         self._put(self._names, KEY.pack(id), key, append=True)
         return id
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from headrace.base.model import Entry, FileId, Kind, Version
+from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 
 FORMAT = 1
 
 KEY = struct.Struct(">Q")
-_ENTRY = struct.Struct("<BQQq")  # kind | token form << 4, id, size, mtime_ns; then the token
+_ENTRY = struct.Struct("<BQQq")  # kind | token form << 4 | DRESSED, id, size, mtime_ns; then the token
+_DRESS = struct.Struct("<qIII")  # between them, with DRESSED: mtime_ns, mode, uid, gid
 _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token
 
+DRESSED = 128
 COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
 """Bits 4 and 5 are the form of the token."""
 
@@ -57,15 +59,36 @@ def entry_key(parent: int, name: bytes) -> bytes:
     return KEY.pack(parent) + name
 
 
-def pack_entry(kind: Kind, id: int, version: Version) -> bytes:
+def pack_entry(kind: Kind, id: int, version: Version, attributes: Attributes | None = None) -> bytes:
     form, token = _pack_token(version.token)
-    return _ENTRY.pack(kind | form << 4, id, version.size_bytes, version.mtime_ns) + token
+    dress = _pack_attributes(attributes)
+    head = kind | form << 4 | (DRESSED if dress else 0)
+    return _ENTRY.pack(head, id, version.size_bytes, version.mtime_ns) + dress + token
 
 
 def unpack_entry(parent: FileId, name: bytes, value: bytes) -> Entry:
     kind, id, size_bytes, mtime_ns = _ENTRY.unpack_from(value)
+    if kind & DRESSED:
+        attributes = Attributes(*_DRESS.unpack_from(value, _ENTRY.size))
+        token = _unpack_token(kind >> 4 & 3, value[_ENTRY.size + _DRESS.size :])
+        return Entry(
+            FileId(id), parent, name, Kind(kind & 15), Version(size_bytes, mtime_ns, token), attributes
+        )
     token = _unpack_token(kind >> 4, value[_ENTRY.size :])
     return Entry(FileId(id), parent, name, Kind(kind & 15), Version(size_bytes, mtime_ns, token))
+
+
+def _pack_attributes(attributes: Attributes | None) -> bytes:
+    """Nothing where one of them is not known, or is beyond its field."""
+    if attributes is None:
+        return b""
+    values = (attributes.mtime_ns, attributes.mode, attributes.uid, attributes.gid)
+    if any(value is None for value in values):
+        return b""
+    try:
+        return _DRESS.pack(*values)
+    except struct.error:
+        return b""
 
 
 def pack_cached(cached: CachedFile) -> bytes:

@@ -24,7 +24,14 @@ from headrace.store.index import Index
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume
-from headrace.store.writer import Body, CacheWriter, pwrite_all, storage_error, write_with_room
+from headrace.store.writer import (
+    Body,
+    CacheWriter,
+    pwrite_all,
+    storage_error,
+    write_map,
+    write_with_room,
+)
 
 EVICT_STEP_BYTES = 8 << 20
 """What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
@@ -212,6 +219,34 @@ class Store:
                     volume.unlink(entry.id)
                     self._accounts.release(entry.id)
             raise
+
+    def adopt(self, entry: Entry, path: bytes, checksums: list[int], *, borrowed: bool) -> bool:
+        """The file at `path`, on the first volume's file system, becomes the cache file of the entry, by a rename:
+        whole on return. It must not be written to any more. checksums: of its blocks. False, and nothing happened, when
+        that file is just being written here. StoreError, NoSpaceError; then it is where it was."""
+        with self._lock:
+            volume, id = self.volumes[0], entry.id
+            if self._accounts.is_reserved(id):
+                return False
+            self._forget_writer(id)
+            if self._discard([id]):
+                self._untold.append(id)
+            small = checksums[0] if entry.version.size_bytes <= BLOCK_SIZE_BYTES and checksums else 0
+            record = self._record(entry, volume, complete=True, checksum=small, borrowed=borrowed)
+            try:
+                write_map(volume, id, os.stat(path), checksums)
+                failpoint.hit("adopt.map")
+                self.index.put_cached(record)
+                failpoint.hit("adopt.recorded")
+                os.rename(path, volume.data_path(id))
+            except OSError as error:
+                self.index.drop_cached(id)
+                volume.unlink(id)
+                raise storage_error(volume.data_path(id), error) from error
+            failpoint.hit("adopt.renamed")
+            self._take_in(record)
+        self._tell()
+        return True
 
     def _reserve(self, entry: Entry) -> Volume:
         volume = self._choose(entry.version.size_bytes)

@@ -52,6 +52,23 @@ def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) ->
     return write()
 
 
+def write_map(volume: Volume, id: FileId, found: os.stat_result, checksums: list[int]) -> None:
+    """The map of a file of more than one block that is whole already, in the place of another one; none of others.
+    found: of the file. OSError."""
+    if found.st_size <= BLOCK_SIZE_BYTES:
+        return
+    volume.unlink(id)
+    fd = os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        BlockMap.initialise(fd, found.st_size, found.st_ino)
+        map = BlockMap(fd, found.st_size, found.st_ino, writable=True)
+        for block, checksum in enumerate(checksums):
+            map.set(block, checksum)
+        map.close()
+    finally:
+        os.close(fd)
+
+
 class CacheWriter:
     """on_grow: told the bytes before they are written; it may raise NoSpaceError. on_full: asked for room on the
     disk itself; False when there is none to make."""

@@ -266,6 +266,7 @@ def test_clean_files_leave_the_layer_when_it_is_too_large(make_host: MakeHost) -
     left = sum(one.stat().st_size for one in layer.iterdir())
     assert left <= 33 << 20
     same(host)
+    assert host.json("status")["origin"]["bytes_read"] == 0  # they went into the cache
     writer.run("open('f1', 'ab').write(b'more')")
     settled(host)
     same(host)
@@ -294,6 +295,26 @@ def test_nothing_goes_while_it_is_open(make_host: MakeHost) -> None:
     wait_until(lambda: let_go(upper, row, lambda _: True) > 0)
     table.close()
     assert writer.tree() == {"f": (b"f" * 1000).hex()}
+
+
+def test_names_that_were_exchanged_are_so_at_the_origin(back: Host) -> None:
+    writer = Writer(back.mount)
+    writer.run("open('new', 'wb').write(b'new' * 100)")
+    settled(back)
+    before = {name: (back.truth / name).read_bytes() for name in ("new", "top", "low/a")}
+    writer.run(
+        """
+import ctypes
+def exchange(one, other):
+    assert ctypes.CDLL(None).renameat2(-100, one, -100, other, 2) == 0
+exchange(b'new', b'top')
+exchange(b'top', b'low/a')
+"""
+    )
+    assert settled(back)["conflicts"] == []
+    same(back)
+    after = {name: (back.truth / name).read_bytes() for name in before}
+    assert after == {"new": before["top"], "top": before["low/a"], "low/a": before["new"]}
 
 
 def test_two_mounts_of_one_node_see_each_other(back: Host) -> None:

@@ -421,6 +421,20 @@ def lower_names_are_exchanged(at: Place) -> None:
     equal(read_whole(at.low("file/one")), LOWER["folder/one"])
 
 
+@script()
+def lower_files_are_exchanged(at: Place) -> None:
+    """With each other, and with one that was written here."""
+    renameat2(at.low("file"), at.low("second"), EXCHANGE)
+    equal(read_whole(at.low("file")) + read_whole(at.low("second")), LOWER["second"] + LOWER["file"])
+    with open(at.low("new"), "wb") as file:
+        file.write(b"new")
+    renameat2(at.low("new"), at.low("folder/one"), EXCHANGE)
+    equal(read_whole(at.low("folder/one")), b"new")
+    equal(read_whole(at.low("new")), LOWER["folder/one"])
+    os.unlink(at.low("file"))
+    equal(os.path.exists(at.low("file")), False)
+
+
 @script(lower=LOWER_LARGE)
 def copies_from_lower_files(at: Place) -> None:
     for name in ("large", "file"):

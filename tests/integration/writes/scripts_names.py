@@ -184,6 +184,28 @@ def names_are_exchanged(at: Place) -> None:
 
 
 @script()
+def files_are_exchanged(at: Place) -> None:
+    first, second = at.write("first", b"1"), at.write("second", b"22")
+    held = os.open(first, os.O_RDWR)
+    numbers = os.stat(first).st_ino, os.stat(second).st_ino
+    renameat2(first, second, EXCHANGE)
+    equal((os.stat(second).st_ino, os.stat(first).st_ino), numbers)
+    os.pwrite(held, b"3", 0)
+    os.close(held)
+    equal((read_whole(first), read_whole(second)), (b"22", b"3"))
+    os.symlink("second", at.path("link"))
+    os.mkdir(at.path("below"))
+    renameat2(at.path("link"), at.path("below"), EXCHANGE)
+    equal(os.readlink(at.path("below")), "second")
+    at.write("link/third", b"333")
+    renameat2(at.path("link/third"), first, EXCHANGE)
+    equal((read_whole(first), read_whole(at.path("link/third"))), (b"333", b"22"))
+    refused(errno.ENOENT, renameat2, first, at.path("missing"), EXCHANGE)
+    refused(errno.EINVAL, renameat2, at.path("link"), at.path("link/third"), EXCHANGE)
+    equal(sorted(os.listdir(at.root)), ["below", "first", "link", "second"])
+
+
+@script()
 def hard_links(at: Place) -> None:
     path = at.write("file", b"one")
     os.mkdir(at.path("folder"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import CorruptIndexError, NotSupportedError, PathNotFoundError, StoreBusyError
-from headrace.base.model import ROOT_ID, FileId, Kind, Version
+from headrace.base.model import ROOT_ID, Attributes, FileId, Kind, Version
 from headrace.store.index import Index
 from headrace.store.schema import CachedFile, pack_cached, pack_entry, unpack_cached, unpack_entry
 
@@ -44,8 +44,28 @@ def test_records_come_back_as_they_went(token: str) -> None:
         Kind.FILE,
         version,
     )
+    dressed = Attributes(-7, 0o4755, 1000, 4_000_000_000)
+    again = unpack_entry(FileId(3), b"name", pack_entry(Kind.FILE, 9, version, dressed))
+    assert (again.version, again.attributes, again.mtime_ns) == (version, dressed, -7)
     cached = cached_file(FileId(4), token=token, pinned=True, sequence=77)
     assert unpack_cached(FileId(4), pack_cached(cached)) == cached
+
+
+def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    mine = Attributes(5, 0o600, 1, 2)
+    id, _ = index.put_file(ROOT_ID, b"f", V1)
+    assert index.put_file(ROOT_ID, b"f", V1, mine) == (id, False)
+    writer = index.listing(ROOT_ID)
+    writer.add([(b"f", V1), (b"g", V1)], [])
+    assert writer.finish(1) == []
+    found = index.lookup(ROOT_ID, b"f")
+    assert found is not None
+    assert (found.id, found.attributes) == (id, mine)
+    index.put_file(ROOT_ID, b"f", V2)
+    found = index.lookup(ROOT_ID, b"f")
+    assert found is not None
+    assert (found.version, found.attributes, found.mtime_ns) == (V2, None, V2.mtime_ns)
 
 
 def test_names_ids_and_paths(folder: str) -> None:
