@@ -132,6 +132,10 @@ class Cache:
         finally:
             content.close()
 
+    def content(self, path: str) -> Content:
+        """For ranges of a file that is held open: `content.read(start, end)`. The caller closes it."""
+        return self._paths.content(os.fsencode(path))
+
     def map(self, path: str) -> memoryview:
         """All of a file in memory, without a copy of what is cached: blocks until all of it is here. Writing to it
         changes this process's memory only."""

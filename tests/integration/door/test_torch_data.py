@@ -1,0 +1,205 @@
+"""Data sets for torch: every byte is the origin's; each sample once an epoch; a run that is resumed goes on exactly."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pickle
+import random
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.base.errors import PathNotFoundError, UsageError
+from headrace.integrations.torch_data import Loader, Samples, Shards, Tokens
+from tests.integration.door.conftest import Host, forget, start
+
+pytestmark = pytest.mark.timeout(90)
+CLASSES, EACH, SHARDS, IN_SHARD = 3, 17, 6, 11
+TOKENS = 4_000_037
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with pytest.MonkeyPatch.context() as patch:
+        one = start(tmp_path_factory.mktemp("torch"), patch)
+        for number in range(CLASSES * EACH):
+            one.put(f"samples/class-{number % CLASSES}/{number:03d}.bin", 500 + number, seed=number)
+        chance = np.random.default_rng(3)
+        (one.truth / "tokens.bin").write_bytes(chance.integers(0, 65536, TOKENS, dtype=np.uint16).tobytes())
+        (one.truth / "shards").mkdir()
+        for number in range(SHARDS):
+            shard(one.truth / f"shards/{number:02d}.tar", number)
+        yield one
+        forget()
+        one.close()
+
+
+def shard(path: Path, number: int) -> None:
+    chance = random.Random(number)
+    with tarfile.open(path, "w") as tar:
+        for at in range(IN_SHARD):
+            for extension, body in (("bin", chance.randbytes(300 + at)), ("cls", b"%d" % (at % 4))):
+                member = tarfile.TarInfo(f"folder.x/{number:02d}-{at:03d}.{extension}")
+                member.size = len(body)
+                tar.addfile(member, io.BytesIO(body))
+
+
+@pytest.fixture(params=["node", "folder"])
+def at(request: pytest.FixtureRequest, host: Host) -> Callable[[str], str]:
+    """Where a folder of the origin is read: by the node, or as any folder."""
+    if request.param == "node":
+        return lambda name: f"headrace:///{name}"
+    return lambda name: str(host.truth / name)
+
+
+def as_list(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def name_of(body: bytes, name: str) -> str:
+    return name
+
+
+def test_samples_are_the_origins_with_their_labels(host: Host, at: Callable[[str], str]) -> None:
+    data = Samples(at("samples"))
+    assert data.classes == [f"class-{number}" for number in range(CLASSES)]
+    assert len(data) == CLASSES * EACH
+    for (body, label), name in zip(data.__getitems__(range(len(data))), data.names, strict=True):
+        assert bytes(body.numpy()) == (host.truth / "samples" / name).read_bytes()
+        assert label == int(name[6])
+    assert bytes(data[3][0].numpy()) == (host.truth / "samples" / data.names[3]).read_bytes()
+    copy = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copy[5][0], data[5][0])
+    with pytest.raises(PathNotFoundError, match=r"\.jpg"):
+        Samples(at("samples"), suffixes=(".jpg",))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_sample_once_an_epoch_over_all_ranks(at: Callable[[str], str], workers: int) -> None:
+    data = Samples(at("samples"), decode=name_of)
+    orders = []
+    loaders = [
+        Loader(data, 4, workers=workers, rank=rank, world=3, drop_last=False, seed=1, collate=as_list)
+        for rank in range(3)
+    ]
+    for _ in range(2):
+        seen = [name for loader in loaders for batch in loader for name, _ in batch]
+        assert sorted(seen) == data.names  # 51 samples are 17 each
+        orders.append(seen)
+    assert orders[0] != orders[1]
+    assert [len(loader) for loader in loaders] == [5, 5, 5]
+    uneven = [
+        list(Loader(data, 4, rank=rank, world=4, drop_last=False, collate=as_list)) for rank in range(4)
+    ]
+    assert {len(batches) for batches in uneven} == {4}
+    assert {name for batches in uneven for batch in batches for name, _ in batch} == set(data.names)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["samples", "shards"])
+def test_a_run_that_is_resumed_goes_on_with_the_next_batch(
+    at: Callable[[str], str], kind: str, workers: int
+) -> None:
+    def make() -> Loader:
+        data: Any = Samples(at("samples"), decode=name_of)
+        if kind == "shards":
+            data = Shards(at("shards"), decode=key_of, shuffle=8)
+        return Loader(data, 4, workers=workers, rank=1, world=2, seed=9, collate=as_list, drop_last=False)
+
+    whole = make()
+    epochs = [list(whole), list(whole)]
+    assert epochs[0] != epochs[1]
+    for stop in (0, 1, 3, len(epochs[0]) - 1):
+        first, second = make(), make()
+        assert taken(first, stop) == epochs[0][:stop]
+        second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+        assert list(second) == epochs[0][stop:]
+    assert list(second) == epochs[1]
+
+
+def taken(loader: Loader, count: int) -> list[Any]:
+    """The first batches; the others were read ahead in vain."""
+    return list(itertools.islice(loader, count)) if count else []
+
+
+def test_a_state_of_something_else_is_refused(at: Callable[[str], str]) -> None:
+    data = Samples(at("samples"), decode=name_of)
+    begun = Loader(data, 4, collate=as_list)
+    taken(begun, 2)
+    state = begun.state_dict()
+    with pytest.raises(UsageError, match="batch_size was 4, is 5"):
+        Loader(data, 5, collate=as_list).load_state_dict(state)
+    with pytest.raises(UsageError, match="format"):
+        Loader(data, 4).load_state_dict({})
+    with pytest.raises(UsageError, match="rank 2 of 2"):
+        Loader(data, 4, rank=2, world=2)
+
+
+def test_shards_are_what_their_tar_files_say(host: Host, at: Callable[[str], str]) -> None:
+    expected = {}
+    for path in sorted((host.truth / "shards").iterdir()):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                body = tar.extractfile(member)
+                assert body is not None
+                expected[member.name] = body.read()
+    found = {}
+    for sample in Shards(at("shards"), shuffle=0):
+        for word in ("bin", "cls"):
+            found[f"{sample['__key__']}.{word}"] = bytes(sample[word].numpy())
+    assert found == expected
+    batches = list(Loader(Shards(at("shards")), 1, collate=as_list, workers=2))
+    assert sorted(one["__key__"] for (one,) in batches) == sorted({name[:-4] for name in expected})
+    with pytest.raises(UsageError, match="6 shards"):
+        list(Loader(Shards(at("shards")), 4, workers=2, rank=0, world=4, collate=as_list))
+
+
+def test_a_shard_that_is_none(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "bad.tar").write_bytes(random.Random(1).randbytes(5000))
+    with pytest.raises(UsageError, match=r"bad\.tar"):
+        list(Shards(str(tmp_path)))
+    with pytest.raises(PathNotFoundError, match=r"\*\.tar"):
+        Shards(str(host.truth / "samples"))
+
+
+def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
+    truth = np.fromfile(host.truth / "tokens.bin", dtype=np.uint16)
+    data = Tokens(at("tokens.bin"), window=513, stride=512)
+    assert len(data) == (TOKENS - 513) // 512 + 1
+    for index in (0, 1, 1000, len(data) - 1):
+        assert np.array_equal(data[index].numpy(), truth[index * 512 : index * 512 + 513])
+    with pytest.raises(IndexError):
+        data[len(data)]
+    for batch in Loader(data, 64, workers=2, seed=4):
+        assert batch.shape == (64, 513)
+        break
+    with pytest.raises(PathNotFoundError, match="window"):
+        Tokens(at("tokens.bin"), window=TOKENS + 1)
+
+
+def test_of_tokens_only_the_windows_are_fetched(host: Host) -> None:
+    def origin_bytes() -> int:
+        return int(host.json("status")["origin"]["bytes_read"])
+
+    chance = random.Random(2)
+    (host.truth / "many.bin").write_bytes(chance.randbytes(100 << 20))
+    host.ok("sync", "/")
+    before = origin_bytes()
+    data = Tokens("headrace:///many.bin", window=8192)
+    with (host.truth / "many.bin").open("rb") as source:
+        for index in (5, len(data) - 1):
+            source.seek(index * 16384)
+            assert data[index].numpy().tobytes() == source.read(16384)
+    assert origin_bytes() - before < 40 << 20
+    os.unlink(host.truth / "many.bin")
