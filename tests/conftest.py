@@ -21,9 +21,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     """A file stays in one process, so its fixtures are made once, and some files share one."""
     from xdist.scheduler.loadfile import LoadFileScheduling
 
-    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
+            file: str = super()._split_scope(nodeid)
             return TOGETHER.get(file, "tests/integration/writes" if "/integration/writes/" in file else file)
 
     return ByFile(config, log)

@@ -7,55 +7,27 @@ drops the page cache. Takes memory for three states. What each case does is said
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import signal
 import sys
-import time
 from dataclasses import asdict
-from pathlib import Path
-from types import FrameType
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from checkpointbench.cases import CASES, Bench, goals, table_of_goals
-from nodebench.machine import NotRunError, Workplace, memory_kept
+from nodebench import program
+from nodebench.machine import NotRunError, Workplace
 from nodebench.report import table_of_values
 from nodebench.results import Results
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="of the state's size; 1 is the published run"
-    )
-    parser.add_argument("--only", default="", help=f"of: {', '.join(CASES)}")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--folder", help="where the temporary folder goes; a disk's own file system")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of the tables")
-    parser.add_argument("--no-write", action="store_true", help="leave bench/results as it is")
-    given = parser.parse_args()
-    unknown = {name for name in given.only.split(",") if name} - CASES.keys()
-    if unknown:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are: {', '.join(CASES)}")
-    if os.geteuid() != 0:
-        parser.error("needs root: it drops the page cache")
-    return given
-
-
-def ended(number: int, _frame: FrameType | None) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)  # the cleaning up is not to be ended again
-    raise SystemExit(128 + number)
+    parser = program.parser_of(__doc__, CASES, scale_of="the state's size", folder_for=program.ON_A_DISK)
+    return program.parse(parser, CASES, root_for="it drops the page cache")
 
 
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
     bench = Bench(place, results, given.scale, given.repeat)
-    wanted = [name for name in given.only.split(",") if name] or list(CASES)
-    for name in (name for name in CASES if name in wanted):
+    for name in program.wanted(given, CASES):
         bench.say(name)
         try:
             CASES[name](bench)
@@ -64,53 +36,17 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
             results.skip(name, "headrace", str(error))
 
 
-def about(given: argparse.Namespace, seconds: float) -> dict[str, object]:
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "kernel": platform.release(),
-        "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg(),
-        "scale": given.scale,
-        "repeat": given.repeat,
-        "seconds": round(seconds, 1),
-    }
-
-
-def report(given: argparse.Namespace, results: Results, machine: dict[str, object]) -> None:
-    judged = [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)]
-    text = json.dumps({"machine": machine, **results.as_json(), "goals": judged}, indent=1)
-    line = ", ".join(f"{key} {value}" for key, value in machine.items())
-    tables = "\n\n".join([line, table_of_goals(results), table_of_values(results)])
-    if not given.no_write:
-        RESULTS.mkdir(exist_ok=True)
-        small = "" if given.scale == 1 else f"-scale-{given.scale:g}"  # must not pass for the published run
-        stem = f"checkpoint-{time.strftime('%Y-%m-%d')}{small}"
-        (RESULTS / f"{stem}.json").write_text(text + "\n")
-        (RESULTS / f"{stem}.md").write_text(tables + "\n")
-    print(text if given.json else tables)
-
-
 def main() -> int:
-    given = arguments()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, ended)
-    results, start = Results(), time.monotonic()
-    if given.scale != 1:
-        results.note(f"at scale {given.scale:g}: the goals are for scale 1")
-    place = Workplace.create(given.folder)
-    try:
-        with memory_kept() as remark:
-            results.note(remark)
-            measure(given, place, results)
-    except NotRunError as error:
-        print(f"could not measure: {error}", file=sys.stderr)
-        return 1
-    finally:
-        place.undo.close()
-    report(given, results, about(given, time.monotonic() - start))
-    return 0
+    given, results = arguments(), Results()
+    return program.run(
+        "checkpoint",
+        given,
+        results,
+        lambda place: measure(given, place, results),
+        folder=given.folder,
+        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)],
+        tables=lambda: [table_of_goals(results), table_of_values(results)],
+    )
 
 
 if __name__ == "__main__":

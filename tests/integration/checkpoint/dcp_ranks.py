@@ -7,8 +7,6 @@ Each rank writes what it saw to FOLDER/seen-<rank>.json; status 0 means that eve
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headrace.checkpoint import SaveOptions
 from headrace.integrations.torch_checkpoint import HeadraceReader, HeadraceWriter
+from tests.integration.gloo import fork_ranks
 
 dcp: Any = torch.distributed.checkpoint
 OPTIONS = SaveOptions(chunk_bytes=4096, slot_bytes=65536, budget_bytes=1 << 20, timeout_s=120)
@@ -206,16 +205,5 @@ def rank_main(rank: int, folder: str) -> None:
     Path(folder, f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
-def main() -> int:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(rank, sys.argv[1])) for rank in range(4)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    return int(any(one.exitcode for one in ranks))
-
-
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    sys.exit(main())
+    sys.exit(fork_ranks(4, rank_main, *sys.argv[1:]))

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,32 +14,17 @@ from headrace.checkpoint import folder as checkpoint_folder
 from headrace.checkpoint import load, verify
 from headrace.checkpoint.export import export
 from headrace.checkpoint.place import PosixPlace
+from tests.integration.gloo import run_ranks
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks leave; all of them ended well."""
     folder = tmp_path_factory.mktemp("dcp")
-    log = folder / "log"
-    with open(log, "w") as output:
-        ranks = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.checkpoint.dcp_ranks", str(folder)],
-            stdout=output,
-            stderr=output,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        try:
-            status = ranks.wait(timeout=180)
-        finally:
-            if ranks.poll() is None:
-                os.killpg(ranks.pid, signal.SIGKILL)
-                ranks.wait()
-    assert status == 0, log.read_text()[-3000:]
-    yield folder
+    run_ranks("tests.integration.checkpoint.dcp_ranks", folder, limit_s=180)
+    return folder
 
 
 def test_four_ranks_save_and_two_load(saved: Path) -> None:

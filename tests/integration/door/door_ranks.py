@@ -6,7 +6,6 @@ all went well.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 from datetime import timedelta
@@ -19,6 +18,7 @@ import torch.distributed.checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.integration.checkpoint.dcp_ranks import assert_same, bits, expect, tensors_of, whole
+from tests.integration.gloo import fork_ranks
 
 dcp: Any = torch.distributed.checkpoint
 LIMIT = timedelta(seconds=90)
@@ -61,16 +61,5 @@ def rank_main(rank: int, folder: str, url: str) -> None:
     Path(folder, f"seen-{rank}").touch()
 
 
-def main() -> int:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(rank, *sys.argv[1:])) for rank in range(RANKS)]
-    for one in ranks:
-        one.start()
-    for one in ranks:
-        one.join()
-    return int(any(one.exitcode for one in ranks))
-
-
 if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    sys.exit(main())
+    sys.exit(fork_ranks(RANKS, rank_main, *sys.argv[1:]))

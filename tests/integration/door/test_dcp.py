@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +11,8 @@ import torch.distributed.checkpoint
 
 from headrace.base.errors import NodeUnavailableError
 from tests.integration.door.conftest import MakeDoor, left_in_work, tree_of
+from tests.integration.gloo import run_ranks
 
-ROOT = Path(__file__).parents[3]
 dcp: Any = torch.distributed.checkpoint
 pytestmark = pytest.mark.timeout(200)
 
@@ -26,22 +22,7 @@ def test_two_ranks_save_at_once_and_later_and_load(make_door: MakeDoor, tmp_path
     host, fs = make_door(write="through")
     folder = tmp_path / "ranks"
     folder.mkdir()
-    log = folder / "log"
-    with open(log, "w") as output:
-        ranks = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.door.door_ranks", folder, "headrace:///saved/run7"],
-            stdout=output,
-            stderr=output,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        try:
-            status = ranks.wait(timeout=150)
-        finally:
-            if ranks.poll() is None:
-                os.killpg(ranks.pid, signal.SIGKILL)
-                ranks.wait()
-    assert status == 0, log.read_text()[-3000:]
+    run_ranks("tests.integration.door.door_ranks", folder, "headrace:///saved/run7", limit_s=150)
     assert sorted(one.name for one in folder.glob("seen-*")) == ["seen-0", "seen-1"]
     names = {".metadata", "__0_0.distcp", "__1_0.distcp"}
     for step in ("step-1", "step-2"):
