@@ -89,19 +89,23 @@ class Rights:
         """This node may make new names in the folder, and knows those that are there, on return: for a moment at least.
         HeadraceError: it can't be had."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
+            if self._records.leases_lost != self._lost:
+                await self._drop_all()
             if folder not in self._held:
                 await self._take(folder)
                 await self._look(folder)
                 self._held[folder] = time.monotonic()
             self._move_on()
             with self._upper.lock:
-                self.marks.set(self._upper.at(folder), RIGHT)
+                self.marks.set(self._upper.at(folder), folder, RIGHT)
 
     async def give_up(self, folder: bytes) -> None:
         """On return another node may take the right, and is told of all that was made here."""
         async with self._locks.setdefault(folder, asyncio.Lock()):
             since_s = self._held.get(folder)
-            if since_s is None:
+            if since_s is None:  # perhaps it was taken by a call that was broken off
+                if await self._records.get(_key(folder)) == self._me.encode():
+                    await self._records.delete(_key(folder))
                 return
             await asyncio.sleep(since_s + HOLD_S - time.monotonic())
             with self._upper.lock:
@@ -156,7 +160,8 @@ class Rights:
                 log.exception("rights are not kept")
 
     def _move_on(self) -> None:
-        self.marks.keep_rights(self._records.lease_until_s - MARGIN_S)
+        if self._records.leases_lost == self._lost:  # else the rights of before are none any more
+            self.marks.keep_rights(self._records.lease_until_s - MARGIN_S)
 
     async def _drop_all(self) -> None:
         """The lease was lost: others may have taken them. Records that were written again since go."""

@@ -99,7 +99,7 @@ class Told:
         with self._upper.lock:
             for folder in folders:
                 if self.registry is not None and self.registry.is_recorded(folder):
-                    self.rights.marks.set(self._upper.at(folder), TOLD)
+                    self.rights.marks.set(self._upper.at(folder), folder, TOLD)
 
     def unmark(self, folder: bytes) -> None:
         if self.rights is not None:
@@ -108,7 +108,7 @@ class Told:
 
     async def tell_all_of(self, folder: bytes) -> None:
         """Also what no session has told of yet: whoever asks after this is told of it."""
-        told = self.tell([join(folder, name) for name in self._upper.names(folder)])
+        told = self.tell([join(folder, name) for name in self._upper.names(folder)], below=False)
         if self.registry is not None:
             await self.registry.enter(told)
 

@@ -15,6 +15,8 @@ import os
 import struct
 import time
 
+import xxhash
+
 TOLD = "trusted.headrace.told"
 RIGHT = "trusted.headrace.right"
 _STATE = struct.Struct("<QQ")
@@ -49,17 +51,17 @@ class Marks:
         """until_s: monotonic, the clock of all processes of a host."""
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
-    def is_told(self, at: bytes) -> bool:
-        """at: where a folder lies."""
-        return self._has(at, TOLD)
+    def is_told(self, at: bytes, folder: bytes) -> bool:
+        """at: where a folder lies. folder: its path in the namespace; a mark that was renamed with it means nothing."""
+        return self._has(at, folder, TOLD)
 
-    def has_right(self, at: bytes) -> bool:
-        return time.monotonic_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, RIGHT)
+    def has_right(self, at: bytes, folder: bytes) -> bool:
+        return time.monotonic_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, RIGHT)
 
-    def set(self, at: bytes, mark: str) -> bool:
+    def set(self, at: bytes, folder: bytes, mark: str) -> bool:
         """False where there is no such folder."""
         try:
-            os.setxattr(at, mark, b"%x" % self.generation)
+            os.setxattr(at, mark, self._value(folder))
         except OSError:
             return False
         return True
@@ -71,8 +73,11 @@ class Marks:
     def close(self) -> None:
         self._map.close()
 
-    def _has(self, at: bytes, mark: str) -> bool:
+    def _has(self, at: bytes, folder: bytes, mark: str) -> bool:
         try:
-            return os.getxattr(at, mark) == b"%x" % self.generation
+            return os.getxattr(at, mark) == self._value(folder)
         except OSError:
             return False
+
+    def _value(self, folder: bytes) -> bytes:
+        return b"%x-%x" % (self.generation, xxhash.xxh3_64_intdigest(folder))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ ASK_LIMIT_S = 10.0
 SETTLE_LIMIT_S = 3600.0
 """The writer persists a file of any size first; while it lives it is waited for."""
 COPIES = "copies"
+LISTED_S = 5.0
+"""By then the records that were listed were heard of, too."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,8 @@ class Elsewhere:
         self._told: dict[tuple[str, bytes], Told] = {}
         self._asking: dict[tuple[str, bytes], asyncio.Lock] = {}
         self._here: set[str] = set()
+        self._listed: dict[str, Cover] = {}
+        self._listed_s = float("-inf")
 
     async def start(self) -> None:
         await self._records.follow(f"{COPIES}/", self._hear_holders)
@@ -74,12 +79,10 @@ class Elsewhere:
     # ------------------------------------------------------------ who
 
     async def catch_up(self) -> None:
-        """What is in the records now is known on return."""
+        """Whoever is named in the records now is asked, from now on. What is heard of them meanwhile may be older."""
         found = await self._records.list(f"{PREFIX}/")
-        for key in {f"{PREFIX}/{writer}" for writer in self._covers} - found.keys():
-            self._hear(key, None)
-        for key, raw in found.items():
-            self._hear(key, raw)
+        self._listed_s = time.monotonic()
+        self._listed = {key.removeprefix(f"{PREFIX}/"): Cover.decode(raw) for key, raw in found.items()}
 
     def _hear(self, key: str, raw: bytes | None) -> None:
         writer = key.removeprefix(f"{PREFIX}/")
@@ -125,7 +128,10 @@ class Elsewhere:
 
     def writers(self, folder: bytes) -> list[str]:
         """Who has such names in a folder, by the records."""
-        return sorted(writer for writer, cover in self._covers.items() if cover.covers(folder))
+        found = {writer for writer, cover in self._covers.items() if cover.covers(folder)}
+        if time.monotonic() < self._listed_s + LISTED_S:
+            found |= {writer for writer, cover in self._listed.items() if cover.covers(folder)}
+        return sorted(found - {self._me})
 
     def sources(self, writer: str) -> list[NodeInfo]:
         """Whom to ask for what a writer wrote, in order; not this node itself."""

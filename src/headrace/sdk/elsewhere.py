@@ -28,7 +28,8 @@ class OtherNodes:
         copies it waits for that, too."""
         if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return True
-        return self._opened().is_told(self._upper.at(split(path)[0]))
+        folder = split(path)[0]
+        return self._opened().is_told(self._upper.at(folder), folder)
 
     def check_right(self, path: bytes) -> None:
         """Before a name is made that must not be made on another node at the same time; its folder is in the upper
@@ -36,7 +37,7 @@ class OtherNodes:
         folder = split(path)[0]
         if self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return
-        if not self._opened().has_right(self._upper.at(folder)):
+        if not self._opened().has_right(self._upper.at(folder), folder):
             raise NeedsRightError(folder)
 
     def _opened(self) -> Marks:

@@ -59,10 +59,22 @@ def test_through_is_seen_on_the_others_when_close_returns(make_town: MakeTown) -
 
 
 def test_what_both_wrote_is_kept_from_both(make_town: MakeTown) -> None:
+    """At one time: neither knew of the other's."""
     town = make_town(write="back", persist_delay_s=2)
     town.start(2)
-    for number, host in enumerate(town.hosts):
-        Writer(host.mount).run(f"open('f', 'w').write('from {number}')")
+    writers = [
+        Writer(host.mount).start(f"print(); sys.stdin.readline(); open('f', 'w').write('from {number}')")
+        for number, host in enumerate(town.hosts)
+    ]
+    for one in writers:
+        assert one.stdout is not None
+        one.stdout.readline()
+    for one in writers:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    for one in writers:
+        assert one.wait(10) == 0
     conflicts = [settled(host)["conflicts"] for host in town.hosts]
     (conflict,) = [one for some in conflicts for one in some]
     truth = tree_of(town.truth)

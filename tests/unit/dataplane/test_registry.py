@@ -104,7 +104,7 @@ def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         await here.registry.enter([b"/d/1"])
         assert here.cover() == Cover(frozenset({b"/d"}))
         writes = here.records.writes
-        for number in range(1000):
+        for number in range(200):
             here.write(b"/d/%d" % number)
             await here.registry.enter([b"/d/%d" % number])
         assert here.records.writes == writes
@@ -224,7 +224,7 @@ class Two:
         await self.rights[node.id].give_up(request.path)
 
     def has(self, id: str) -> bool:
-        return self.rights[id].marks.has_right(self.uppers[id].at(b"/d"))
+        return self.rights[id].marks.has_right(self.uppers[id].at(b"/d"), b"/d")
 
 
 def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
@@ -242,6 +242,9 @@ def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
         await asyncio.gather(wants("n0"), wants("n1"))
         assert {"n0", "n1"} == set(two.told)
         holder = next(id for id in two.rights if two.has(id))
+        upper = two.uppers[holder]
+        os.rename(upper.at(b"/d"), upper.at(b"/e"))
+        assert not two.rights[holder].marks.has_right(upper.at(b"/e"), b"/e")
         other = "n1" if holder == "n0" else "n0"
         await two.records[holder].close()  # its lease ends
         await two.rights[other].claim(b"/d")
