@@ -92,4 +92,8 @@ def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path)
     same(host)
     assert attributes(host, "l3")[:3] == [0o100640, 1234, 4321]
     assert bytes_fetched(host) == 0
+    host.ok("load", host.mount)
+    assert set(os.listdir(host.cache / "upper/tree")) == {"named"}  # the cache has the others
+    same(host)
+    assert bytes_fetched(host) == len("named")
     host.ok("fsck")
