@@ -73,7 +73,7 @@ def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path)
         died = tmp_path / step
         host.environment["HEADRACE_FAILPOINT"] = f"{step}:1:{died}"
         dying = host.start("up", host.truth, host.mount, "--cache", f"{host.cache}:{CACHE}")
-        wait_until(died.exists, 30.0, what=lambda step=step: f"{step} was not hit")
+        wait_until(died.exists, 30.0)  # else it was not hit
         dying.process.kill()
         dying.process.wait()
         host.close()
