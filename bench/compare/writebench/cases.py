@@ -1,7 +1,7 @@
 """The cases of writing. All contenders in each turn, one after the other, each with a new cache on the same disk.
 
 1 `large`: one file of 4 GiB, written in order, fsync, close. 2 `small`: 10,000 files created, written and closed.
-3 `persist`: what was written to a mount in mode `back`, until all is at the origin, against s5cmd of the same data, which
+3 `persist`: what was written to a mount in mode `back`, until all is at the origin, against s5cmd of the same data that
 is on the disk already. Once while it is written (the time is from the first byte on), once after. What was written is
 read back, and what was persisted is looked at in the object store.
 4 `copies`: as 1, in mode `back:2` over a link: `copies.py`.
