@@ -51,6 +51,13 @@ class Headrace(HeadraceMount):
         self._ask("persist", self.mountpoint, "--wait", "--json", timeout_s=PERSIST_LIMIT_S)
 
 
+class HeadraceLater(Headrace):
+    """Nothing is persisted before it is asked for."""
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "HEADRACE_PERSIST_DELAY_S": "3600"}
+
+
 class JuiceFSWriteback(JuiceFS):
     """Writes are staged on its cache disk, and uploaded at once, in the background."""
 

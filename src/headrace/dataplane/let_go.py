@@ -1,5 +1,6 @@
-"""Clean files leave the upper layer when it takes too much of the disk. The file itself becomes the cache's copy of
-what was persisted, by a rename, so that nobody fetches it from the origin; then it may be evicted like any other.
+"""Clean files leave the upper layer when it takes too much of the disk, or when the cache is asked for them (a load,
+another node). The file itself becomes the cache's copy of what was persisted, by a rename, so that nobody fetches it
+from the origin; then it may be evicted like any other.
 
 A file goes only while nobody has it open or mapped: the kernel grants a lease for that (fcntl(2), F_SETLEASE), and who
 opens a name of the layer holds its lock, as this does. What the origin can't hold of it is lost then, as
@@ -27,6 +28,8 @@ from headrace.store.store import Store
 log = logging.getLogger(__name__)
 
 CACHE_MODE = 0o644
+BRING_BYTES_MAX = 1 << 30
+"""All of a file is read before the first byte of it can be had: half a second or more a GiB."""
 Take = Callable[[bytes], bool]
 """Takes the file at a place of the layer away from there; False: it stays."""
 
@@ -60,10 +63,22 @@ class Leaving:
         """So many bytes of clean files, those that were written longest ago."""
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
-            freed = await self._leave_one(rows[path])
-            if freed:
-                self._known.drop(path)
-                self._on_left(path, freed)
+            self._gone(path, await self._leave_one(rows[path]))
+
+    async def bring(self, path: bytes, entry: Entry) -> bool:
+        """Whether the cache has that version of the file on return, since it was moved there."""
+        row, store = self._known.get(path), self._store
+        if store is None or row is None or row.begun or row.version != entry.version:
+            return False
+        if row.size_bytes > BRING_BYTES_MAX:
+            return False
+        self._gone(path, await self._leave_one(row))
+        return _is_cached(store, entry)
+
+    def _gone(self, path: bytes, freed: int) -> None:
+        if freed:
+            self._known.drop(path)
+            self._on_left(path, freed)
 
     async def _leave_one(self, row: Row) -> int:
         entry = self._namespace.known(row.path)
@@ -72,7 +87,7 @@ class Leaving:
         store = self._store
         if store is None or _is_cached(store, entry):
             await asyncio.sleep(0)
-            return let_go(self._upper, row, self._is_shown(row), keep_users=True)
+            return let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
         loop = asyncio.get_running_loop()
         sums = await loop.run_in_executor(self._threads, checksums_of, self._upper.at(row.path), row)
         if sums is None:
@@ -83,7 +98,7 @@ class Leaving:
             return store.adopt(entry, at, sums, borrowed=borrowed)
 
         try:
-            return let_go(self._upper, row, self._is_shown(row), take=adopt, keep_users=True)
+            return let_go(self._upper, row, self._is_shown(row), take=adopt, empty_too=True, keep_users=True)
         except HeadraceError as error:
             log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
             return 0

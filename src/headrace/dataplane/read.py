@@ -85,6 +85,8 @@ class ReadPath:
         self._disk = disk
         self._settings = settings
         self._on_complete = on_complete
+        self.bring: Callable[[bytes, Entry], Awaitable[bool]] | None = None
+        """Moves what was written on this node, and is at its origin, into the cache; False: there is no such file."""
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
@@ -210,6 +212,9 @@ class ReadPath:
         if entry.kind is not Kind.FILE:
             raise PathNotFoundError(f"file {id:x}", why="it is a directory")
         path = self._store.index.path_of(id) or b""
+        if self.bring is not None and await self.bring(path, entry):
+            self._on_complete([id])
+            return True
         source = self._sources.of(mount, key, entry, path)
         if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
             await self._fetch_small(source, entry, path, background=background, for_peer=for_peer)

@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.base.model import Version
+from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.holders import HolderRecords
@@ -153,6 +153,10 @@ class WritePath:
     def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
         """Clean files that leave the layer become cache files of the store, which is on its disk."""
         self._leaving.into(store, owns)
+
+    async def into_cache(self, path: bytes, entry: Entry) -> bool:
+        """Whether the cache has the file on return, because it was clean here as that version, and was moved."""
+        return await self._leaving.bring(path, entry)
 
     def keep_copies(
         self, me: str, peers: Peers, view: Callable[[], ClusterView], records: HolderRecords
@@ -293,7 +297,7 @@ class WritePath:
             log.exception("clean files could not leave the layer")  # at the next look again
 
     def _left(self, path: bytes, freed: int) -> None:
-        self._upper_bytes -= freed
+        self._upper_bytes = max(0, self._upper_bytes - freed)
         self.counts.let_go += 1
         self._on_written([path], 0)
 

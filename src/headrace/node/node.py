@@ -148,6 +148,7 @@ class Node:
         self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
         if self.write is not None:
             self.write.move_into(store, self.sources.owns)
+            self.reads.bring = self.write.into_cache
         self._upkeep: asyncio.Task[None] | None = None
 
     @classmethod

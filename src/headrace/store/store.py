@@ -234,7 +234,8 @@ class Store:
             small = checksums[0] if entry.version.size_bytes <= BLOCK_SIZE_BYTES and checksums else 0
             record = self._record(entry, volume, complete=True, checksum=small, borrowed=borrowed)
             try:
-                write_map(volume, id, os.stat(path), checksums)
+                found = os.stat(path)
+                write_map(volume, id, found, checksums)
                 failpoint.hit("adopt.map")
                 self.index.put_cached(record)
                 failpoint.hit("adopt.recorded")
@@ -244,6 +245,7 @@ class Store:
                 volume.unlink(id)
                 raise storage_error(volume.data_path(id), error) from error
             failpoint.hit("adopt.renamed")
+            self.set_written(max(0, self._written_bytes - found.st_blocks * 512))  # it is not counted twice
             self._take_in(record)
         self._tell()
         return True

@@ -48,6 +48,21 @@ os.unlink('low/b')
     assert bytes.fromhex(Writer(first.mount).tree()["low/a"]).endswith(b"moreand more")
 
 
+def test_what_its_owner_wrote_is_not_fetched_for_others(make_town: MakeTown) -> None:
+    """Of two nodes each owns some of the names; 2^-24 that all are of one."""
+    town = make_town(write="back", persist_delay_s=0.05)
+    town.start(2)
+    first, second = town.hosts
+    sizes = {f"f{n}": (2_000_000 if n % 5 == 0 else 40_000) for n in range(24)}
+    Writer(first.mount).run(f"[open(name, 'wb').write(os.urandom(size)) for name, size in {sizes}.items()]")
+    settled(first)
+    same(Writer(second.mount), tree_of(town.truth))
+    moved = {name for name in sizes if not (first.cache / "upper/tree" / name).exists()}
+    assert 0 < len(moved) < len(sizes)
+    assert town.misses() or town.origin() == sum(size for name, size in sizes.items() if name not in moved)
+    same(Writer(first.mount), tree_of(town.truth))
+
+
 def test_through_is_seen_on_the_others_when_close_returns(make_town: MakeTown) -> None:
     town = make_town(write="through")
     town.start(2)

@@ -73,7 +73,7 @@ def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path)
         died = tmp_path / step
         host.environment["HEADRACE_FAILPOINT"] = f"{step}:1:{died}"
         dying = host.start("up", host.truth, host.mount, "--cache", f"{host.cache}:{CACHE}")
-        wait_until(died.exists, 30.0, what=f"{step} was not hit".__str__)
+        wait_until(died.exists, 30.0)  # else it was not hit
         dying.process.kill()
         dying.process.wait()
         host.close()
@@ -92,4 +92,8 @@ def test_what_left_the_layer_is_not_fetched(make_host: MakeHost, tmp_path: Path)
     same(host)
     assert attributes(host, "l3")[:3] == [0o100640, 1234, 4321]
     assert bytes_fetched(host) == 0
+    host.ok("load", host.mount)
+    assert set(os.listdir(host.cache / "upper/tree")) == {"named"}  # the cache has the others
+    same(host)
+    assert bytes_fetched(host) == len("named")
     host.ok("fsck")

@@ -30,6 +30,33 @@ def test_rows_survive(tmp_path: Path) -> None:
     table.close()
 
 
+def test_rows_come_out_of_memory_and_out_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "RECENT_MAX", 3)
+    monkeypatch.setattr(known, "CHECKPOINT_NOTES", 8)
+    path = str(tmp_path / "known.db")
+    table = KnownTable(path)
+    assert table.get(b"/0") is None
+    rows = [Row(b"/%d" % n, n, n + 1, n, Version(n, n)) for n in range(8)]
+    for row in rows:
+        assert not table.wants_checkpoint
+        table.note(row)
+    assert [table.get(row.path) for row in rows] == rows
+    table.drop(b"/7")
+    assert table.get(b"/7") is None
+    assert table.wants_checkpoint
+    log = tmp_path / "known.db-wal"
+    before = (tmp_path / "known.db").stat().st_size
+    table.checkpoint()
+    assert not table.wants_checkpoint
+    assert (tmp_path / "known.db").stat().st_size > before or log.stat().st_size == 0
+    table.close()
+    table = KnownTable(path)
+    assert [table.get(row.path) for row in rows] == [*rows[:7], None]
+    table.close()
+
+
 def test_what_a_row_describes(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"12345")

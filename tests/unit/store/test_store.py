@@ -8,6 +8,7 @@ import pytest
 
 from headrace.base.errors import NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.store.checksum import block_checksum
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
@@ -60,6 +61,35 @@ def test_blocks_appear_one_by_one(open_store: OpenStore) -> None:
     assert reader.complete
     reader.close()
     assert content(store, entry.id) == b"a" * MIB + b"b" * (MIB + 5)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, MIB, 2 * MIB + 5])
+def test_a_file_of_the_layer_becomes_a_cache_file(
+    open_store: OpenStore, tmp_path: Path, size_bytes: int
+) -> None:
+    """In the place of what was cached of it before; what it took of the disk is counted once."""
+    store = open_store()
+    entry = named(store, b"f", size_bytes)
+    begun = store.create(entry) if size_bytes > MIB else None
+    data = os.urandom(size_bytes)
+    file = tmp_path / "written"
+    file.write_bytes(data)
+    took = file.stat().st_blocks * 512
+    store.set_written(took)
+    sums = [block_checksum(data[at : at + MIB]) for at in range(0, size_bytes, MIB)]
+    with pytest.raises(StoreError):
+        store.adopt(entry, os.fsencode(tmp_path / "nothing"), sums, borrowed=False)
+    assert store.index.cached(entry.id) is None
+    assert store.adopt(entry, os.fsencode(file), sums, borrowed=True)
+    assert not file.exists()
+    assert content(store, entry.id) == data
+    assert begun is None or begun.closed
+    done = cached(store, entry.id)
+    assert (done.trusted, done.borrowed) == (True, True)
+    assert store.verify(entry.id)
+    assert 0 <= store.used_bytes - took <= 8192
+    assert store.free(entry.id) > 0
+    assert store.used_bytes == 0
 
 
 @pytest.mark.parametrize("offset, length", [(1, MIB), (0, 5), (0, 4 * MIB)])
