@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -55,7 +55,7 @@ class Put:
 
 class Persist:
     """limit_s: of one object: a time for each, and one more for each so many bytes. on_written: told paths of which the
-    node itself changed what they mean."""
+    node itself changed what they mean. ask_others: what they persisted in this node's place is in the table then."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Persist:
         *,
         limit_s: Callable[[int], float],
         on_written: Callable[[list[bytes]], None],
+        ask_others: Callable[[], Awaitable[None]],
     ) -> None:
         self._namespace = namespace
         self._upper = upper
@@ -73,6 +74,7 @@ class Persist:
         self._threads = threads
         self._limit_s = limit_s
         self._on_written = on_written
+        self._ask_others = ask_others
 
     # ------------------------------------------------------------ files
 
@@ -94,7 +96,14 @@ class Persist:
             os.close(fd)
 
     async def _put_open(
-        self, path: bytes, fd: int, before: os.stat_result, origin: Origin, key: str
+        self,
+        path: bytes,
+        fd: int,
+        before: os.stat_result,
+        origin: Origin,
+        key: str,
+        *,
+        asked: bool = False,
     ) -> Put | None:
         deadline = Deadline.after(self._limit_s(before.st_size))
         row = await self._resolved(self._known.get(path), origin, key, deadline)
@@ -116,6 +125,8 @@ class Persist:
             version = info.version
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             found = await self._same_at_origin(origin, key, source, deadline)
+            if found is None and not asked and await self._others_put(path):
+                return await self._put_open(path, fd, before, origin, key, asked=True)
             if found is None:
                 self._set_aside(path, before, str(error))
                 return None
@@ -181,6 +192,13 @@ class Persist:
         changed = [] if clean else [path]
         return Put(before.st_size, changed if hidden is None else [*changed, hidden])
 
+    async def _others_put(self, path: bytes) -> bool:
+        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
+        place."""
+        before = self._known.get(path)
+        await self._ask_others()
+        return self._known.get(path) != before
+
     async def _same_at_origin(
         self, origin: Origin, key: str, source: FileSource, deadline: Deadline
     ) -> Version | None:
@@ -232,7 +250,7 @@ class Persist:
 
     # ------------------------------------------------------------ removals
 
-    async def remove(self, path: bytes, at: bytes) -> bool:
+    async def remove(self, path: bytes, at: bytes, *, asked: bool = False) -> bool:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._place(path)
@@ -256,6 +274,8 @@ class Persist:
         except PathNotFoundError:
             pass
         except ConflictError as error:
+            if not asked and await self._others_put(path):
+                return await self.remove(path, at, asked=True)
             self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._namespace.look_again(path)

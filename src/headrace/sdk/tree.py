@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.base import failpoint
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
 from headrace.layer.upper import (
     LOWER_ID,
+    MOVING,
     REMOVED,
     Base,
     Hidden,
@@ -539,8 +541,13 @@ class Tree:
         if not shadow:
             os.rename(at, to)
             return
+        # In between the directory is in `work`. Whoever clears that after a crash ends the move by the mark.
+        os.setxattr(at, MOVING, target)
+        failpoint.hit("tree.moving")
         rename(shadow, at, EXCHANGE)
+        failpoint.hit("tree.moved")
         os.rename(shadow, to)
+        os.removexattr(to, MOVING)
 
     def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
         """A directory with all that is in it. EXDEV when that is too much for a rename."""
