@@ -74,7 +74,11 @@ class WritableNames(Operations):
         tree.on_changed = self._noted
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.Attributes(
-            uid=os.getuid(), gid=os.getgid(), generation=client.generation, writable=True
+            uid=os.getuid(),
+            gid=os.getgid(),
+            generation=client.generation,
+            writable=True,
+            numbers=self._nodes.numbers,
         )
 
     def table(self) -> dict[int, Method]:
@@ -202,6 +206,7 @@ class WritableNames(Operations):
             return errno.ESTALE
         if found is None:
             return super().getattr(unique, node, request)
+        self._nodes.node_of(path, found)  # after a take-over it is not known which number it shows
         return self._encode.stat_attr_reply(unique, node, found)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -281,7 +286,7 @@ class WritableNames(Operations):
             return codec.dirent(below.id, name, below.kind, offset)
         node = self._nodes.node_of(path, found)
         if not plus:
-            return codec.stat_dirent(name, node, found, offset)
+            return codec.stat_dirent(name, self._encode.number_of(node), found, offset)
         generation = self._nodes.learn(node, parent, name)
         return self._encode.stat_direntplus(name, node, found, generation, offset)
 

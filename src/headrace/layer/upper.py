@@ -34,7 +34,8 @@ from headrace.layer.work import is_left, owner
 
 REMOVED = "trusted.headrace.removed"
 LOWER_ID = "trusted.headrace.id"
-"""Of a directory that the origin had when it came into this layer: the id it goes on having."""
+"""Of what the origin had when it came into this layer: the id it had. A directory goes on having it; a file goes on
+showing it as its inode number, as programs that change a file in place compare that (vim)."""
 BASE = "trusted.headrace.base"
 """Which version of the origin's file this one replaces, and at which path: the condition of its put."""
 PATH = "trusted.headrace.path"

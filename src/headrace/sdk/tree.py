@@ -179,6 +179,7 @@ class Tree:
                 self._copy_content(entry, fd, cancel)
                 os.utime(fd, ns=(entry.version.mtime_ns, entry.version.mtime_ns))
             set_base(made, Base(path, entry.version))
+            os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
             with self.lock:
                 self.ensure_directory(split(path)[0])
                 if self.below(path) == entry and self.upper.look(path) is None:
