@@ -44,7 +44,10 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
+    """copy: what `copy_of` says of it as long as the sums are those of its bytes."""
+
     path: bytes
+    copy: tuple[int, ...]
     sums: list[int]
 
 
@@ -115,7 +118,7 @@ class Mirror:
         """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
         placed = self._placed.get(wanted.inode)
         staging = self._new_staging(wanted.inode)
-        if placed is not None and copy_of(self.upper.at(placed.path))[:1] == (wanted.inode,):
+        if placed is not None and copy_of(self.upper.at(placed.path)) == placed.copy:
             os.unlink(staging.at)
             os.link(self.upper.at(placed.path), staging.at)
             staging = Staged(staging.at, dict(enumerate(placed.sums)), shared=True)
@@ -197,7 +200,8 @@ class Mirror:
             made = staged.at
             os.truncate(made, one.size_bytes)
             count = -(-one.size_bytes // BLOCK_SIZE_BYTES)
-            self._placed[one.inode] = Placed(one.path, [staged.sums[number] for number in range(count)])
+            sums = [staged.sums[number] for number in range(count)]
+            self._placed[one.inode] = Placed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
         else:
             with open(made, "xb") as out:
                 out.write(one.content)

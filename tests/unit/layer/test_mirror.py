@@ -142,6 +142,18 @@ def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
     assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
+def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -> None:
+    """What the mirror knew of it when it was large is true no more."""
+    upper, mirror = layers
+    at, data = upper.at(b"/f"), os.urandom(3 * BLOCK_SIZE_BYTES)
+    for size in (len(data), 100, len(data)):
+        with open(at, "r+b" if os.path.exists(at) else "xb") as out:
+            out.write(data[:size])
+            out.truncate(size)
+        send(upper, mirror, [b"/f"])
+        assert looks(upper) == looks(mirror.upper)
+
+
 def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror]) -> None:
     upper, mirror = layers
     at = upper.at(b"/f")
