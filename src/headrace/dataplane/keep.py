@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -23,9 +24,13 @@ from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import Keep, KeepAhead, Wanted
 
+log = logging.getLogger(__name__)
+
 FETCHES = 4
 """Ranges of one file at once."""
 FETCH_LIMIT_S = 60.0
+STAGING_IDLE_S = 600.0
+"""How long what was sent ahead of a file waits for the rest of it."""
 
 
 class Keeper:
@@ -46,6 +51,13 @@ class Keeper:
     async def measure(self) -> None:
         """Reads all names, in a thread."""
         self.bytes_kept = await self._in_thread(_bytes_below, self._folder)
+
+    async def drop_idle(self) -> None:
+        for writer, mirror in list(self._mirrors.items()):
+            async with self.lock_of(writer):
+                count = await self._in_thread(mirror.drop_idle, STAGING_IDLE_S)
+                if count:
+                    log.info("files that were never finished are dropped writer=%s files=%d", writer, count)
 
     def writers(self) -> list[str]:
         """The ids of those of whom something is kept here."""

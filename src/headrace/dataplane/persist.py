@@ -71,7 +71,7 @@ class Put:
 
 class Persist:
     """limit_s: of one object: a time for each, and one more for each so many bytes. on_written: told paths of which the
-    node itself changed what they mean."""
+    node itself changed what they mean. ask_others: what they persisted in this node's place is in the table then."""
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class Persist:
         *,
         limit_s: Callable[[int], float],
         on_written: Callable[[list[bytes]], None],
+        ask_others: Callable[[], Awaitable[None]],
     ) -> None:
         self._namespace = namespace
         self._upper = upper
@@ -91,6 +92,7 @@ class Persist:
         self._on_written = on_written
         self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
         """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
+        self._ask_others = ask_others
 
     # ------------------------------------------------------------ files
 
@@ -135,7 +137,14 @@ class Persist:
                 self._namespace.was_put(path, version)
 
     async def _put_open(
-        self, path: bytes, source: FileSource, before: os.stat_result, origin: Origin, key: str
+        self,
+        path: bytes,
+        source: FileSource,
+        before: os.stat_result,
+        origin: Origin,
+        key: str,
+        *,
+        asked: bool = False,
     ) -> Put | None:
         deadline = Deadline.after(self._limit_s(before.st_size))
         row = await self._resolved(self._known.get(path), origin, key, deadline)
@@ -153,6 +162,8 @@ class Persist:
             version = info.version
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             found = await self._same_at_origin(origin, key, source, deadline)
+            if found is None and not asked and await self._others_put(path):
+                return await self._put_open(path, source, before, origin, key, asked=True)
             if found is None:
                 self._set_aside(path, before, str(error))
                 return None
@@ -218,6 +229,13 @@ class Persist:
         changed = [] if clean else [path]
         return Put(before.st_size, changed if hidden is None else [*changed, hidden])
 
+    async def _others_put(self, path: bytes) -> bool:
+        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
+        place."""
+        before = self._known.get(path)
+        await self._ask_others()
+        return self._known.get(path) != before
+
     async def _same_at_origin(
         self, origin: Origin, key: str, source: FileSource, deadline: Deadline
     ) -> Version | None:
@@ -269,7 +287,7 @@ class Persist:
 
     # ------------------------------------------------------------ removals
 
-    async def remove(self, path: bytes, at: bytes) -> bool:
+    async def remove(self, path: bytes, at: bytes, *, asked: bool = False) -> bool:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._place(path)
@@ -294,6 +312,8 @@ class Persist:
         except PathNotFoundError:
             pass
         except ConflictError as error:
+            if not asked and await self._others_put(path):
+                return await self.remove(path, at, asked=True)
             self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._namespace.look_again(path)

@@ -2,8 +2,8 @@
 them.
 
 Each holder does so, with the conditions that the writer would have used: the second one finds that the origin has the
-same bytes already. The writer, back, first asks all others (`come_back`): what was persisted as it has it is clean
-then.
+same bytes already. The writer, back, first asks all others (come_back.py): what was persisted as it has it is clean
+then. One that was alive all the time, and only cut off, asks when the origin has something that it did not put there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Awaitable, Callable
 
 from headrace.base import failpoint
-from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.dataplane.holders import HolderRecords
@@ -26,14 +25,12 @@ from headrace.layer.known import KnownTable, Row
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper
 from headrace.layer.written import Written
-from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import Returned, ReturnedFile
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
-ASK_LIMIT_S = 10.0
 FILES_MAX = 50_000
 """Of one answer."""
 TAKEN = "taken.db"
@@ -149,8 +146,15 @@ class TakeOver:
         return row.version if row is not None and same else None
 
     async def give_back(self, writer: str, *, done: bool) -> Returned:
-        """What was persisted for a writer that is back. done: it knows."""
+        """What was persisted for a writer that is back, or alive and cut off: then its copies stay ours to persist.
+        done: it knows."""
         self._end(writer)
+        try:
+            return await self._taken(writer, done=done)
+        finally:
+            self.on_view()
+
+    async def _taken(self, writer: str, *, done: bool) -> Returned:
         folder = self._keeper.folder_of(writer)
         path = os.path.join(folder, TAKEN)
         async with self._keeper.lock_of(writer):
@@ -168,25 +172,6 @@ class TakeOver:
 
 def _is_there(path: str) -> bool:
     return os.path.exists(path)
-
-
-async def come_back(me: str, peers: Peers, view: ClusterView, known: KnownTable) -> None:
-    """What others persisted of this node's files while it was away is noted as persisted. Who does not answer is
-    passed by: its puts are found by their bytes."""
-    for node in view.nodes.values():
-        if node.id == me or node.protocol < 2:
-            continue
-        try:
-            files = await peers.returned(node, me, done=False, deadline=Deadline.after(ASK_LIMIT_S))
-            if not files:
-                continue
-            for one in files:
-                row = Row(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version)
-                known.note(row)
-            log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
-            await peers.returned(node, me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
-        except HeadraceError as error:
-            log.info("not asked what it persisted node=%s error=%s", node.id, error)
 
 
 def _note_taken(folder: str) -> None:

@@ -117,6 +117,7 @@ class WritePath:
             threads,
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
             on_written=lambda paths: self._changed_here(paths),
+            ask_others=lambda: self.ask_others(),
         )
         self._superseded = Superseded(
             namespace,
@@ -148,6 +149,8 @@ class WritePath:
             is_dirty=lambda path: path in self._dirty,
             persist=self.persist,
         )
+        self.ask_others: Callable[[], Awaitable[None]] = _nobody
+        """What they persisted in this node's place is known on return."""
         self.counts = Counts()
 
     def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
@@ -184,6 +187,7 @@ class WritePath:
         """What an earlier node left unfinished is known on return, and is being worked on."""
         for top in self._modes.tops():
             os.makedirs(self._upper.at(top), mode=0o755, exist_ok=True)
+        await self._clear_work()
         self._hide_what_went()
         await self.look_over()
         self._task = asyncio.ensure_future(self._run())
@@ -208,6 +212,12 @@ class WritePath:
         self._pressure.close()
         self._known.close()
         self._upper.lock.close()
+
+    async def _clear_work(self) -> None:
+        """A session that died may have left a folder half on its way to another name."""
+        moved = await self._in_thread(self._upper.clear_work)
+        if moved:
+            self._changed_here(moved)
 
     def _hide_what_went(self) -> None:
         """A put that had begun when the node died may have landed; what it put may have been removed since, by a
@@ -427,6 +437,7 @@ class WritePath:
                 if due:
                     await self._settle(due)
                 elif now_s - looked_s > pause_s:
+                    await self._clear_work()
                     await self.look_over()
                     looked_s = time.monotonic()
                     pause_s = max(LOOK_OVER_S, LOOK_OVER_SHARE * (looked_s - now_s))
@@ -676,3 +687,7 @@ class WritePath:
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+async def _nobody() -> None:
+    pass

@@ -14,6 +14,7 @@ KERNEL_MINOR_VERSION = 45
 MINOR_VERSION_MIN = 28  # max_pages in INIT; Linux 4.20
 
 ROOT_NODE = 1
+RESENT_BIT = 1 << 63  # of `unique` of a request that is asked again after a take-over
 INTERRUPT_BIT = 1  # of `unique` of an INTERRUPT request
 NAME_BYTES_MAX = 255
 

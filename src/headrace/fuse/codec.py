@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from headrace.base.model import FILE_ID_MAX, Entry, Kind
 from headrace.fuse import abi
@@ -84,9 +85,19 @@ def decode_names(request: bytes | bytearray, at: int = 40) -> tuple[bytes, bytes
 
 
 class Attributes:
-    """Encodes entries; knows who owns what users see."""
+    """Encodes entries; knows who owns what users see. numbers: node → inode number to be shown, where that is
+    another one than the node's."""
 
-    def __init__(self, *, uid: int, gid: int, generation: int, writable: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        uid: int,
+        gid: int,
+        generation: int,
+        writable: bool = False,
+        numbers: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._numbers = numbers
         self._file_mode = _FILE_MODE | (0o200 if writable else 0)
         self._directory_mode = _DIRECTORY_MODE | (0o200 if writable else 0)
         self._uid = uid
@@ -119,10 +130,23 @@ class Attributes:
         return abi.ENTRY_REPLY.pack(_ENTRY_BYTES, 0, unique, *self._stat_entry(node, found, generation))
 
     def _stat_entry(self, node: int, found: os.stat_result, generation: int) -> tuple[int, ...]:
-        return (node, self._generation + generation, UPPER_TTL_S, UPPER_TTL_S, 0, 0, *_stat_attr(node, found))
+        number = self.number_of(node)
+        return (
+            node,
+            self._generation + generation,
+            UPPER_TTL_S,
+            UPPER_TTL_S,
+            0,
+            0,
+            *_stat_attr(number, found),
+        )
+
+    def number_of(self, node: int) -> int:
+        return self._numbers.get(node, node & FILE_ID_MAX)
 
     def stat_attr_reply(self, unique: int, node: int, found: os.stat_result) -> bytes:
-        return abi.ATTR_REPLY.pack(_ATTR_BYTES, 0, unique, UPPER_TTL_S, 0, 0, *_stat_attr(node, found))
+        attr = _stat_attr(self.number_of(node), found)
+        return abi.ATTR_REPLY.pack(_ATTR_BYTES, 0, unique, UPPER_TTL_S, 0, 0, *attr)
 
     def create_reply(
         self, unique: int, node: int, found: os.stat_result, generation: int, opened: tuple[int, int, int]
@@ -136,7 +160,7 @@ class Attributes:
     ) -> bytes:
         kind = stat.S_IFMT(found.st_mode) >> 12
         head = abi.DIRENTPLUS.pack(
-            *self._stat_entry(node, found, generation), node & FILE_ID_MAX, offset, len(name), kind
+            *self._stat_entry(node, found, generation), self.number_of(node), offset, len(name), kind
         )
         return head + name + bytes(-len(name) & 7)
 
@@ -159,13 +183,13 @@ class Attributes:
         return head + name + bytes(-len(name) & 7)
 
 
-def _stat_attr(node: int, found: os.stat_result) -> tuple[int, ...]:
+def _stat_attr(number: int, found: os.stat_result) -> tuple[int, ...]:
     seconds, rest = zip(
         *(divmod(ns, 1_000_000_000) for ns in (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)),
         strict=True,
     )
     return (
-        *(node & FILE_ID_MAX, found.st_size, found.st_blocks, *(at % (1 << 64) for at in seconds), *rest),
+        *(number, found.st_size, found.st_blocks, *(at % (1 << 64) for at in seconds), *rest),
         *(found.st_mode, found.st_nlink, found.st_uid, found.st_gid, _device(found.st_rdev)),
         *(found.st_blksize, 0),
     )
@@ -181,9 +205,9 @@ def decode_device(encoded: int) -> int:
     return os.makedev((encoded & 0xFFF00) >> 8, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
 
 
-def stat_dirent(name: bytes, node: int, found: os.stat_result, offset: int) -> bytes:
+def stat_dirent(name: bytes, number: int, found: os.stat_result, offset: int) -> bytes:
     kind = stat.S_IFMT(found.st_mode) >> 12
-    return abi.DIRENT.pack(node & FILE_ID_MAX, offset, len(name), kind) + name + bytes(-len(name) & 7)
+    return abi.DIRENT.pack(number, offset, len(name), kind) + name + bytes(-len(name) & 7)
 
 
 def dirent(ino: int, name: bytes, kind: Kind, offset: int) -> bytes:

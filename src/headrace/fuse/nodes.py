@@ -44,18 +44,29 @@ class Nodes:
         self._found: dict[int, bytes] = {}
         """What had to be searched for, after a take-over."""
         self._lock = threading.Lock()
+        self.numbers: dict[int, int] = {}
+        """Node → inode number to be shown, of files that were copied up: the one that they had before."""
 
     def node_of(self, path: bytes, found: os.stat_result) -> int:
         """Of something in the upper layer."""
         if stat.S_ISDIR(found.st_mode) and (id := self._lower_id(path)):
             return id
-        return UPPER | (found.st_ino & _INODE_MAX)
+        node = UPPER | (found.st_ino & _INODE_MAX)
+        if node not in self._known and stat.S_ISREG(found.st_mode):
+            number = self._lower_id(path)
+            if number:
+                self.numbers[node] = number
+            else:
+                self.numbers.pop(node, None)
+        return node
 
     def learn(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
         """The kernel is about to be told; the generation to tell. new: the file was made just now, so whatever had the
         inode number before, and is not yet forgotten, is another one."""
         with self._lock:
             known = self._known.get(node)
+            if new:
+                self.numbers.pop(node, None)
             if known is None:
                 known = self._known[node] = Known()
             elif new:
@@ -77,6 +88,7 @@ class Nodes:
                 known.lookups -= lookups
                 if known.lookups <= 0:
                     del self._known[node]
+                    self.numbers.pop(node, None)
                     if known.dead_fd >= 0:
                         os.close(known.dead_fd)
 

@@ -101,11 +101,19 @@ class Session:
     def start(self) -> None:
         """Answers INIT (blocks until the kernel sends it), or takes over."""
         if self._taking_over:
+            self._clear_work()
             if self._ledger.init_flags & abi.HAS_RESEND:
                 self._notifier.resend()
         else:
             self._answer_init()
         self._client.subscribe(self._on_event)
+
+    def _clear_work(self) -> None:
+        """What the session before had half done is done, before its requests come again."""
+        if self._tree is not None:
+            moved = self._tree.upper.clear_work()
+            if moved:
+                self._tree.on_changed(moved)
 
     def serve(self) -> None:
         """Returns when the mount is gone."""

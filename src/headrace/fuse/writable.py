@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Protocol
 
+from headrace.base import failpoint
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode
@@ -80,7 +81,11 @@ class WritableNames(Operations):
         tree.on_changed = self._noted
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.Attributes(
-            uid=os.getuid(), gid=os.getgid(), generation=client.generation, writable=True
+            uid=os.getuid(),
+            gid=os.getgid(),
+            generation=client.generation,
+            writable=True,
+            numbers=self._nodes.numbers,
         )
 
     def table(self) -> dict[int, Method]:
@@ -208,6 +213,7 @@ class WritableNames(Operations):
             return errno.ESTALE
         if found is None:
             return super().getattr(unique, node, request)
+        self._nodes.node_of(path, found)  # after a take-over it is not known which number it shows
         return self._encode.stat_attr_reply(unique, node, found)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -287,7 +293,7 @@ class WritableNames(Operations):
             return codec.dirent(below.id, name, below.kind, offset)
         node = self._nodes.node_of(path, found)
         if not plus:
-            return codec.stat_dirent(name, node, found, offset)
+            return codec.stat_dirent(name, self._encode.number_of(node), found, offset)
         generation = self._nodes.learn(node, parent, name)
         return self._encode.stat_direntplus(name, node, found, generation, offset)
 
@@ -351,7 +357,11 @@ class WritableNames(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            make(path)
+            try:
+                make(path)
+            except FileExistsError:
+                if not self._was_done(unique, path):
+                    raise
             return self._entered(unique, node, name, path, os.lstat(self._upper.at(path)), new=new)
 
         return self._changing(work)
@@ -362,7 +372,11 @@ class WritableNames(Operations):
         def work() -> Answer:
             path = join(self._path(node), name)
             found = self._tree.look(path)
-            self._tree.remove(path)
+            try:
+                self._tree.remove(path)
+            except FileNotFoundError:
+                if not self._was_done(unique, path):
+                    raise
             if isinstance(found, os.stat_result):
                 self._nodes.removed(UPPER | found.st_ino, (node, name))
             return 0
@@ -375,6 +389,8 @@ class WritableNames(Operations):
         def work() -> Answer:
             path = join(self._path(node), name)
             found = self._tree.look(path)
+            if self._tree.seen(path) is None and self._was_done(unique, path):
+                return 0
             if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
                 below = self._tree.below(path)
                 self._tree.remove_directory(path)
@@ -401,13 +417,15 @@ class WritableNames(Operations):
 
     def rename(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         (target,) = abi.RENAME_IN.unpack_from(request, 40)
-        return self._rename((node, target), codec.decode_names(request, 48), 0)
+        return self._rename(unique, (node, target), codec.decode_names(request, 48), 0)
 
     def rename2(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         target, flags, _ = abi.RENAME2_IN.unpack_from(request, 40)
-        return self._rename((node, target), codec.decode_names(request, 56), flags)
+        return self._rename(unique, (node, target), codec.decode_names(request, 56), flags)
 
-    def _rename(self, parents: tuple[int, int], names: tuple[bytes, bytes], flags: int) -> Answer | Deferred:
+    def _rename(
+        self, unique: int, parents: tuple[int, int], names: tuple[bytes, bytes], flags: int
+    ) -> Answer | Deferred:
         old, new = (parents[0], names[0]), (parents[1], names[1])
         if len(names[1]) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
@@ -416,6 +434,12 @@ class WritableNames(Operations):
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
             replaced = self._tree.look(target)
             moved = self._tree.look(source)
+            if (
+                self._tree.seen(source) is None
+                and replaced is not None
+                and self._was_done(unique, target, source)
+            ):
+                return 0
             before = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
             there = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
             self._tree.rename(source, target, flags, copied=copied)
@@ -443,7 +467,15 @@ class WritableNames(Operations):
         except NeedsContentError:
             return after_copy
         except NeedsRightError as needs:
-            return self._claimed(needs.folder, lambda: self._rename(parents, names, flags))
+            return self._claimed(needs.folder, lambda: self._rename(unique, parents, names, flags))
+
+    def _was_done(self, unique: int, *paths: bytes) -> bool:
+        """A change that can't be made any more is right when the session before made it, and died before it could say
+        so: the kernel asks again then."""
+        if not unique & abi.RESENT_BIT:
+            return False
+        self._noted(list(paths))
+        return True
 
     def _noted(self, paths: list[bytes]) -> None:
         """The node hears of it; where the mode promises more than this disk, the answer waits for that."""
@@ -458,6 +490,7 @@ class WritableNames(Operations):
         with self._tree.lock:
             self._to_wait_for = []
             answer = work()
+            failpoint.hit("fuse.changed")
             paths, self._to_wait_for = self._to_wait_for, []
         if not paths:
             return answer

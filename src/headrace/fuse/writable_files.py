@@ -33,6 +33,8 @@ class WritableOperations(WritableNames):
         flags, mode, _, _ = abi.CREATE_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 56)
         owner = owner_of(request)
+        if unique & abi.RESENT_BIT:
+            flags &= ~os.O_EXCL  # perhaps the session before has made it, and died before it could say so
 
         def work() -> Answer:
             path = join(self._path(node), name)

@@ -25,10 +25,16 @@ CREATE TABLE IF NOT EXISTS known (
     mtime_ns INTEGER NOT NULL, version_bytes INTEGER NOT NULL, version_mtime_ns INTEGER NOT NULL,
     version_token TEXT NOT NULL, begun INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS told_conflicts (
+    path BLOB NOT NULL, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL, PRIMARY KEY (path, kept)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS conflicts (
     path BLOB PRIMARY KEY, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL
 ) WITHOUT ROWID;
+INSERT OR IGNORE INTO told_conflicts SELECT path, kept, why, at_s FROM conflicts;
+DROP TABLE conflicts;
 """
+"""`conflicts` is what there was before: of a path that had another one, only the last."""
 
 
 ABSENT = Version(-1, 0)
@@ -162,17 +168,18 @@ class KnownTable:
 
     def add_conflict(self, conflict: Conflict) -> None:
         self._db.execute(
-            "INSERT OR REPLACE INTO conflicts VALUES (?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)",
             (conflict.path, conflict.kept, conflict.why, conflict.at_s),
         )
 
     def conflicts(self) -> list[Conflict]:
         return [
-            Conflict(*one) for one in self._db.execute("SELECT * FROM conflicts ORDER BY at_s").fetchall()
+            Conflict(*one)
+            for one in self._db.execute("SELECT * FROM told_conflicts ORDER BY at_s").fetchall()
         ]
 
     def forget_conflicts(self, paths: Iterable[bytes]) -> None:
-        self._db.executemany("DELETE FROM conflicts WHERE path = ?", [(path,) for path in paths])
+        self._db.executemany("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths])
 
     def close(self) -> None:
         self._db.close()

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,7 +21,7 @@ import xxhash
 
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.snapshot import Shape, Snapshot
-from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base, split
+from headrace.layer.upper import BASE, REMOVED, Base, Upper, join, set_base, split, throw_away
 
 COPY_OF = "trusted.headrace.copy"
 """Of a file: inode number, ctime in ns and size on the node that wrote it."""
@@ -32,16 +33,21 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Staged:
-    """sums: of the blocks that are there. shared: a second name of a file that has its place; not to be written."""
+    """sums: of the blocks that are there. shared: a second name of a file that has its place; not to be written.
+    used_s: monotonic, the last time that something came for it."""
 
     at: bytes
     sums: dict[int, int] = field(default_factory=dict)
     shared: bool = False
+    used_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
+    """copy: what `copy_of` says of it as long as the sums are those of its bytes."""
+
     path: bytes
+    copy: tuple[int, ...]
     sums: list[int]
 
 
@@ -58,7 +64,7 @@ class Mirror:
     def make(self) -> None:
         self.upper.make()
         for name in os.listdir(self.upper.work):
-            os.unlink(self.upper.work + b"/" + name)
+            throw_away(join(self.upper.work, name))
 
     # ------------------------------------------------------------ large files
 
@@ -85,6 +91,7 @@ class Mirror:
                 staged = self._staged[inode] = self._new_staging(inode)
             elif staged.shared:
                 staged = self._unshare(inode, staged)
+            staged.used_s = time.monotonic()
         fd = os.open(staged.at, os.O_WRONLY | os.O_CLOEXEC)
         try:
             view, at = memoryview(body), start
@@ -97,11 +104,21 @@ class Mirror:
             part = memoryview(body)[offset : offset + BLOCK_SIZE_BYTES]
             staged.sums[(start + offset) // BLOCK_SIZE_BYTES] = xxhash.xxh3_64_intdigest(part)
 
+    def drop_idle(self, idle_s: float) -> int:
+        """What was sent ahead of a file that nobody came back to is thrown away: it was removed before it was closed.
+        Were it still being written, it would be sent anew. How many there were."""
+        limit_s = time.monotonic() - idle_s
+        with self._staging:
+            idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
+            for inode in idle:
+                throw_away(self._staged.pop(inode).at)
+        return len(idle)
+
     def _stage(self, wanted: Snapshot) -> Staged:
         """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
         placed = self._placed.get(wanted.inode)
         staging = self._new_staging(wanted.inode)
-        if placed is not None and copy_of(self.upper.at(placed.path))[:1] == (wanted.inode,):
+        if placed is not None and copy_of(self.upper.at(placed.path)) == placed.copy:
             os.unlink(staging.at)
             os.link(self.upper.at(placed.path), staging.at)
             staging = Staged(staging.at, dict(enumerate(placed.sums)), shared=True)
@@ -183,7 +200,8 @@ class Mirror:
             made = staged.at
             os.truncate(made, one.size_bytes)
             count = -(-one.size_bytes // BLOCK_SIZE_BYTES)
-            self._placed[one.inode] = Placed(one.path, [staged.sums[number] for number in range(count)])
+            sums = [staged.sums[number] for number in range(count)]
+            self._placed[one.inode] = Placed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
         else:
             with open(made, "xb") as out:
                 out.write(one.content)

@@ -6,7 +6,8 @@ Three things of the tree stand for what is not there, and are never shown:
 
 * a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed;
 * a directory marked REMOVED: it was removed, with all that its whiteouts hide; made anew, it loses the mark;
-* `work`, beside the tree, holds files that are being made; what a crash left there is thrown away;
+* `work`, beside the tree, holds what is being made or moved; what a crash left there is put where it was on its way
+  to, or thrown away (`clear_work`);
 * `gone`, beside it, holds removed directories in whose place a file was put: what is to be removed at the origin still.
 
 Sessions write here and the node reads and persists; both only by steps that the file system makes atomic. No state
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -28,17 +31,22 @@ import msgspec
 from headrace.base.model import Attributes, Version
 from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
+from headrace.layer.work import is_left, owner
 
 REMOVED = "trusted.headrace.removed"
 LOWER_ID = "trusted.headrace.id"
-"""Of a directory that the origin had when it came into this layer: the id it goes on having."""
+"""Of what the origin had when it came into this layer: the id it had. A directory goes on having it; a file goes on
+showing it as its inode number, as programs that change a file in place compare that (vim)."""
 BASE = "trusted.headrace.base"
 """Which version of the origin's file this one replaces, and at which path: the condition of its put."""
 PATH = "trusted.headrace.path"
 """Of a directory in `gone`: where it was."""
+MOVING = "trusted.headrace.moving"
+"""Of a directory: where it is on its way to. It means something only while that one lies in `work`."""
 OURS = "trusted.headrace."
 BASES_MAX = 8
 
+log = logging.getLogger(__name__)
 _serial = itertools.count()
 
 
@@ -81,7 +89,40 @@ class Upper:
 
     def new(self) -> bytes:
         """A name in `work` that nobody has."""
-        return b"%s/%d-%d" % (self.work, os.getpid(), next(_serial))
+        return b"%s/%s-%d" % (self.work, owner(), next(_serial))
+
+    def clear_work(self) -> list[bytes]:
+        """What processes that are dead left in `work` goes, but for directories that were being moved: those come
+        to their places. The paths of these."""
+        moved: list[bytes] = []
+        for name in os.listdir(self.work):
+            at = join(self.work, name)
+            if not is_left(at):
+                continue
+            target = _moving_to(at)
+            if target is None:
+                throw_away(at)
+            elif self._finish_move(at, target):
+                moved.append(target)
+        return moved
+
+    def _finish_move(self, at: bytes, target: bytes) -> bool:
+        try:
+            with self.lock:
+                rename(at, self.at(target), NOREPLACE)
+                os.removexattr(self.at(target), MOVING)
+            return True
+        except FileNotFoundError:
+            if not os.path.lexists(at):
+                return False  # somebody else did it
+            why = "its parent is gone"
+        except OSError as error:
+            why = str(error)
+        log.warning(
+            "a folder that was being renamed stays aside path=%s at=%s why=%s",
+            *(os.fsdecode(target), os.fsdecode(at), why),
+        )
+        return False
 
     # ------------------------------------------------------------ looking
 
@@ -293,6 +334,24 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     """(directory, name); the directory of a top name is b"/"."""
     directory, _, name = path.rpartition(b"/")
     return directory or b"/", name
+
+
+def throw_away(at: bytes) -> None:
+    """Whatever it is; it may be gone by now."""
+    try:
+        if stat.S_ISDIR(os.lstat(at).st_mode):
+            shutil.rmtree(at)
+        else:
+            os.unlink(at)
+    except FileNotFoundError:
+        pass
+
+
+def _moving_to(at: bytes) -> bytes | None:
+    try:
+        return os.getxattr(at, MOVING, follow_symlinks=False)
+    except OSError:
+        return None
 
 
 def _hides(entry: os.DirEntry[bytes]) -> bool:

@@ -483,7 +483,9 @@ class Node:
                     synced_s = time.monotonic()
                     await asyncio.get_running_loop().run_in_executor(self.disk, self.store.sync)
                     if self.together is not None:
+                        await self.together.keeper.drop_idle()
                         await self.together.keeper.measure()
+                        await self.together.look_whether_given_up()
             except CorruptIndexError as error:
                 self._give_up_index(error)
             except HeadraceError as error:

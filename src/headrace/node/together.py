@@ -16,6 +16,7 @@ from headrace.base.errors import ClusterUnavailableError, UsageError
 from headrace.base.model import FileId
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
+from headrace.dataplane.come_back import ComeBack
 from headrace.dataplane.copies import Offers
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.keep import Keeper
@@ -25,7 +26,7 @@ from headrace.dataplane.registry import Registry
 from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
 from headrace.dataplane.shared_writes import SharedWrites
-from headrace.dataplane.take_over import TakeOver, come_back
+from headrace.dataplane.take_over import TakeOver
 from headrace.dataplane.write import WritePath
 from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
@@ -73,6 +74,9 @@ class Together:
         self._write = write
         self._copies = None
         holders = HolderRecords(hood.records)
+        self._leases_lost = 0
+        if write is not None:
+            write.ask_others = ComeBack(hood.info.id, hood.peers, write.known, view=hood.view).ask
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
             self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
         self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
@@ -127,7 +131,14 @@ class Together:
     async def come_back(self) -> None:
         """Before this node persists what it wrote in its last run: what others persisted of it meanwhile is noted."""
         if self._write is not None:
-            await come_back(self._hood.info.id, self._hood.peers, self._hood.view(), self._write.known)
+            await self._write.ask_others()
+
+    async def look_whether_given_up(self) -> None:
+        """A node that others took for gone, although it lived, learns what they did in its place."""
+        lost = self._hood.records.leases_lost
+        if lost != self._leases_lost:
+            self._leases_lost = lost
+            await self.come_back()
 
     def _share_writes(self, config: Config, write: WritePath | None) -> WrittenFiles:
         """What other nodes write is seen here, and the other way round."""

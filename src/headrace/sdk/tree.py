@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.base import failpoint
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
 from headrace.layer.upper import (
     LOWER_ID,
+    MOVING,
     REMOVED,
     Base,
     Hidden,
     Upper,
-    base_at,
     dress_as,
     is_whiteout,
     join,
@@ -34,6 +35,7 @@ from headrace.layer.upper import (
 )
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.elsewhere import OtherNodes
+from headrace.sdk.shadows import Shadows
 
 Seen = os.stat_result | Entry
 COPY_STEP_BYTES = 16 << 20
@@ -86,6 +88,7 @@ class Tree:
         self.lock = upper.lock
         self._exact_modes = False
         self.other_nodes = OtherNodes(upper, modes)
+        self._shadows = Shadows(upper, lower, self.names)
 
     def take_umask(self) -> None:
         """For a process that does nothing else: its own umask goes, so that files are made with their modes at once."""
@@ -181,6 +184,7 @@ class Tree:
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             dress_as(fd, entry.attributes)
             set_base(made, Base(path, entry.version))
+            os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
             with self.lock:
                 self.ensure_directory(split(path)[0])
                 if self.below(path) == entry and self.upper.look(path) is None:
@@ -365,7 +369,7 @@ class Tree:
         if base is not None:
             set_base(made, Base(path, base))  # of a removed file, which is still to be removed at the origin
         if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._fill_shadow(made, path, entry)  # of a folder that a file had taken the place of
+            self._shadows.fill(made, path, entry)  # of a folder that a file had taken the place of
         try:
             os.rename(made, at)
         except NotADirectoryError:
@@ -557,10 +561,10 @@ class Tree:
     def _rename_directory(self, source: bytes, target: bytes) -> None:
         entry = self.below(source)
         at, to = self.upper.at(source), self.upper.at(target)
-        shadow = self._shadow(source, entry) if entry is not None or self._hides_any(source) else b""
+        shadow = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
         hidden = self.below(target)
         if os.path.isdir(to) and not os.path.islink(to):
-            self._take_over_whiteouts(target, source)
+            self._shadows.take_over(target, source)
             aside = self.upper.new()
             os.rename(to, aside)
             shutil.rmtree(aside)
@@ -570,12 +574,17 @@ class Tree:
                 set_base(at, Base(target, base))
             os.unlink(to)  # a whiteout
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
-            self._hide_below(at, target, hidden)
+            self._shadows.hide_below(at, target, hidden)
         if not shadow:
             os.rename(at, to)
             return
+        # In between the directory is in `work`. Whoever clears that after a crash ends the move by the mark.
+        os.setxattr(at, MOVING, target)
+        failpoint.hit("tree.moving")
         rename(shadow, at, EXCHANGE)
+        failpoint.hit("tree.moved")
         os.rename(shadow, to)
+        os.removexattr(to, MOVING)
 
     def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
         """A directory with all that is in it. EXDEV when that is too much for a rename."""
@@ -602,77 +611,6 @@ class Tree:
 
     def _hides_any(self, path: bytes) -> bool:
         return any(not visible for _, visible in self.names(path))
-
-    def _shadow(self, path: bytes, entry: Entry | None) -> bytes:
-        """What stays where a directory was: a removed one that hides all that the origin has there."""
-        made = self.upper.new()
-        os.mkdir(made, 0o755)
-        os.setxattr(made, REMOVED, b"")
-        self._fill_shadow(made, path, entry)
-        return made
-
-    def _fill_shadow(self, made: bytes, path: bytes, entry: Entry | None) -> None:
-        hidden = {name for name, visible in self.names(path) if not visible}
-        children = [] if entry is None else list(self._lower.children(entry.id))
-        for child in children:
-            one, at = join(path, child.name), join(made, child.name)
-            hidden.discard(child.name)
-            if child.kind is Kind.DIRECTORY:
-                os.mkdir(at, 0o755)
-                os.setxattr(at, REMOVED, b"")
-                self._fill_shadow(at, one, child)
-            else:
-                os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
-                set_base(at, Base(one, self.upper.base_of(one) or child.version))
-        for name in hidden:
-            one, at = join(path, name), join(made, name)
-            if os.path.isdir(self.upper.at(one)):
-                os.mkdir(at, 0o755)
-                os.setxattr(at, REMOVED, b"")
-                self._fill_shadow(at, one, None)
-            else:
-                os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
-                base = self.upper.base_of(one)
-                if base is not None:
-                    set_base(at, Base(one, base))
-
-    def _hide_below(self, at: bytes, path: bytes, entry: Entry) -> None:
-        """A directory that comes to lie over one of the origin hides what is in that."""
-        for child in self._lower.children(entry.id):
-            one, there = join(at, child.name), join(path, child.name)
-            if child.kind is Kind.DIRECTORY:
-                if not os.path.lexists(one):
-                    os.mkdir(one, 0o755)
-                    os.setxattr(one, REMOVED, b"")
-                if os.path.isdir(one) and not os.path.islink(one):
-                    self._hide_below(one, there, child)
-            elif not os.path.lexists(one):
-                os.mknod(one, stat.S_IFCHR, os.makedev(0, 0))
-                set_base(one, Base(there, child.version))
-            elif base_at(one, there) is None:
-                set_base(one, Base(there, child.version))
-
-    def _take_over_whiteouts(self, target: bytes, source: bytes) -> None:
-        """What an (empty) directory hides, the one that takes its place must hide too."""
-        for name, _ in self.names(target):
-            one, other = join(target, name), join(source, name)
-            if os.path.isdir(self.upper.at(one)):
-                if not os.path.lexists(self.upper.at(other)):
-                    os.mkdir(self.upper.at(other), 0o755)
-                    self.upper.mark_removed(other)
-                if os.path.isdir(self.upper.at(other)):
-                    self._take_over_whiteouts(one, other)
-            elif not os.path.lexists(self.upper.at(other)):
-                base = self.upper.base_of(one)
-                made = self.upper.new()
-                os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
-                if base is not None:
-                    set_base(made, Base(one, base))
-                os.rename(made, self.upper.at(other))
-            else:
-                base = self.upper.base_of(one)
-                if base is not None:
-                    set_base(self.upper.at(other), Base(one, base))
 
 
 def empty(fd: int) -> None:

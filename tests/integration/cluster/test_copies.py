@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import signal
 import stat
 import subprocess
 import sys
@@ -153,6 +154,44 @@ os.unlink('low/b')
     same_everywhere(town)
     assert bytes.fromhex(tree_of(town.truth)["low/a"]) == b"written since"
     assert len(tree_of(town.truth)) == len(expected)
+
+
+def test_a_writer_that_was_only_away_has_no_conflict_with_itself(make_town: MakeTown) -> None:
+    """It hung until another node had persisted its files in its place, and goes on with the same ones."""
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.2)
+    town.put("low/a", 50_000)
+    town.put("low/b", 50_000)
+    town.start(2)
+    writer, other = town.hosts
+    Writer(writer.mount).run(
+        """
+open('new', 'w').write('first')
+open('low/a', 'ab').write(b'more')
+open('low/b', 'ab').write(b'more')
+"""
+    )
+    expected = Writer(writer.mount).tree()
+    node = writer.pid_of("node")
+    os.kill(node, signal.SIGSTOP)
+    try:
+        wait_until(lambda: tree_of(town.truth) == expected, 60.0)
+    finally:
+        os.kill(node, signal.SIGCONT)
+    Writer(writer.mount).run(
+        """
+open('new', 'w').write('second')
+open('low/a', 'ab').write(b'and more')
+os.unlink('low/b')
+"""
+    )
+    assert settled(writer)["conflicts"] == []
+    assert settled(other)["conflicts"] == []
+    truth = tree_of(town.truth)
+    assert truth.keys() == {"new", "low", "low/a"}
+    assert bytes.fromhex(truth["new"]) == b"second"
+    assert bytes.fromhex(truth["low/a"]).endswith(b"moreand more")
+    same_everywhere(town)
+    wait_until(lambda: not list((other.cache / "copies").rglob("taken.db")))
 
 
 def test_a_holder_that_dies_is_replaced(make_town: MakeTown) -> None:

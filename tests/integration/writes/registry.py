@@ -15,20 +15,22 @@ class Script:
     lower: dict[str, bytes]
     left_out: tuple[str, ...]
     """Names that are not compared in the end: their bytes hold times, or random names."""
+    needs: str
+    """A program that is perhaps not installed."""
 
 
 SCRIPTS: dict[str, Script] = {}
 
 
 def script(
-    *, lower: dict[str, bytes] = LOWER, left_out: tuple[str, ...] = ()
+    *, lower: dict[str, bytes] = LOWER, left_out: tuple[str, ...] = (), needs: str = ""
 ) -> Callable[[Callable[[Place], None]], Callable[[Place], None]]:
     """Registers the function by its name."""
 
     def register(run: Callable[[Place], None]) -> Callable[[Place], None]:
         name = run.__name__
         assert name not in SCRIPTS, name
-        SCRIPTS[name] = Script(name, run, lower, left_out)
+        SCRIPTS[name] = Script(name, run, lower, left_out, needs)
         return run
 
     return register

@@ -3,6 +3,7 @@ not compared byte by byte; what the programs say of them is."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -217,6 +218,48 @@ def editors_save(at: Place) -> None:
             file.write(b"third\n")
         os.unlink(f"{path}.swp")
         equal(read_whole(path), b"third\n")
+
+
+@script(needs="vim")
+def vim(at: Place) -> None:
+    """The real one, with its ways to keep a backup, and an undo file."""
+    for number, path in enumerate((at.write("file", b"first\n"), at.low("text"), at.low("folder/one"))):
+        for ways in ("backup backupcopy=no", "backup backupcopy=yes", "nobackup writebackup undofile"):
+            words = ["-c", f"set {ways} directory=. backupdir=. undodir=.", "-c", f"normal Goedited {number}"]
+            said(at, "vim", "-u", "NONE", "-N", "-n", "-es", *words, "-c", "wq", path)
+        equal(read_whole(path).count(b"edited %d" % number), 3)
+        at.note("left", sorted(os.listdir(os.path.dirname(path))))
+    for undo in (at.path(".file.un~"), at.low(".text.un~"), at.low("folder/.one.un~")):
+        with contextlib.suppress(FileNotFoundError):  # a small vim makes none
+            os.unlink(undo)
+
+
+@script(needs="rsync")
+def rsync(at: Place) -> None:
+    """Into the mount and out of it, anew and again; by a temporary name and in place; what is gone is deleted."""
+    source = os.path.join(at.outside, "source")
+    for number in range(40):
+        folder = os.path.join(source, f"{number % 4}/{number % 3}")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, f"file {number}"), "wb") as file:
+            file.write(bytes_of(f"rsync {number}", number * 7_000))
+    os.symlink("0/0/file 0", os.path.join(source, "link"))
+    said(at, "rsync", "-a", f"{source}/", "copied/")
+    equal(said(at, "rsync", "-ain", "--checksum", "--delete", f"{source}/", "copied/"), "")
+    with open(os.path.join(source, "1/1/file 1"), "r+b") as file:
+        file.write(b"changed")
+    os.unlink(os.path.join(source, "2/2/file 2"))
+    shutil.rmtree(os.path.join(source, "3"))
+    said(at, "rsync", "-a", "--checksum", "--delete", f"{source}/", "copied/")
+    said(at, "rsync", "-a", "--delete", f"{source}/", at.low("folder/"))
+    with open(os.path.join(source, "0/1/file 4"), "ab") as file:
+        file.write(b"appended")
+    said(at, "rsync", "-a", "--inplace", "--no-whole-file", f"{source}/", at.low("folder/"))
+    said(at, "rsync", "-a", "--append-verify", f"{source}/", "copied/")
+    for place in (at.path("copied/"), at.low("folder/")):
+        equal(said(at, "rsync", "-ain", "--checksum", "--delete", f"{source}/", place), "")
+        said(at, "rsync", "-a", "--delete", place, os.path.join(at.outside, "back/"))
+        said(at, "diff", "-r", source, os.path.join(at.outside, "back"))
 
 
 @script()

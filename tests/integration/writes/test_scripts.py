@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ WANTED: dict[str, dict[str, Any]] = {}
 @pytest.mark.parametrize("kind", ["plain", *MODES])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_same_as_in_a_folder(name: str, kind: str, get_folder: GetFolder) -> None:
+    needs = SCRIPTS[name].needs
+    if needs and shutil.which(needs) is None:
+        pytest.skip(f"{needs} is not installed")
     if name not in WANTED:
         WANTED[name] = get_folder("plain").run_script(name)
     wanted = WANTED[name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,25 @@ def test_conflicts(tmp_path: Path) -> None:
     table.forget_conflicts([b"/b"])
     assert table.conflicts() == [Conflict(PATH, b"/kept", "why", 2.0)]
     table.close()
+
+
+def test_a_second_conflict_of_a_path_hides_no_first_one(tmp_path: Path) -> None:
+    table = KnownTable(str(tmp_path / "known.db"))
+    table.add_conflict(Conflict(PATH, b"/kept", "why", 2.0))
+    table.add_conflict(Conflict(PATH, b"/kept-1", "why", 3.0))
+    assert [one.kept for one in table.conflicts()] == [b"/kept", b"/kept-1"]
+    table.close()
+
+
+def test_conflicts_of_an_earlier_release_are_kept(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "known.db")) as db:
+        db.execute("CREATE TABLE conflicts (path BLOB PRIMARY KEY, kept BLOB, why TEXT, at_s REAL)")
+        db.execute("INSERT INTO conflicts VALUES (?, ?, ?, ?)", (PATH, b"/kept", "why", 2.0))
+        db.commit()
+    for _ in range(2):
+        table = KnownTable(str(tmp_path / "known.db"))
+        assert table.conflicts() == [Conflict(PATH, b"/kept", "why", 2.0)]
+        table.close()
 
 
 def test_pressure_grows_from_half_of_the_limit(tmp_path: Path) -> None:

@@ -142,6 +142,18 @@ def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
     assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
+def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -> None:
+    """What the mirror knew of it when it was large is true no more."""
+    upper, mirror = layers
+    at, data = upper.at(b"/f"), os.urandom(3 * BLOCK_SIZE_BYTES)
+    for size in (len(data), 100, len(data)):
+        with open(at, "r+b" if os.path.exists(at) else "xb") as out:
+            out.write(data[:size])
+            out.truncate(size)
+        send(upper, mirror, [b"/f"])
+        assert looks(upper) == looks(mirror.upper)
+
+
 def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror]) -> None:
     upper, mirror = layers
     at = upper.at(b"/f")
@@ -156,3 +168,28 @@ def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror
     assert Path(os.fsdecode(mirror.upper.at(b"/f"))).read_bytes() == first
     mirror.place(wanted)
     assert looks(upper) == looks(mirror.upper)
+
+
+def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Mirror]) -> None:
+    """Its file was removed before it was closed: nobody ever tells of it."""
+    upper, mirror = layers
+    mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
+    at = upper.at(b"/f")
+    Path(os.fsdecode(at)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
+    wanted = snapshot(upper, b"/f")
+    mirror.write(wanted.inode, 0, Path(os.fsdecode(at)).read_bytes()[:BLOCK_SIZE_BYTES])
+    assert mirror.drop_idle(60.0) == 0
+    assert len(os.listdir(mirror.upper.work)) == 2
+    assert mirror.drop_idle(-1.0) == 2
+    assert os.listdir(mirror.upper.work) == []
+    assert send(upper, mirror, [b"/f"]) == 3 * BLOCK_SIZE_BYTES  # what is still written is sent anew
+    assert looks(upper) == looks(mirror.upper)
+
+
+def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, Mirror]) -> None:
+    """Nor does one while it persists, which makes folders there."""
+    _, mirror = layers
+    mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
+    os.makedirs(mirror.upper.new() + b"/a/b")
+    mirror.make()
+    assert os.listdir(mirror.upper.work) == []

@@ -159,3 +159,66 @@ print('free', flush=True)
     other.stdin.close()
     other.stdout.close()
     upper.lock.close()
+
+
+LEAVES = """
+import os, sys
+from headrace.layer.upper import MOVING, Upper
+upper = Upper(sys.argv[1])
+open(upper.new(), "wb").close()
+os.mkdir(upper.new())
+os.makedirs(upper.new() + b"/of/a/folder")
+os.mknod(upper.new(), 0o020000, 0)
+moving = upper.new()
+os.makedirs(moving + b"/deep")
+os.setxattr(moving, MOVING, b"/target")
+lost = upper.new()
+os.mkdir(lost)
+os.setxattr(lost, MOVING, b"/no/such/parent")
+print(os.path.basename(lost).decode())
+"""
+
+
+def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogCaptureFixture) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES, os.fsdecode(os.path.dirname(upper.work))],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    mine = upper.new()
+    os.close(os.open(mine, os.O_CREAT | os.O_WRONLY))
+    foreign = upper.work + b"/another-naming"
+    os.close(os.open(foreign, os.O_CREAT | os.O_WRONLY))
+    assert upper.clear_work() == [b"/target"]
+    assert os.listdir(upper.at(b"/target")) == [b"deep"]
+    assert os.listxattr(upper.at(b"/target")) == []
+    left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
+    assert set(os.listdir(upper.work)) == left
+    assert "stays aside" in caplog.text
+    assert upper.clear_work() == []
+
+
+def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper) -> None:
+    code = f"from headrace.layer.upper import Upper; open(Upper({os.path.dirname(upper.work)!r}.decode()).new(), 'w')"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert len(os.listdir(upper.work)) == 1
+    upper.clear_work()
+    assert os.listdir(upper.work) == []
+    process.wait(10)
+
+
+def test_a_child_that_was_forked_has_names_of_its_own(upper: Upper) -> None:
+    mine = upper.new()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, upper.new())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    theirs = os.read(read, 4096)
+    os.close(read)
+    os.close(write)
+    assert theirs.rpartition(b"-")[0] != mine.rpartition(b"-")[0]

@@ -1,0 +1,107 @@
+"""What stays in the upper layer where a folder of the origin was moved, and what a folder that takes a place hides:
+whiteouts, and folders marked as removed. The layer's lock is held."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from headrace.base.model import Entry, FileId, Kind
+from headrace.layer.upper import REMOVED, Base, Upper, base_at, join, set_base
+
+Names = Callable[[bytes], list[tuple[bytes, bool]]]
+
+
+class Children(Protocol):
+    """What the origin has in a folder, by the index."""
+
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
+
+
+class Shadows:
+    """names: of a folder of the upper layer, and whether they are visible there."""
+
+    def __init__(self, upper: Upper, lower: Children, names: Names) -> None:
+        self._upper = upper
+        self._lower = lower
+        self._names = names
+
+    def leave(self, path: bytes, entry: Entry | None) -> bytes:
+        """What stays where a directory was: a removed one that hides all that the origin has there."""
+        made = self._upper.new()
+        _make_removed(made)
+        self.fill(made, path, entry)
+        return made
+
+    def fill(self, made: bytes, path: bytes, entry: Entry | None) -> None:
+        """A folder gets what hides all that the origin has at that path."""
+        hidden = {name for name, visible in self._names(path) if not visible}
+        children = [] if entry is None else list(self._lower.children(entry.id))
+        for child in children:
+            one, at = join(path, child.name), join(made, child.name)
+            hidden.discard(child.name)
+            if child.kind is Kind.DIRECTORY:
+                _make_removed(at)
+                self.fill(at, one, child)
+            else:
+                _make_whiteout(at)
+                set_base(at, Base(one, self._upper.base_of(one) or child.version))
+        for name in hidden:
+            one, at = join(path, name), join(made, name)
+            if os.path.isdir(self._upper.at(one)):
+                _make_removed(at)
+                self.fill(at, one, None)
+            else:
+                _make_whiteout(at)
+                base = self._upper.base_of(one)
+                if base is not None:
+                    set_base(at, Base(one, base))
+
+    def hide_below(self, at: bytes, path: bytes, entry: Entry) -> None:
+        """A directory that comes to lie over one of the origin hides what is in that."""
+        for child in self._lower.children(entry.id):
+            one, there = join(at, child.name), join(path, child.name)
+            if child.kind is Kind.DIRECTORY:
+                if not os.path.lexists(one):
+                    _make_removed(one)
+                if os.path.isdir(one) and not os.path.islink(one):
+                    self.hide_below(one, there, child)
+            elif not os.path.lexists(one):
+                _make_whiteout(one)
+                set_base(one, Base(there, child.version))
+            elif base_at(one, there) is None:
+                set_base(one, Base(there, child.version))
+
+    def take_over(self, target: bytes, source: bytes) -> None:
+        """What an (empty) directory hides, the one that takes its place must hide too."""
+        for name, _ in self._names(target):
+            one, other = join(target, name), join(source, name)
+            if os.path.isdir(self._upper.at(one)):
+                if not os.path.lexists(self._upper.at(other)):
+                    os.mkdir(self._upper.at(other), 0o755)
+                    self._upper.mark_removed(other)
+                if os.path.isdir(self._upper.at(other)):
+                    self.take_over(one, other)
+            elif not os.path.lexists(self._upper.at(other)):
+                base = self._upper.base_of(one)
+                made = self._upper.new()
+                _make_whiteout(made)
+                if base is not None:
+                    set_base(made, Base(one, base))
+                os.rename(made, self._upper.at(other))
+            else:
+                base = self._upper.base_of(one)
+                if base is not None:
+                    set_base(self._upper.at(other), Base(one, base))
+
+
+def _make_removed(at: bytes) -> None:
+    """A folder that hides what the origin has there."""
+    os.mkdir(at, 0o755)
+    os.setxattr(at, REMOVED, b"")
+
+
+def _make_whiteout(at: bytes) -> None:
+    os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))

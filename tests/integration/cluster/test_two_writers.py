@@ -1,0 +1,247 @@
+"""Two nodes write at random and die at random: what was acknowledged is found, whole, by both and at the origin.
+
+The reference is a plain folder. In each round a name of the top belongs to one node; after it both persist, and all
+three must agree. Where nothing is persisted between (`late`), some names are written by both: then each one's bytes are
+kept, under the name or beside it, and what is beside is reported. HEADRACE_EXAMPLES is the number of sequences.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as some
+
+from headrace.testing.etcd import EtcdServer
+from tests.integration.cli.host import Host
+from tests.integration.persist.conftest import wait_until
+from tests.integration.persist.test_kills import STEPS
+
+from .hands import Hands, Tree
+from .town import Town
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600)]
+
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "2"))
+DELAYS = {"soon": 0.02, "late": 600}
+TOPS = ("p", "q", "r", "s")
+BELOW = ("x", "y")
+BOTH = ("both0", "both1")
+LOWER = {"p/x": 3000, "q": 100, "r/x/y": 70_000, "r/y": 10, "both0": 50}
+KINDS = ("write", "write", "replace", "append", "truncate", "mkdir", "rmdir", "unlink", "rename", "read")
+CRASHES = ("all", "node", "session", "step")
+FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved")
+
+sequence = some.tuples(some.integers(0, 2**32), some.integers(2, 4))
+"""Seed, rounds."""
+
+
+class Pair:
+    """Two nodes and the plain folder; each example has a folder of its own in all of them."""
+
+    def __init__(self, base: Path, etcd: str, delay_s: float) -> None:
+        self.town = Town(base, etcd, write="back", persist_delay_s=delay_s)
+        for number in range(EXAMPLES):
+            for name, size in LOWER.items():
+                self.town.put(f"m{number}/{name}", size)
+        self.plain = base / "plain"
+        self.plain.mkdir()
+        self.late = delay_s > 1
+        self.example = -1
+        self._chance = random.Random(0)
+        self._arms: list[Path] = []
+        for number in range(2):
+            host = self.town.add()
+            self._arms.append(base / f"died-{number}")
+            self.town.up(host)
+        self.town.wait_members(2)
+        self.hands = [Hands(host.mount) for host in self.town.hosts]
+        self.reference = Hands(self.plain)
+        self.truth = Hands(self.town.truth)
+
+    def close(self) -> None:
+        for one in (*self.hands, self.reference, self.truth):
+            one.close()
+        self.town.close()
+
+    # ------------------------------------------------------------ one sequence
+
+    def run(self, seed: int, rounds: int) -> None:
+        self._chance = random.Random(seed)
+        self.example += 1
+        assert self.reference.do("mkdir", self.folder) == [0, None]
+        for name, wanted in self.truth.tree(self.folder).items():
+            kind, more = ("mkdir", ()) if wanted == "dir" else ("write", (wanted,))
+            assert self.reference.do(kind, f"{self.folder}/{name}", *more) == [0, None]
+        for _ in range(rounds):
+            self._round()
+
+    @property
+    def folder(self) -> str:
+        return f"m{self.example}"
+
+    def _round(self) -> None:
+        owner = {top: self._chance.randrange(2) for top in TOPS}
+        for _ in range(self._chance.randrange(4, 14)):
+            top = self._chance.choice(TOPS)
+            self._one(owner[top], [name for name in TOPS if owner[name] == owner[top]])
+            if self._chance.random() < 0.08:
+                self._crash(self._chance.randrange(2))
+        contested = self._contest() if self.late else {}
+        if self._chance.random() < 0.3:
+            self._crash(self._chance.randrange(2))
+        self._settle()
+        self._compare(contested)
+
+    def _one(self, node: int, tops: list[str]) -> None:
+        """One operation of a node, and of the reference."""
+        kind, path = self._chance.choice(KINDS), self._path(tops)
+        more: list[Any] = []
+        if kind in ("write", "replace", "append"):
+            more = [self._bytes()]
+        elif kind == "truncate":
+            more = [self._chance.choice([0, 10, 5000])]
+        elif kind == "rename":
+            more = [self._path(tops)]
+        wanted, got = (hands.do(kind, path, *more) for hands in (self.reference, self.hands[node]))
+        assert got == wanted, (kind, path, more, f"node {node}", got, wanted)
+
+    def _path(self, tops: list[str]) -> str:
+        depth = self._chance.choice([0, 0, 1, 1, 2])
+        return "/".join([self.folder, self._chance.choice(tops), *self._chance.choices(BELOW, k=depth)])
+
+    def _bytes(self) -> str:
+        size = self._chance.choice([0, 7, 3000, 300_000, 1_500_000])
+        return base64.b64encode(self._chance.randbytes(8) * (size // 8 + 1)).decode()
+
+    def _contest(self) -> dict[str, list[str | None]]:
+        """Both nodes change the same names; what each of them shows then."""
+        shown: dict[str, list[str | None]] = {}
+        for name in BOTH:
+            if self._chance.random() < 0.5:
+                path = f"{self.folder}/{name}"
+                kinds = [self._chance.choice(["write", "replace", "append", "unlink"]) for _ in range(2)]
+                answers = [
+                    hands.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
+                    for hands, kind in zip(self.hands, kinds, strict=True)
+                ]
+                if all(answer == [0, None] for answer in answers):
+                    shown[name] = [hands.do("read", path)[1] for hands in self.hands]
+        return shown
+
+    # ------------------------------------------------------------ crashes
+
+    def _crash(self, node: int) -> None:
+        host, kind = self.town.hosts[node], self._chance.choice(CRASHES)
+        if kind == "all":
+            self._restart(host, node, step="")
+        elif kind == "step":
+            self._restart(host, node, step=self._chance.choice(FAILPOINTS))
+        else:
+            pid = host.pid_of(kind)
+            if pid:
+                os.kill(pid, 9)
+            wait_until(lambda: host.pid_of(kind) not in (0, pid), 30.0)
+
+    def _restart(self, host: Host, node: int, *, step: str) -> None:
+        """step: where it is to die next, once."""
+        host.kill_all()
+        host.close()
+        arm = self._arms[node]
+        arm.unlink(missing_ok=True)
+        host.environment["HEADRACE_FAILPOINT"] = (
+            f"{step}:{self._chance.randrange(1, 4)}:{arm}" if step else ""
+        )
+        self.town.up(host)
+        self.town.wait_members(2)
+
+    # ------------------------------------------------------------ what must be
+
+    def _settle(self) -> None:
+        for host in self._chance.sample(self.town.hosts, 2):
+            wait_until(lambda host=host: host.headrace("persist", "/").returncode == 0, 60.0)  # type: ignore[misc]
+        self.town.hosts[0].ok("sync")  # which tells the other
+
+    def _compare(self, contested: dict[str, list[str | None]]) -> None:
+        truth = self.truth.tree(self.folder)
+        wanted = self.reference.tree(self.folder)
+        for name, shown in contested.items():
+            self._compare_contested(name, shown, truth)
+            self._adopt(name, truth, wanted)
+        wanted = self.reference.tree(self.folder)
+        assert short(truth, wanted) == {}, "the origin"
+        for node, hands in enumerate(self.hands):
+            wait_until(
+                lambda hands=hands: hands.tree(self.folder) == wanted,  # type: ignore[misc]
+                20.0,
+                what=lambda node=node, hands=hands: (  # type: ignore[misc]
+                    f"node {node}: {short(hands.tree(self.folder), wanted)}"
+                ),
+            )
+
+    def _compare_contested(self, name: str, shown: list[str | None], truth: Tree) -> None:
+        """The name is as one of the two left it; the other's bytes are beside it, and reported."""
+        assert truth.get(name) in shown, (name, "is as nobody left it")
+        reported = [one for host in self.town.hosts for one in host.json("status")["write"]["conflicts"]]
+        kept = {path: data for path, data in truth.items() if path.startswith(f"{name}.conflict-")}
+        for path in kept:
+            assert f"/{self.folder}/{path}" in [one["kept"] for one in reported], (path, "is not reported")
+        for data in shown:
+            assert data is None or data in (truth.get(name), *kept.values()), (name, "bytes are lost")
+        if None in shown and truth.get(name) is not None:
+            assert f"/{self.folder}/{name}" in [one["path"] for one in reported], (name, "is not removed")
+
+    def _adopt(self, name: str, truth: Tree, wanted: Tree) -> None:
+        """The reference goes on with what became of a name that both wrote."""
+        for path in {*truth, *wanted}:
+            if path == name or path.startswith(f"{name}.conflict-"):
+                if path in truth:
+                    assert self.reference.do("write", f"{self.folder}/{path}", truth[path]) == [0, None]
+                else:
+                    assert self.reference.do("unlink", f"{self.folder}/{path}") == [0, None]
+
+
+def short(got: Tree, wanted: Tree) -> dict[str, tuple[str, str]]:
+    """Name → the ends of what differs."""
+    names = {name for name in {*got, *wanted} if got.get(name) != wanted.get(name)}
+    return {name: (got.get(name, "-")[-20:], wanted.get(name, "-")[-20:]) for name in names}
+
+
+@pytest.fixture(scope="module", params=DELAYS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer
+) -> Iterator[Pair]:
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("needs root and /dev/fuse")
+    made = Pair(tmp_path_factory.mktemp(request.param), etcd.address, DELAYS[request.param])
+    yield made
+    made.close()
+
+
+def test_nothing_is_lost_or_half(pair: Pair) -> None:
+    failed: list[str] = []
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(sequence)
+    def agree(one: tuple[int, int]) -> None:
+        assert not failed, failed[0]
+        try:
+            pair.run(*one)
+        except BaseException as error:
+            failed.append(f"seed and rounds: {one}: {error}")
+            raise
+
+    agree()

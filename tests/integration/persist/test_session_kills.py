@@ -1,0 +1,101 @@
+"""kill -9 of the session at a step of a change of names: who asked for it hears once that it is done, and it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.persist.conftest import MakeHost, Writer, settled, tree_of, wait_until
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(120)]
+
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
+LOWER = {f"{top}/{name}": 2000 for top in ("one", "two", "old") for name in ("a", "b", "deep/c")}
+FEW = {
+    "made": (
+        "os.mkdir('made')",
+        "os.close(os.open('made/new', os.O_CREAT | os.O_EXCL | os.O_WRONLY))",
+        "os.symlink('new', 'made/symbolic')",
+        "os.link('made/new', 'made/hard')",
+    ),
+    "gone": (
+        "os.unlink('one/a')",
+        "os.rename('one/b', 'two/b')",
+        "os.rename('one', 'renamed')",
+        "os.mkdir('empty'); os.rmdir('empty')",
+    ),
+}
+MORE = {
+    "again": (
+        "os.unlink('one/a'); open('one/a', 'x').close()",
+        "os.mkfifo('fifo'); os.unlink('fifo')",
+        "os.rename('one/deep', 'new'); os.rename('new', 'one/deep')",
+        "import shutil; shutil.rmtree('old'); os.mkdir('old')",
+    ),
+    "attributes": (
+        "os.setxattr('one/a', 'user.a', b'b')",
+        "os.chmod('one/b', 0o600)",
+        "os.truncate('two/a', 100)",
+        "os.utime('two/b', (5, 5))",
+    ),
+}
+GROUPS = FEW | MORE
+CASES = [("made", "back"), ("gone", "through")]
+if EXAMPLES > 1:
+    CASES = [(group, mode) for group in GROUPS for mode in ("back", "through")]
+
+
+def outcome(folder: Path, operations: tuple[str, ...]) -> dict[str, str]:
+    """In a plain folder."""
+    code = "\n".join((f"import os; os.chdir({str(folder)!r})", *operations))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    wanted = tree_of(folder)
+    for name in [one for one in wanted if one.endswith("symbolic")]:
+        del wanted[name]  # it stays here
+    return wanted
+
+
+@pytest.mark.parametrize("hit", range(1, 1 + min(3, EXAMPLES)))
+@pytest.mark.parametrize(("group", "mode"), CASES)
+def test_the_session_dies_before_it_answers(
+    make_host: MakeHost, tmp_path: Path, group: str, mode: str, hit: int
+) -> None:
+    check(make_host, tmp_path, GROUPS[group], mode=mode, step=f"fuse.changed:{hit}")
+
+
+@pytest.mark.parametrize("step", ["tree.moved", *(["tree.moving"] if EXAMPLES > 1 else [])])
+def test_a_folder_is_half_renamed(make_host: MakeHost, tmp_path: Path, step: str) -> None:
+    operations = ("os.unlink('one/deep/c'); os.rename('one', 'new')", "os.rename('two', 'new/two')")
+    check(make_host, tmp_path, operations, mode="back", step=f"{step}:1")
+
+
+def check(make_host: MakeHost, tmp_path: Path, operations: tuple[str, ...], *, mode: str, step: str) -> None:
+    """Each operation, in which the session dies if it comes so far; a few, as the holder starts the next one later
+    each time."""
+    died = tmp_path / "died"
+    died.touch()
+    host = make_host(write=mode, persist_delay_s=0.02, failpoint=f"{step}:{died}")
+    plain = tmp_path / "plain"
+    for name, size in LOWER.items():
+        (plain / name).parent.mkdir(parents=True, exist_ok=True)
+        (plain / name).write_bytes(host.put(name, size))
+    host.up()
+    writer = Writer(host.mount)
+    deaths = 0
+    for one in operations:
+        died.unlink()
+        writer.run(one)
+        deaths += died.exists()
+        died.touch()
+    assert deaths == len(operations) or not step.endswith(":1")
+    wanted = outcome(plain, operations)
+    wait_until(lambda: host.pid_of("session"))
+    shown = writer.tree()
+    shown.pop("made/symbolic", None)
+    assert shown == wanted
+    assert settled(host)["conflicts"] == []
+    assert tree_of(host.truth) == wanted
