@@ -108,14 +108,15 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3, client: Any) -> None:
     send(client, upload, 1, b"x" * 1000)
     client.abort_multipart_upload(**upload)
     assert not any(upload["UploadId"] in one.name for one in staged(s3))
-    for call in (
-        lambda: client.upload_part(**upload, PartNumber=1, Body=b"x"),
-        lambda: client.list_parts(**upload),
-        lambda: client.abort_multipart_upload(**upload),
-        lambda: client.abort_multipart_upload(**{**upload, "UploadId": "../../tree"}),
-    ):
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (client.upload_part, {**upload, "PartNumber": 1, "Body": b"x"}),
+        (client.list_parts, upload),
+        (client.abort_multipart_upload, upload),
+        (client.abort_multipart_upload, {**upload, "UploadId": "../../tree"}),
+    ]
+    for call, arguments in calls:
         with pytest.raises(ClientError) as raised:
-            call()
+            call(**arguments)
         assert code_of(raised) == ("NoSuchUpload", 404)
     with pytest.raises(ClientError) as raised:
         client.create_multipart_upload(Bucket=READ, Key="x")
