@@ -5,6 +5,7 @@ The parser is httptools (llhttp), a new one for each head; bodies are `body.py`'
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -160,7 +161,12 @@ def _clean(value: str) -> str:
 
 
 def http_date(mtime_ns: int) -> str:
-    return formatdate(mtime_ns // 1_000_000_000, usegmt=True)
+    return _date_of(mtime_ns // 1_000_000_000)
+
+
+@functools.lru_cache(maxsize=4096)
+def _date_of(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
 
 
 def _once_a_second(make: Callable[[int], str]) -> Callable[[], str]:

@@ -7,6 +7,7 @@ same layer, and with the same promise, as a file that is closed on a mount (docs
 from __future__ import annotations
 
 import contextlib
+import functools
 import mimetypes
 import os
 from collections.abc import Iterator
@@ -193,11 +194,7 @@ class Objects:
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns)
             asked = headers.get("range")
-            if (
-                asked is not None
-                and (versions := headers.get("if-range"))
-                and not _is_current(versions, facts)
-            ):
+            if "if-range" in headers and not _is_current(headers["if-range"], facts):
                 asked = None
             part = conditions.range_of(asked, facts.size_bytes) if asked is not None else None
         except BaseException:
@@ -399,9 +396,13 @@ def content_type(key: bytes) -> str:
     if key.endswith(b"/"):
         return FOLDER_TYPE
     name = key.rpartition(b"/")[2]
-    if b"." not in name:
-        return DEFAULT_TYPE
-    kind, encoding = mimetypes.guess_type("x" + os.fsdecode(name), strict=False)
+    _, dot, ending = name.partition(b".")
+    return _type_of(ending) if dot else DEFAULT_TYPE
+
+
+@functools.lru_cache(maxsize=4096)
+def _type_of(ending: bytes) -> str:
+    kind, encoding = mimetypes.guess_type("x." + os.fsdecode(ending), strict=False)
     return DEFAULT_TYPE if kind is None or encoding else kind
 
 

@@ -32,6 +32,7 @@ PAYLOAD_WORDS = (
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
 )
 _SAFE = "-_.~"
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
 _AUTHORIZATION = re.compile(r"(\w+)\s*=\s*([^,\s]+)")
 
 
@@ -109,6 +110,7 @@ def _claim(
     return Claim(words[0], words[1], words[2], names, signature, amz_date, expires_s)
 
 
+@functools.lru_cache(maxsize=1024)
 def seconds_of(amz_date: str) -> int | None:
     try:
         return calendar.timegm(time.strptime(amz_date, "%Y%m%dT%H%M%SZ"))
@@ -200,14 +202,15 @@ def signing_key(secret: str, date: str, region: str) -> bytes:
 
 def _canonical_query(query: Iterable[tuple[str, str]], *, presigned: bool) -> str:
     pairs = [
-        (
-            quote(name, safe=_SAFE, errors="surrogateescape"),
-            quote(value, safe=_SAFE, errors="surrogateescape"),
-        )
+        (_quoted(name), _quoted(value))
         for name, value in query
         if not (presigned and name == "X-Amz-Signature")
     ]
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
+
+
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else quote(text, safe=_SAFE, errors="surrogateescape")
 
 
 def _trimmed(value: str) -> str:
