@@ -72,7 +72,7 @@ def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
-def make(place: Workplace, case: Case, root: str, store: server.Server) -> list[str]:
+def make(case: Case, root: str, store: server.Server) -> list[str]:
     """The objects, on the disk and at the server; their names."""
     os.makedirs(f"{root}/{case.folder}")
     names = [f"{case.folder}/{n:05d}" for n in range(case.count)]
@@ -128,12 +128,13 @@ def value_of(case: Case, found: list[dict[str, Any]]) -> float:
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> str:
     """The name of the web server."""
     store, root = server.start(place), place.folder("plain")
+    names_of = {case.measure: make(case, root, store) for case in cases(given.scale)}
     ours = headrace(place, store)
     name, web = web_server(place, root)
     contenders = {OURS: ours, name: web, WEED: seaweedfs(store)}
     for case in cases(given.scale):
         say(case.measure)
-        names = make(place, case, root, store)
+        names = names_of[case.measure]
         for one in contenders.values():
             ask(place, one, names, min(3.0, given.seconds))  # all of it is cached, and in memory
         for _ in range(given.repeat):

@@ -149,6 +149,8 @@ class Payload:
         self.md5 = hashlib.md5(usedforsecurity=False)
         self.size_bytes = 0
         self._word = word
+        if request.headers.get("content-md5") == "":
+            raise S3Error("InvalidDigest", "content-md5 is empty")
         self._md5_given = _from_base64(request.header("content-md5"), 16, "content-md5")
         self._sums: dict[str, Hash] = {}
         self._given: dict[str, str] = {}

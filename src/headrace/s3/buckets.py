@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError
 from headrace.base.model import Entry
@@ -19,6 +20,8 @@ from headrace.sdk.paths import Paths, is_directory
 
 KEYS_MAX = 1000
 REGION = "us-east-1"
+_NEW_BUCKET = re.compile(rb"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ADDRESS = re.compile(rb"\d+\.\d+\.\d+\.\d+")
 _XML = [("Content-Type", "application/xml")]
 _OWNER = xml.element("Owner", xml.text("ID", "headrace"), xml.text("DisplayName", "headrace"))
 
@@ -63,7 +66,7 @@ class Buckets:
         found = self._paths.find(call.path)[1]
         if found is not None:
             raise S3Error("BucketAlreadyOwnedByYou", "The bucket is there already.")
-        if len(call.bucket) > 63 or call.bucket.startswith(b"."):
+        if not _NEW_BUCKET.fullmatch(call.bucket) or _ADDRESS.fullmatch(call.bucket) or b".." in call.bucket:
             raise S3Error("InvalidBucketName", "The specified bucket is not valid.")
         self._paths.make_directory(call.path)
         return Response(200, [("Location", "/" + os.fsdecode(call.bucket))])
@@ -96,16 +99,15 @@ class Buckets:
             xml.key_text("Marker", marker, url=asked.url),
             *next_marker,
             with_owner=True,
+            with_marker=True,
         )
 
     def objects_v2(self, request: Request, call: Call) -> Response:
         asked = _Asked(request)
         token, start = request.argument("continuation-token"), _bytes(request.argument("start-after"))
-        if request.has("continuation-token") and not token:
-            raise S3Error("InvalidArgument", "The continuation token provided is incorrect")
         page = self._page(call, asked, _key_of(token) if token else start)
         said = [xml.text("KeyCount", len(page.rows) + len(page.prefixes))]
-        if token:
+        if request.has("continuation-token"):
             said.append(xml.text("ContinuationToken", token))
         if start:
             said.append(xml.key_text("StartAfter", start, url=asked.url))
@@ -140,7 +142,9 @@ class Buckets:
         *said: str,
         with_owner: bool,
         row_name: str = "Contents",
+        with_marker: bool = False,
     ) -> Response:
+        """with_marker: the first version, whose Prefix S3 tells as it is, whatever the encoding."""
         rows = [
             _row(row_name, one, asked, with_owner=with_owner) for one in page.rows if asked.shows(one.key)
         ]
@@ -151,7 +155,7 @@ class Buckets:
         ]
         head = [
             xml.key_text("Name", call.bucket, url=False),
-            xml.key_text("Prefix", asked.prefix, url=asked.url),
+            xml.key_text("Prefix", asked.prefix, url=asked.url and not with_marker),
             xml.text("MaxKeys", asked.count),
             xml.text("IsTruncated", "true" if page.next_key else "false"),
         ]

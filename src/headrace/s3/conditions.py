@@ -58,11 +58,8 @@ def check_write(request: Request, etag: str | None) -> None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
         if not names(match, etag):
             raise _failed("If-Match")
-    if none_match is not None:
-        if none_match.strip() != "*":
-            raise S3Error("NotImplemented", "If-None-Match of a write must be *")
-        if etag is not None:
-            raise _failed("If-None-Match")
+    if none_match is not None and etag is not None and names(none_match, etag):
+        raise _failed("If-None-Match")
 
 
 def names(header: str, etag: str) -> bool:

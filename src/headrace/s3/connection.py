@@ -123,7 +123,7 @@ class Connection:
         if self._owes_continue or self._left_bytes > DRAIN_BYTES_MAX:
             response.close = True
         keep_alive = self._reusable and not response.close
-        return render_head(response, request_id, keep_alive=keep_alive)
+        return render_head(response, response.request_id or request_id, keep_alive=keep_alive)
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
         """All of a small answer at once, if the socket has room and the bytes are in memory: never waits. False: some

@@ -102,12 +102,13 @@ class Gateway:
             )
 
     def error(self, request: Request | None, error: S3Error) -> Response:
-        """The answer that tells of it; the door adds the request's id."""
+        """The answer that tells of it."""
         bare = error.status == 304 or (request is not None and request.method == "HEAD")
         resource = "" if request is None else request.path.decode("utf-8", "replace")
-        body = b"" if bare else xml.error_document(error.code, error.message, resource, self.new_id())
+        id = self.new_id()
+        body = b"" if bare else xml.error_document(error.code, error.message, resource, id)
         headers = [("Content-Type", "application/xml")] if body else []
-        return Response(error.status, [*headers, *error.headers], body=body)
+        return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
     def _check(self, request: Request) -> Known:
         """S3Error for who may not ask."""

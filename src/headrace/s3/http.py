@@ -49,7 +49,7 @@ class Request:
 @dataclass(slots=True)
 class Response:
     """body, or bytes start..end of content, which whoever sends this closes. bodiless: length_bytes is told, and
-    nothing sent (HEAD). after: called when all is sent, or can't be."""
+    nothing sent (HEAD). request_id: where the body names it."""
 
     status: int
     headers: list[tuple[str, str]] = field(default_factory=list)
@@ -60,6 +60,7 @@ class Response:
     bodiless: bool = False
     length_bytes: int | None = None
     close: bool = False
+    request_id: str = ""
 
     def drop(self) -> None:
         if self.content is not None:

@@ -308,8 +308,9 @@ class Objects:
         self.check_bucket(call)
         self.paths.check_writable(call.path)
         if "if-match" in request.headers:
-            found = self.paths.find(call.path)[1]
-            conditions.check_write(request, self._etag_there(found, call.path))
+            there = self._etag_there(self.paths.find(call.path)[1], call.path)
+            if there is not None:  # nothing is as good as removed, whatever was expected
+                conditions.check_write(request, there)
         self.remove(call)
         return Response(204)
 

@@ -167,7 +167,8 @@ def test_conditions_of_reads() -> None:
     [
         (None, {"If_None_Match": "*"}, ""),
         ('"a"', {"If_None_Match": "*"}, "PreconditionFailed"),
-        ('"a"', {"If_None_Match": '"b"'}, "NotImplemented"),
+        ('"a"', {"If_None_Match": '"b"'}, ""),
+        ('"a"', {"If_None_Match": '"a"'}, "PreconditionFailed"),
         ('"a"', {"If_Match": '"a"'}, ""),
         ('"a"', {"If_Match": '"b"'}, "PreconditionFailed"),
         (None, {"If_Match": '"a"'}, "NoSuchKey"),
