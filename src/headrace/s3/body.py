@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request
+from headrace.s3.http import Request, is_number
 from headrace.s3.signature import ChunkSigner
 
 LINE_BYTES_MAX = 4096
@@ -22,6 +23,7 @@ CHUNK_BYTES_MAX = 1 << 30
 TRAILERS_MAX = 16
 PIECE_BYTES = 256 << 10
 CHECKSUMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
+_HEX = re.compile(rb"[0-9a-fA-F]{1,16}")
 _SHORT = "the body ended before its length"
 
 
@@ -65,11 +67,8 @@ class Stream:
 
 
 def _size_of(line: bytes) -> int:
-    try:
-        size = int(line, 16)
-    except ValueError:
-        size = -1
-    if not 0 <= size <= CHUNK_BYTES_MAX or line[:1] in (b"+", b"-", b" "):
+    size = int(line, 16) if _HEX.fullmatch(line) else -1
+    if not 0 <= size <= CHUNK_BYTES_MAX:
         raise S3Error("InvalidRequest", "a chunk of the body has no size")
     return size
 
@@ -226,7 +225,7 @@ def _decoded_length(request: Request) -> int | None:
     given = request.header("x-amz-decoded-content-length")
     if not given:
         return None
-    if not given.isdigit():
+    if not is_number(given):
         raise S3Error("InvalidArgument", "x-amz-decoded-content-length is not a number")
     return int(given)
 

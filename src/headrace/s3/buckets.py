@@ -12,7 +12,7 @@ from headrace.base.model import Entry
 from headrace.s3 import xml
 from headrace.s3.errors import S3Error, s3_error_of
 from headrace.s3.facts import Facts
-from headrace.s3.http import Request, Response
+from headrace.s3.http import Request, Response, is_number
 from headrace.s3.listing import Listing, Page, Row
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, check_key
@@ -198,7 +198,7 @@ class _Asked:
             raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request")
         self.url = encoding == "url"
         count = request.argument("max-keys", str(KEYS_MAX)) or str(KEYS_MAX)
-        if not count.isdigit():
+        if not is_number(count):
             raise S3Error("InvalidArgument", "Argument max-keys must be an integer between 0 and 2147483647")
         self.count = min(int(count), KEYS_MAX)
 

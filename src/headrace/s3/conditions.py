@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from headrace.s3.errors import S3Error
 from headrace.s3.http import Request
 
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)$")
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})$")
 
 
 def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:

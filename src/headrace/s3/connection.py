@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from headrace.s3.body import Stream, http_chunks
 from headrace.s3.errors import HungUpError, S3Error
-from headrace.s3.http import HEAD_BYTES_MAX, HEAD_END, Request, Response, parse_head, render_head
+from headrace.s3.http import HEAD_BYTES_MAX, HEAD_END, Request, Response, is_number, parse_head, render_head
 from headrace.sdk.streams import STEP_BYTES
 
 RECEIVE_BYTES = 256 << 10
@@ -59,7 +59,7 @@ class Connection:
     def _begin(self, request: Request) -> None:
         """The body that comes with it, and whether another request can follow."""
         length = request.header("content-length", "0")
-        if not length.isdigit():
+        if not is_number(length):
             raise S3Error("InvalidRequest", "Content-Length is not a number")
         self._left_bytes = int(length)
         chunked = request.header("transfer-encoding").lower()

@@ -155,6 +155,9 @@ class Door:
             self._submit(lambda: self._refuse(connection, why), connection)
         except HungUpError:
             self._drop(connection)
+        except Exception:  # a defect costs one connection, not the door
+            log.exception("connection failed")
+            self._drop(connection)
 
     def _answer_now(self, connection: Connection, request: Request) -> bool:
         """Whether the connection is still the door's."""

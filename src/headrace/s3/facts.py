@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ import msgspec
 from headrace.base.model import Entry
 from headrace.sdk.tree import Seen
 
+_SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"
 MARKER = "trusted.headrace.folder"
 """Of a folder that was put as an object, `key/`: it stays when it is empty."""
@@ -78,7 +80,7 @@ def made_etag(size_bytes: int, mtime_ns: int) -> str:
 def parse_mtime(text: str) -> int:
     """Seconds with a fraction, as rclone and s3fs write them, in ns. ValueError."""
     seconds, _, fraction = text.partition(".")
-    if not seconds.isdigit() or (fraction and not fraction.isdigit()) or len(seconds) > 10:
+    if not _SECONDS.fullmatch(text):
         raise ValueError(text)
     return int(seconds) * 1_000_000_000 + int((fraction + "000000000")[:9])
 

@@ -81,6 +81,9 @@ class Gateway:
             return self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
             return None  # told by `answer`
+        except Exception:  # the door's thread has to go on; `answer` will meet it, too
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+            return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""

@@ -6,6 +6,7 @@ The parser is httptools (llhttp), a new one for each head; bodies are `body.py`'
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from headrace.sdk.streams import Content
 HEAD_BYTES_MAX = 64 << 10
 """S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
 HEAD_END = b"\r\n\r\n"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _REASONS = {one.value: one.phrase for one in HTTPStatus}
 
 
@@ -104,7 +106,7 @@ def parse_head(head: bytes) -> Request:
         parser.get_method().decode("latin-1"),
         found.target,
         unquote_to_bytes(path) if b"%" in path else path,
-        parse_query(query.decode("latin-1")) if query else [],
+        parse_query(query.decode("utf-8", "surrogateescape")) if query else [],
         found.headers,
         _keeps_alive(found.headers.get("connection", "").lower(), parser.get_http_version()),
     )
@@ -121,6 +123,11 @@ def _path_of_url(target: bytes) -> bytes:
     if not colon or scheme.lower() not in (b"http", b"https"):
         raise S3Error("InvalidRequest", "the request names no path")
     return b"/" + rest.partition(b"/")[2]
+
+
+def is_number(text: str) -> bool:
+    """Digits that `int` takes, and not too many of them."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def parse_query(text: str) -> list[tuple[str, str]]:

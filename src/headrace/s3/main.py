@@ -24,6 +24,7 @@ from headrace.config.schema import Config
 from headrace.s3.credentials import read_credentials
 from headrace.s3.door import Door, listen
 from headrace.s3.gateway import Access, Gateway
+from headrace.s3.http import is_number
 from headrace.sdk.client import Client
 from headrace.sdk.paths import Paths
 
@@ -36,7 +37,7 @@ PATIENCE_S = 30.0
 def split_address(address: str) -> tuple[str, int]:
     """HOST:PORT, [HOST]:PORT. UsageError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not is_number(port) or int(port) > 65535:
         raise UsageError(
             f"setting s3_address = {address!r}", why="not HOST:PORT", hint="for example 127.0.0.1:9000"
         )

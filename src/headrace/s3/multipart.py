@@ -13,7 +13,7 @@ from headrace.s3.body import Payload
 from headrace.s3.buckets import answer
 from headrace.s3.errors import S3Error
 from headrace.s3.facts import note
-from headrace.s3.http import Request, Response
+from headrace.s3.http import Request, Response, is_number
 from headrace.s3.objects import Objects, check_put, copy_source
 from headrace.s3.routes import Call
 from headrace.s3.uploads import NUMBER_MAX, About, Part, Uploads
@@ -69,7 +69,7 @@ class Multipart:
 
     def _about_of_part(self, request: Request, call: Call) -> tuple[str, int]:
         number = request.argument("partNumber")
-        if not number.isdigit() or not 1 <= int(number) <= NUMBER_MAX:
+        if not is_number(number) or not 1 <= int(number) <= NUMBER_MAX:
             raise S3Error(
                 "InvalidArgument", f"Part number must be an integer between 1 and {NUMBER_MAX}, inclusive"
             )
@@ -200,7 +200,7 @@ def _range_of_copy(header: str, size_bytes: int) -> tuple[int, int]:
     if not header:
         return 0, size_bytes
     found = conditions.range_of(header, size_bytes)
-    if found is None or not header[6:7].isdigit() or int(header.rpartition("-")[2] or -1) != found[1] - 1:
+    if found is None or header.strip() != f"bytes={found[0]}-{found[1] - 1}":
         raise S3Error(
             "InvalidArgument", "x-amz-copy-source-range must be bytes=FIRST-LAST, within the source"
         )
@@ -233,7 +233,7 @@ def _after(found: list[tuple[str, About]], key: bytes, id: str) -> list[tuple[st
 
 def _number(request: Request, name: str, default: int) -> int:
     text = request.argument(name)
-    if text and not text.isdigit():
+    if text and not is_number(text):
         raise S3Error("InvalidArgument", f"{name} is not a number")
     return int(text) if text else default
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request
+from headrace.s3.http import Request, is_number
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_S_MAX = 900
@@ -84,7 +84,7 @@ def _of_query(request: Request) -> Claim:
     if request.argument("X-Amz-Algorithm") != ALGORITHM:
         raise S3Error(wrong, f"X-Amz-Algorithm must be {ALGORITHM}")
     expires = request.argument("X-Amz-Expires")
-    if not expires.isdigit() or not 0 < int(expires) <= EXPIRES_S_MAX:
+    if not is_number(expires) or not 0 < int(expires) <= EXPIRES_S_MAX:
         raise S3Error(wrong, f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds")
     return _claim(
         request.argument("X-Amz-Credential"),

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from headrace.s3.errors import S3Error
+from headrace.s3.http import is_number
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -94,7 +95,7 @@ def read_complete(body: bytes) -> list[tuple[int, str]]:
     found = []
     for one in _parse(body, "CompleteMultipartUpload").iter("Part"):
         number, etag = (one.findtext("PartNumber") or "").strip(), one.findtext("ETag")
-        if not number.isdigit() or not etag:
+        if not is_number(number) or not etag:
             raise _malformed("a Part needs PartNumber and ETag")
         found.append((int(number), etag.strip()))
     if not 0 < len(found) <= PARTS_MAX:

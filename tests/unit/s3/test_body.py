@@ -47,7 +47,16 @@ def test_chunks_of_http(size: int) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"5\r\nabc", b"zz\r\nabc\r\n", b"-3\r\nabc\r\n", b"3\r\nabcd\r\n0\r\n\r\n", b"fffffffff\r\n"],
+    [
+        b"",
+        b"5\r\nabc",
+        b"zz\r\nabc\r\n",
+        b"-3\r\nabc\r\n",
+        b"3\r\nabcd\r\n0\r\n\r\n",
+        b"fffffffff\r\n",
+        b"0x3\r\nabc\r\n",
+        b"1_0\r\n",
+    ],
 )
 def test_chunks_that_are_none(body: bytes) -> None:
     with pytest.raises(S3Error):

@@ -124,6 +124,8 @@ def test_a_value_does_not_end_its_line() -> None:
         ("bytes=4-3", None),
         ("bytes=-", None),
         ("items=1-2", None),
+        ("bytes=²-3", None),
+        ("bytes=" + "9" * 5000 + "-", None),
         ("", None),
     ],
 )

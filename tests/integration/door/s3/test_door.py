@@ -90,6 +90,8 @@ def test_a_head_byte_by_byte(open_: Open) -> None:
         (b"GET /data/%2e%2e/out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 400),
         (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 411),
         (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"GET /data/one.bin HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
+        ("GET /data?max-keys=² HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode(), 400),
         (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
         (b"PATCH /out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 405),
