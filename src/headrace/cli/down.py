@@ -15,6 +15,7 @@ from headrace.cli.render import print_json, say
 from headrace.cli.state import State, drop_socket, is_ours, listener_of, read_states, remove_state
 
 STOP_WITHIN_S = 40.0
+NEED_A_NODE = ("fuse", "s3")
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +33,7 @@ def down(
     folder = load().config.run_folder
     states = read_states(folder)
     chosen = states if all_ else [_choose(states, mountpoint)]
-    chosen.sort(key=lambda state: state.kind != "fuse")  # mounts before the node they need
+    chosen.sort(key=lambda state: state.kind not in NEED_A_NODE)  # before the node they need
     ended: list[dict[str, Any]] = []
     for state in chosen:
         _end(state, folder, [one for one in states if one.pid != state.pid and one.alive()])
@@ -56,6 +57,7 @@ def _choose(states: list[State], mountpoint: str | None) -> State:
         raise NodeUnavailableError(f"{mountpoint}", why="nothing of headrace's is mounted there")
     if not states:
         raise NodeUnavailableError("nothing to end", why="neither `up` nor `fuse` runs here")
+    states = [state for state in states if state.kind != "s3"] or states
     if len(states) > 1:
         names = ", ".join(state.mountpoint or state.socket for state in states)
         raise UsageError("several run on this host", why=names, hint="name a MOUNTPOINT, or --all")
@@ -77,7 +79,9 @@ def _end(state: State, folder: str, others: list[State]) -> None:
         _terminate(find_process("headrace.fuse.holder", state.mountpoint))
         _terminate(find_process("headrace.fuse.session_main", state.mountpoint))
         detach(state.mountpoint)
-    if state.kind != "fuse" and state.socket not in [one.socket for one in others if one.kind != "fuse"]:
+    if state.kind not in NEED_A_NODE and state.socket not in [
+        one.socket for one in others if one.kind not in NEED_A_NODE
+    ]:
         _terminate(listener_of(state.socket))
         drop_socket(state.socket)
     remove_state(folder, state.pid)

@@ -35,6 +35,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": ("headrace status", "headrace status /mnt/imagenet --json"),
     "fsck": ("headrace fsck",),
     "fuse": ("headrace fuse /mnt/second", "headrace fuse /mnt/second --cache /nvme0/headrace"),
+    "s3": (
+        "headrace s3",
+        "headrace s3 --address 127.0.0.1:9000 --credentials /etc/headrace/s3-keys",
+    ),
     "job list": ("headrace job list",),
     "job show": ("headrace job show 7", "headrace job show 7 --follow"),
     "job cancel": ("headrace job cancel 7",),
@@ -89,7 +93,7 @@ _JOB_ROW = (
     *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
 )
 _READY = (
-    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "io", "why"),
+    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "s3", "io", "why"),
     *("node_pid", "holder_pid", "session_pid", "log"),
 )
 
@@ -102,6 +106,7 @@ _CHECKPOINT = (
 FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
     "fuse": _READY,
+    "s3": ("ready", "url", "socket", "pid"),
     "down": ("kind", "pid", "mountpoint", "socket"),
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),

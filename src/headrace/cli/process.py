@@ -102,11 +102,20 @@ class Child:
 def start_node(config: Config, log_path: str, *, again: bool) -> Child:
     """The configuration goes over in memory: it may hold secrets. again: it ran before, and its origins were there:
     it starts also when they are away now."""
+    return _start_configured("node", ["headrace.node", *["--again"] * again], config, log_path)
+
+
+def start_gateway(config: Config, socket: str, log_path: str) -> Child:
+    """The S3 gateway of `s3_address`, for the node at that socket."""
+    return _start_configured("S3 gateway", ["headrace.s3.main", "--socket", socket], config, log_path)
+
+
+def _start_configured(name: str, words: list[str], config: Config, log_path: str) -> Child:
     fd = os.memfd_create("headrace-config", 0)
     try:
         os.write(fd, msgspec.json.encode(config))
-        words = ["headrace.node", "--config-json", f"/proc/self/fd/{fd}"] + ["--again"] * again
-        return Child("node", words, log_path=log_path, pass_fds=(fd,))
+        words = [words[0], "--config-json", f"/proc/self/fd/{fd}", *words[1:]]
+        return Child(name, words, log_path=log_path, pass_fds=(fd,))
     finally:
         os.close(fd)
 

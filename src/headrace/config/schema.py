@@ -155,6 +155,23 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "them in its place, in seconds."
         ),
     ] = 30.0
+    s3_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace s3` listens, and where `headrace up` starts a gateway if it is set."
+        ),
+    ] = ""
+    s3_credentials: Annotated[
+        str,
+        Meta(
+            description="File of access keys whose signatures the S3 gateway takes, like ~/.aws/credentials; nothing: "
+            "no request needs one."
+        ),
+    ] = ""
+    s3_domains: Annotated[
+        str,
+        Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
+    ] = "localhost"
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:

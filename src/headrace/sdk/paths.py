@@ -121,16 +121,18 @@ class Paths:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
         return whole, found
 
-    def children(self, path: bytes) -> Iterator[tuple[bytes, Seen]]:
-        """Names of a directory with what they are, in byte order. NotADirectoryPathError."""
+    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
+        """Names of a directory with what they are, in byte order, those after a name. NotADirectoryPathError."""
         whole, found = self.get(path)
         if not is_directory(found):
             raise NotADirectoryPathError(os.fsdecode(path), why="it is no directory")
         below = self._below(whole)
         if below is not None and not self.client.listing_fresh(below.id):
             self.client.ensure_listed(below.id)
-        above = self.tree.names(whole) if self.tree.modes.any_below(whole) else []
-        for name, entry in merged(above, iter(()) if below is None else self.client.children(below.id)):
+        names = self.tree.names(whole) if self.tree.modes.any_below(whole) else []
+        above = [row for row in names if row[0] > after] if after else names
+        lower = iter(()) if below is None else self.client.children(below.id, after=after)
+        for name, entry in merged(above, lower):
             one = self.tree.look(join(whole, name)) if entry is None else entry
             if one is not None and not isinstance(one, Hidden):
                 yield name, one
@@ -195,11 +197,16 @@ class Paths:
             if is_directory(found):
                 raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
             try:
-                return self._below_content(found) if isinstance(found, Entry) else self._upper_content(whole)
+                return self.content_of(whole, found)
             except (FileNotFoundError, VersionChangedError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
         raise AssertionError
+
+    def content_of(self, whole: bytes, found: Seen) -> Content:
+        """Of a file that `get` found just now. As content, and FileNotFoundError or VersionChangedError when it has
+        been replaced meanwhile: look again."""
+        return self._below_content(found) if isinstance(found, Entry) else self._upper_content(whole)
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """As content, when all bytes are on this host's disk."""
@@ -250,18 +257,25 @@ class Paths:
     # ------------------------------------------------------------ files
 
     def create(
-        self, path: bytes, *, replace: bool, parents: bool = False, commits: bool = True
+        self,
+        path: bytes,
+        *,
+        replace: bool,
+        parents: bool = False,
+        commits: bool = True,
+        check: Callable[[Seen | None], None] | None = None,
     ) -> WriteStream:
         """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
         replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. parents: folders
-        above are made with it. commits: as of WriteStream."""
+        above are made with it. commits: as of WriteStream. check: called with what the name is just before the file
+        gets it, while nobody can change that; what it raises, `commit` raises, and nothing has changed."""
         whole = self._to_make(path, replace=replace, parents=parents)
         with _told(path):
             fd, made = self._new_file()
         return WriteStream(
             fd,
             os.fsdecode(path),
-            finish=lambda fd: self._publish(fd, made, whole, replace=replace, parents=parents),
+            finish=lambda fd: self._publish(fd, made, whole, replace=replace, parents=parents, check=check),
             abandon=lambda _: _unlink(made),
             commits=commits,
         )
@@ -360,17 +374,37 @@ class Paths:
         made = self.tree.upper.new()
         return os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), made
 
-    def _publish(self, fd: int, made: bytes, path: bytes, *, replace: bool, parents: bool) -> None:
+    def _publish(
+        self,
+        fd: int,
+        made: bytes,
+        path: bytes,
+        *,
+        replace: bool,
+        parents: bool,
+        check: Callable[[Seen | None], None] | None,
+    ) -> None:
+        def put() -> None:
+            if check is not None:
+                check(self.tree.seen(path))
+            self.tree.put_file(named, path, replace=replace)
+
         named = made or self.tree.upper.new()
         try:
             with _told(path):
                 if not made:
                     # With a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link.
                     os.link(b"/proc/self/fd/%d" % fd, named, src_dir_fd=fd, follow_symlinks=True)
-            if parents:
-                self.make_directories(split(path)[0])
-            self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
-            self._change(path, lambda: self.tree.put_file(named, path, replace=replace))
+            for attempt in range(COPIES_MAX):
+                if parents:
+                    self.make_directories(split(path)[0])
+                self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
+                try:
+                    self._change(path, put)
+                    break
+                except PathNotFoundError:  # somebody removed the folder that was just made, as it was empty
+                    if not parents or attempt + 1 == COPIES_MAX:
+                        raise
         except BaseException:
             _unlink(named)
             raise

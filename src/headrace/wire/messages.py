@@ -24,7 +24,7 @@ class Hello(Message, frozen=True):
 
     protocol: int
     pid: int
-    role: str  # "session", "sdk", "cli"
+    role: str  # "session", "sdk", "cli", "s3"
 
 
 class Lookup(Message, frozen=True):

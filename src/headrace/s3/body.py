@@ -1,0 +1,271 @@
+"""A request's body, without a socket: framing by HTTP, aws-chunked framing, signatures of chunks, checksums.
+
+Each layer is an iterator of bytes over another. What is wrong is known at the end at the latest: whoever writes the
+bytes gives them their name only when the iterator has ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from headrace.s3.errors import S3Error
+from headrace.s3.http import Request, is_number
+from headrace.s3.signature import ChunkSigner
+
+LINE_BYTES_MAX = 4096
+CHUNK_BYTES_MAX = 1 << 30
+TRAILERS_MAX = 16
+PIECE_BYTES = 256 << 10
+CHECKSUMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
+_HEX = re.compile(rb"[0-9a-fA-F]{1,16}")
+_SHORT = "the body ended before its length"
+
+
+class Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class Stream:
+    """Bytes of an iterator, by lines and counts."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._buffer = b""
+
+    def read(self, count: int) -> bytes:
+        """Some, `count` at most; b"" at the end."""
+        data = self._buffer or next(self._pieces, b"")
+        self._buffer = data[count:]
+        return data[:count]
+
+    def line(self) -> bytes:
+        """To the next CRLF, without it."""
+        while (end := self._buffer.find(b"\r\n")) < 0:
+            piece = next(self._pieces, b"")
+            if not piece:
+                raise S3Error("IncompleteBody", _SHORT)
+            self._buffer += piece
+            if len(self._buffer) > LINE_BYTES_MAX + PIECE_BYTES:
+                raise S3Error("InvalidRequest", "a line of the body's framing is too long")
+        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
+        return line
+
+    def exactly(self, count: int) -> Iterator[bytes]:
+        while count > 0:
+            piece = self.read(min(count, PIECE_BYTES))
+            if not piece:
+                raise S3Error("IncompleteBody", _SHORT)
+            count -= len(piece)
+            yield piece
+
+
+def _size_of(line: bytes) -> int:
+    size = int(line, 16) if _HEX.fullmatch(line) else -1
+    if not 0 <= size <= CHUNK_BYTES_MAX:
+        raise S3Error("InvalidRequest", "a chunk of the body has no size")
+    return size
+
+
+def http_chunks(stream: Stream) -> Iterator[bytes]:
+    """Transfer-Encoding: chunked. Trailers are passed over."""
+    while size := _size_of(stream.line().partition(b";")[0].strip()):
+        yield from stream.exactly(size)
+        if stream.line():
+            raise S3Error("InvalidRequest", "a chunk of the body is longer than its size")
+    for _ in range(TRAILERS_MAX):
+        if not stream.line():
+            return
+    raise S3Error("InvalidRequest", "too many trailers")
+
+
+class AwsChunks:
+    """Content-Encoding: aws-chunked. signer: of signed chunks, else None. trailers: known at the end."""
+
+    def __init__(self, stream: Stream, signer: ChunkSigner | None, *, has_trailers: bool) -> None:
+        self._stream = stream
+        self._signer = signer
+        self._has_trailers = has_trailers
+        self.trailers: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            words = self._stream.line().split(b";")
+            size = _size_of(words[0])
+            hashed = hashlib.sha256()
+            for piece in self._stream.exactly(size):
+                if self._signer is not None:
+                    hashed.update(piece)
+                yield piece
+            if self._signer is not None:
+                self._signer.check_chunk(_extension(words[1:], b"chunk-signature"), hashed.hexdigest())
+            if size == 0:
+                break
+            if self._stream.line():
+                raise S3Error("InvalidRequest", "a chunk of the body is longer than its size")
+        self._read_trailers()
+
+    def _read_trailers(self) -> None:
+        """The empty line at the end is left out by some clients where there are no trailers."""
+        if not self._has_trailers:
+            return
+        signature = ""
+        for _ in range(TRAILERS_MAX):
+            line = self._stream.line()
+            if not line:
+                break
+            name, _, value = line.decode("latin-1").strip().partition(":")
+            if name.lower() == "x-amz-trailer-signature":
+                signature = value.strip()
+            else:
+                self.trailers[name.lower()] = value.strip()
+        if self._signer is not None:
+            self._signer.check_trailer(signature, self.trailers)
+
+
+def _extension(words: list[bytes], name: bytes) -> str:
+    for word in words:
+        key, _, value = word.partition(b"=")
+        if key.strip() == name:
+            return value.strip().decode("latin-1")
+    return ""
+
+
+class Payload:
+    """The bytes that are meant, checked against all that the request says of them.
+
+    word: what the request says of the body's hash (signature.payload_word), or "". signer: of signed chunks."""
+
+    def __init__(
+        self, request: Request, pieces: Iterator[bytes], word: str, signer: ChunkSigner | None
+    ) -> None:
+        self.md5 = hashlib.md5(usedforsecurity=False)
+        self.size_bytes = 0
+        self._word = word
+        if request.headers.get("content-md5") == "":
+            raise S3Error("InvalidDigest", "content-md5 is empty")
+        self._md5_given = _from_base64(request.header("content-md5"), 16, "content-md5")
+        self._sums: dict[str, Hash] = {}
+        self._given: dict[str, str] = {}
+        self._chunks: AwsChunks | None = None
+        self._announced = request.header("x-amz-trailer").lower()
+        self._declared = _decoded_length(request)
+        if word.startswith("STREAMING-"):
+            self._chunks = AwsChunks(Stream(pieces), signer, has_trailers=word.endswith("-TRAILER"))
+            self._pieces: Iterator[bytes] = iter(self._chunks)
+        else:
+            self._pieces = pieces
+        self._sha256 = hashlib.sha256() if _is_hex(word) else None
+        for name in CHECKSUMS:
+            given = request.header(f"x-amz-checksum-{name}")
+            if given or self._announced == f"x-amz-checksum-{name}":
+                self._sums[name] = make_checksum(name)
+                self._given[name] = given
+
+    def __iter__(self) -> Iterator[bytes]:
+        hashes: list[Hash] = [self.md5, *self._sums.values()]
+        if self._sha256 is not None:
+            hashes.append(self._sha256)
+        for piece in self._pieces:
+            self.size_bytes += len(piece)
+            for one in hashes:
+                one.update(piece)
+            yield piece
+        self._check()
+
+    def read_all(self, bytes_max: int) -> bytes:
+        """For small bodies. EntityTooLarge."""
+        parts, size = [], 0
+        for piece in self:
+            size += len(piece)
+            if size > bytes_max:
+                raise S3Error("EntityTooLarge", f"the body has more than {bytes_max} bytes")
+            parts.append(piece)
+        return b"".join(parts)
+
+    def checksum_headers(self) -> list[tuple[str, str]]:
+        """Of those that were checked, for the answer."""
+        return [
+            (f"x-amz-checksum-{name}", base64.b64encode(one.digest()).decode())
+            for name, one in self._sums.items()
+        ]
+
+    def _check(self) -> None:
+        if self._declared is not None and self._declared != self.size_bytes:
+            raise S3Error("IncompleteBody", f"the body has {self.size_bytes} bytes, not {self._declared}")
+        if self._sha256 is not None and self._sha256.hexdigest() != self._word:
+            raise S3Error("XAmzContentSHA256Mismatch", "x-amz-content-sha256 is not the body's")
+        if self._md5_given is not None and self._md5_given != self.md5.digest():
+            raise S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.")
+        trailers = self._chunks.trailers if self._chunks is not None else {}
+        for name, one in self._sums.items():
+            given = self._given[name] or trailers.get(f"x-amz-checksum-{name}", "")
+            wanted = _from_base64(given, len(one.digest()), f"x-amz-checksum-{name}")
+            if wanted is None and self._announced == f"x-amz-checksum-{name}":
+                raise S3Error(
+                    "InvalidRequest", f"the trailer {self._announced} was announced and did not come"
+                )
+            if wanted is not None and wanted != one.digest():
+                raise S3Error(
+                    "BadDigest", f"The {name.upper()} you specified did not match what we received."
+                )
+
+
+def _is_hex(word: str) -> bool:
+    return len(word) == 64 and not word.startswith("STREAMING-")
+
+
+def _decoded_length(request: Request) -> int | None:
+    given = request.header("x-amz-decoded-content-length")
+    if not given:
+        return None
+    if not is_number(given):
+        raise S3Error("InvalidArgument", "x-amz-decoded-content-length is not a number")
+    return int(given)
+
+
+def _from_base64(text: str, size_bytes: int, name: str) -> bytes | None:
+    if not text:
+        return None
+    try:
+        value = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        value = b""
+    if len(value) != size_bytes:
+        raise S3Error("InvalidDigest", f"{name} is not {size_bytes} bytes in base64")
+    return value
+
+
+class _Crc:
+    """step: (data, the sum so far) → the sum."""
+
+    def __init__(self, step: Callable[[bytes, int], int], size_bytes: int) -> None:
+        self._step, self._size_bytes = step, size_bytes
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = self._step(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size_bytes, "big")
+
+
+def make_checksum(name: str) -> Hash:
+    """One of CHECKSUMS. NotImplemented where the library for it is not installed."""
+    if name == "crc32":
+        return _Crc(zlib.crc32, 4)
+    if name in ("sha1", "sha256"):
+        return hashlib.new(name, usedforsecurity=False)
+    try:
+        from awscrt import checksums
+    except ImportError:
+        raise S3Error(
+            "NotImplemented", f"{name} needs awscrt on this host: pip install 'headrace[s3]'"
+        ) from None
+    return _Crc(checksums.crc32c, 4) if name == "crc32c" else _Crc(checksums.crc64nvme, 8)

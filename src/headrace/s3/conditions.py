@@ -1,0 +1,89 @@
+"""Ranges and conditions of requests, pure (RFC 9110, 13 and 14; S3's own for copies)."""
+
+from __future__ import annotations
+
+import re
+from email.utils import parsedate_to_datetime
+
+from headrace.s3.errors import S3Error
+from headrace.s3.http import Request
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})$")
+
+
+def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """start, end (exclusive); None: the whole object, also where the header is none that S3 heeds. InvalidRange."""
+    match = _RANGE.match(header.replace(" ", ""))
+    if match is None or match.group(0) == "bytes=-":
+        return None
+    first, last = match.groups()
+    if not first:
+        start, end = max(0, size_bytes - int(last)), size_bytes
+    else:
+        start, end = int(first), min(size_bytes, int(last) + 1) if last else size_bytes
+        if last and int(last) < int(first):
+            return None
+    if start >= size_bytes:
+        raise S3Error(
+            "InvalidRange",
+            "The requested range is not satisfiable",
+            headers=(("Content-Range", f"bytes */{size_bytes}"),),
+        )
+    return start, end
+
+
+def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:
+    """prefix: "x-amz-copy-source-" of copies, where all is PreconditionFailed. PreconditionFailed, NotModified."""
+    headers = request.headers
+    seconds = mtime_ns // 1_000_000_000
+    match, unmodified = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-unmodified-since")
+    if match is not None:
+        if not names(match, etag):
+            raise _failed("If-Match")
+    elif unmodified is not None and (since := _seconds(unmodified)) is not None and seconds > since:
+        raise _failed("If-Unmodified-Since")
+    none_match, modified = headers.get(f"{prefix}if-none-match"), headers.get(f"{prefix}if-modified-since")
+    if none_match is not None:
+        if names(none_match, etag):
+            raise _failed("If-None-Match") if prefix else _not_modified(etag)
+    elif modified is not None and (since := _seconds(modified)) is not None and seconds <= since:
+        raise _failed("If-Modified-Since") if prefix else _not_modified(etag)
+
+
+def check_write(request: Request, etag: str | None) -> None:
+    """etag: of what is there, None for nothing. PreconditionFailed; NoSuchKey for If-Match of nothing."""
+    match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if match is not None:
+        if etag is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        if not names(match, etag):
+            raise _failed("If-Match")
+    if none_match is not None and etag is not None and names(none_match, etag):
+        raise _failed("If-None-Match")
+
+
+def names(header: str, etag: str) -> bool:
+    """Whether a list of entity tags, or *, has this one. Compared weakly, quotes or none, as S3 does."""
+    wanted = _bare(etag)
+    return any(one.strip() == "*" or _bare(one) == wanted for one in header.split(","))
+
+
+def _bare(etag: str) -> str:
+    return etag.strip().removeprefix("W/").strip('"')
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def _failed(condition: str) -> S3Error:
+    return S3Error(
+        "PreconditionFailed", f"At least one of the pre-conditions you specified did not hold: {condition}"
+    )
+
+
+def _not_modified(etag: str) -> S3Error:
+    return S3Error("NotModified", "Not Modified", headers=(("ETag", etag),))

@@ -1,0 +1,274 @@
+"""The gateway's socket: one thread waits for all connections and answers what is cached; a pool does what may wait.
+
+As the peers' door does (`entry/peer/server.py`), but here the waiting thread itself answers hits that are small and in
+memory: handing over costs more than the answer. Large ones it hands over with the file open: `sendfile` runs in several
+threads at once, outside of the interpreter's lock. Measured: docs/decisions/0012-the-s3-gateway.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from headrace.base.errors import HeadraceError, UsageError
+from headrace.s3.connection import Connection
+from headrace.s3.errors import HungUpError, S3Error
+from headrace.s3.gateway import Gateway
+from headrace.s3.http import Request, Response
+
+log = logging.getLogger(__name__)
+
+THREADS = 256
+"""Requests that wait at one time: for the node, the disk, or a slow client. More wait for a thread."""
+CONNECTIONS_MAX = 8192
+BACKLOG = 1024
+SMALL_BYTES = 64 << 10
+"""An answer that fits an idle connection's buffer: it is sent without a thread."""
+RECEIVE_BYTES = 64 << 10
+IDLE_S = 120.0
+TICK_S = 1.0
+CLEAN_EVERY_S = 600.0
+STOP_S = 10.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """port 0: any. UsageError when that can't be listened at."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"S3 gateway at {host}:{port}",
+            why=error.strerror or str(error),
+            hint="choose by s3_address = HOST:PORT",
+        ) from error
+    listening.setblocking(False)
+    return listening
+
+
+class Door:
+    """listening: belongs to this from now on."""
+
+    def __init__(self, gateway: Gateway, listening: socket.socket, *, idle_s: float = IDLE_S) -> None:
+        self._gateway = gateway
+        self._listening = listening
+        self._idle_s = idle_s
+        self._waiting: dict[int, Connection] = {}
+        self._lock = threading.Lock()
+        self._working = 0
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._accepting = True
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler: `run` returns when what is under way is done, or after a while."""
+        self._stopping = True
+        os.eventfd_write(self._bell, 1)
+
+    def run(self) -> None:
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self._epoll.register(self._listening, select.EPOLLIN)
+        accepting, bell = self._listening.fileno(), self._bell
+        next_tick = next_clean = 0.0
+        while not self._stopping:
+            new = False
+            for number, _ in self._epoll.poll(TICK_S):
+                if number == accepting:
+                    new = True
+                elif number != bell:
+                    self._readable(number)
+            if new:
+                self._accept()  # last: a new connection may get the number of one that ended
+            now_s = time.monotonic()
+            if now_s >= next_tick:
+                next_tick = now_s + TICK_S
+                self._tick(now_s)
+            if now_s >= next_clean:
+                next_clean = now_s + CLEAN_EVERY_S
+                self._pool.submit(self._clean)
+        self._end()
+
+    # ------------------------------------------------------------ the door's thread
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors: later, or this would spin
+                log.warning("connection not accepted error=%s", error)
+                self._epoll.unregister(self._listening)
+                self._accepting = False
+                return
+            if len(self._waiting) + self._working >= CONNECTIONS_MAX:
+                log.warning("connection refused connections=%d", CONNECTIONS_MAX)
+                sock.close()
+                continue
+            try:
+                connection = Connection(sock)
+            except OSError:  # gone already
+                sock.close()
+                continue
+            self._wait_for_request(connection)
+
+    def _wait_for_request(self, connection: Connection) -> None:
+        """From any thread that has the connection."""
+        connection.idle_since_s = time.monotonic()
+        with self._lock:
+            if self._stopping:
+                connection.close()
+                return
+            self._waiting[connection.number] = connection
+            self._epoll.register(connection.number, select.EPOLLIN)
+
+    def _readable(self, number: int) -> None:
+        connection = self._waiting.get(number)
+        if connection is None:
+            return
+        try:
+            piece = connection.sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._drop(connection)
+            return
+        connection.buffer += piece
+        connection.idle_since_s = time.monotonic()
+        try:
+            while (request := connection.next_request()) is not None:
+                if not self._answer_now(connection, request):
+                    return
+        except S3Error as error:
+            self._take(connection)
+            why = error
+            self._submit(lambda: self._refuse(connection, why), connection)
+        except HungUpError:
+            self._drop(connection)
+        except Exception:  # a defect costs one connection, not the door
+            log.exception("connection failed")
+            self._drop(connection)
+
+    def _answer_now(self, connection: Connection, request: Request) -> bool:
+        """Whether the connection is still the door's."""
+        response = None if connection.has_body else self._gateway.cached(request)
+        if response is None:
+            self._take(connection)
+            self._submit(lambda: self._work(connection, request, None), connection)
+            return False
+        head = connection.head_of(response, self._gateway.new_id())
+        try:
+            done = connection.send_now(response, head, SMALL_BYTES)
+        except HungUpError:
+            response.drop()
+            raise
+        if done:
+            response.drop()
+            return True
+        self._take(connection)
+        self._submit(lambda: self._work(connection, request, response), connection)
+        return False
+
+    def _submit(self, work: Callable[[], None], connection: Connection) -> None:
+        with self._lock:
+            self._working += 1
+        self._pool.submit(self._run, work, connection)
+
+    def _take(self, connection: Connection) -> None:
+        with self._lock:
+            if self._waiting.pop(connection.number, None) is not None:
+                self._epoll.unregister(connection.number)
+
+    def _drop(self, connection: Connection) -> None:
+        self._take(connection)
+        connection.close()
+
+    def _tick(self, now_s: float) -> None:
+        if not self._accepting:
+            self._epoll.register(self._listening, select.EPOLLIN)
+            self._accepting = True
+        for connection in list(self._waiting.values()):
+            if now_s - connection.idle_since_s > self._idle_s:
+                self._drop(connection)
+
+    def _end(self) -> None:
+        self._listening.close()
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for connection in waiting:
+            connection.close()
+        until_s = time.monotonic() + STOP_S
+        while self._working and time.monotonic() < until_s:
+            time.sleep(0.02)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------ the pool's threads
+
+    def _run(self, work: Callable[[], None], connection: Connection) -> None:
+        try:
+            work()
+        except HungUpError as error:
+            log.debug("connection ended why=%s", error)
+            connection.close()
+        except Exception:
+            log.exception("connection failed")
+            connection.close()
+        finally:
+            with self._lock:
+                self._working -= 1
+
+    def _work(self, connection: Connection, request: Request, begun: Response | None) -> None:
+        """The request, and those that came with it; then the connection waits again. begun: the answer, of which the
+        door has sent a part."""
+        current: Request | None = request
+        while current is not None:
+            if not self._serve(connection, current, begun):
+                connection.close_after_answer()
+                return
+            begun = None
+            try:
+                current = connection.next_request()
+            except S3Error as error:
+                self._refuse(connection, error)
+                return
+        self._wait_for_request(connection)
+
+    def _serve(self, connection: Connection, request: Request, begun: Response | None) -> bool:
+        """Whether the connection can be used again."""
+        response = begun or self._gateway.answer(request, connection.body(request))
+        try:
+            if begun is not None:
+                connection.send_rest(begun)
+            else:
+                connection.send(response, connection.head_of(response, self._gateway.new_id()))
+        except HeadraceError as error:  # in the middle of the bytes: all that can be done is to break off
+            log.warning("answer broken off path=%s error=%s", request.path, error)
+            return False
+        finally:
+            response.drop()
+        if log.isEnabledFor(logging.INFO):
+            log.info("request method=%s path=%s status=%d", request.method, request.path, response.status)
+        return not response.close and connection.drain()
+
+    def _refuse(self, connection: Connection, error: S3Error) -> None:
+        """What is no request is answered once, and the connection ends."""
+        response = self._gateway.error(None, error)
+        response.close = True
+        connection.send(response, connection.head_of(response, self._gateway.new_id()))
+        connection.close_after_answer()
+
+    def _clean(self) -> None:
+        try:
+            self._gateway.uploads.remove_silent(time.time())
+        except OSError as error:
+            log.warning("old uploads not removed error=%s", error)

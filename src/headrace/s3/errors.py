@@ -1,0 +1,114 @@
+"""What the gateway answers when it can't: S3's codes, and the one table error of ours → S3's.
+
+`ERROR_MAP` has a row for every HeadraceError; one that is missing fails a test.
+"""
+
+from __future__ import annotations
+
+from headrace.base.errors import HeadraceError
+
+STATUS: dict[str, int] = {
+    "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
+    "BadDigest": 400,
+    "BucketAlreadyOwnedByYou": 409,
+    "BucketNotEmpty": 409,
+    "ConditionalRequestConflict": 409,
+    "EntityTooLarge": 400,
+    "EntityTooSmall": 400,
+    "IncompleteBody": 400,
+    "InternalError": 500,
+    "InvalidAccessKeyId": 403,
+    "InvalidArgument": 400,
+    "InvalidBucketName": 400,
+    "InvalidDigest": 400,
+    "InvalidPart": 400,
+    "InvalidPartOrder": 400,
+    "InvalidRange": 416,
+    "InvalidRequest": 400,
+    "InvalidStorageClass": 400,
+    "KeyTooLongError": 400,
+    "MalformedXML": 400,
+    "MethodNotAllowed": 405,
+    "MissingContentLength": 411,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "NoSuchUpload": 404,
+    "NoSuchVersion": 404,
+    "NotImplemented": 501,
+    "NotModified": 304,
+    "PreconditionFailed": 412,
+    "RequestHeaderSectionTooLarge": 400,
+    "RequestTimeTooSkewed": 403,
+    "ServiceUnavailable": 503,
+    "SignatureDoesNotMatch": 403,
+    "XAmzContentSHA256Mismatch": 400,
+    # Not S3's own: a folder can't be an object too.
+    "KeyIsAFolder": 409,
+    "ParentIsAnObject": 409,
+}
+
+ERROR_MAP: dict[str, str] = {
+    "internal": "InternalError",
+    "usage": "InvalidArgument",
+    "path.not_found": "NoSuchKey",
+    "path.stale": "ServiceUnavailable",
+    "path.not_a_directory": "ParentIsAnObject",
+    "path.is_a_directory": "KeyIsAFolder",
+    "path.exists": "PreconditionFailed",
+    "path.not_empty": "BucketNotEmpty",
+    "path.read_only": "AccessDenied",
+    "not_supported": "NotImplemented",
+    "origin.failed": "InternalError",
+    "origin.unavailable": "ServiceUnavailable",
+    "origin.denied": "AccessDenied",
+    "origin.no_bucket": "NoSuchBucket",
+    "origin.version_changed": "ServiceUnavailable",
+    "origin.conflict": "ConditionalRequestConflict",
+    "origin.read_only": "AccessDenied",
+    "deadline": "ServiceUnavailable",
+    "store.no_space": "ServiceUnavailable",
+    "store.failed": "InternalError",
+    "store.evicted": "ServiceUnavailable",
+    "store.busy": "ServiceUnavailable",
+    "store.corrupt_index": "ServiceUnavailable",
+    "store.corrupt_block": "ServiceUnavailable",
+    "node.unavailable": "ServiceUnavailable",
+    "protocol": "InternalError",
+    "mount.failed": "InternalError",
+    "cluster.unavailable": "ServiceUnavailable",
+    "cluster.id_taken": "InternalError",
+    "peer.failed": "ServiceUnavailable",
+    "peer.not_owner": "ServiceUnavailable",
+    # of checkpoints, which this door does not meet
+    "checkpoint.not_found": "NoSuchKey",
+    "checkpoint.corrupt": "InternalError",
+    "checkpoint.mismatch": "InvalidArgument",
+    "checkpoint.no_space": "ServiceUnavailable",
+    "checkpoint.failed": "InternalError",
+    "cancelled": "ServiceUnavailable",
+}
+
+
+class S3Error(Exception):
+    """code: of STATUS. headers: of the answer, beside the usual ones."""
+
+    def __init__(self, code: str, message: str, *, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.headers = headers
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+
+def s3_error_of(error: HeadraceError) -> S3Error:
+    """The message has no path of this host: what our errors name are paths of the namespace and URLs."""
+    return S3Error(ERROR_MAP.get(error.code, "InternalError"), str(error))
+
+
+class HungUpError(Exception):
+    """The client is gone, or has done nothing for too long: there is nobody to answer."""

@@ -1,0 +1,177 @@
+"""From a request to its answer: who asks, what for, and errors as XML.
+
+`cached` is for the door's thread: it answers what needs no wait. `answer` may wait for the node, the disk and the
+client's body.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import HeadraceError
+from headrace.s3 import signature, xml
+from headrace.s3.body import Payload
+from headrace.s3.buckets import Buckets
+from headrace.s3.errors import HungUpError, S3Error, s3_error_of
+from headrace.s3.http import Request, Response
+from headrace.s3.multipart import Multipart
+from headrace.s3.objects import Objects
+from headrace.s3.routes import Call, route
+from headrace.s3.signature import ChunkSigner, Claim
+from headrace.s3.uploads import Uploads
+from headrace.sdk.paths import Paths
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 8 << 20
+"""Of a body that is read whole: a list of keys or of parts."""
+_READING = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts."""
+
+    secrets: dict[str, str]
+    domains: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Who asks. word: of the body's hash. claim: None of who needs no signature."""
+
+    word: str
+    claim: Claim | None
+    secret: str = ""
+
+    def signer(self) -> ChunkSigner | None:
+        if self.claim is None or not self.word.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
+            return None
+        return ChunkSigner(self.claim, self.secret)
+
+
+class Gateway:
+    def __init__(self, paths: Paths, access: Access) -> None:
+        self._access = access
+        self.objects = Objects(paths)
+        self._buckets = Buckets(paths, self.objects)
+        self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
+        self._parts = Multipart(self.objects, self.uploads)
+        self._ids = itertools.count(secrets.randbits(48))
+
+    def new_id(self) -> str:
+        """Of a request, for logs."""
+        return f"{next(self._ids):016X}"
+
+    def cached(self, request: Request) -> Response | None:
+        """None: it has to be asked for by `answer`. Never waits."""
+        if request.method not in _READING:
+            return None
+        try:
+            call = route(request, self._access.domains)
+            if call.operation not in ("get_object", "head_object"):
+                return None
+            self._check(request)
+            return self.objects.get_cached(request, call)
+        except (S3Error, HeadraceError):
+            return None  # told by `answer`
+        except Exception:  # the door's thread has to go on; `answer` will meet it, too
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+            return None
+
+    def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        """pieces: of the body. HungUpError."""
+        try:
+            call = route(request, self._access.domains)
+            return self._do(request, call, pieces, self._check(request))
+        except S3Error as error:
+            return self.error(request, error)
+        except HeadraceError as error:
+            if not error.retryable:
+                log.info("request failed path=%s error=%s", request.path, error)
+            return self.error(request, s3_error_of(error))
+        except HungUpError:
+            raise
+        except Exception as error:
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+            return self.error(
+                request, S3Error("InternalError", f"{type(error).__name__}: a defect, see the log")
+            )
+
+    def error(self, request: Request | None, error: S3Error) -> Response:
+        """The answer that tells of it."""
+        bare = error.status == 304 or (request is not None and request.method == "HEAD")
+        resource = "" if request is None else request.path.decode("utf-8", "replace")
+        id = self.new_id()
+        body = b"" if bare else xml.error_document(error.code, error.message, resource, id)
+        headers = [("Content-Type", "application/xml")] if body else []
+        return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
+
+    def _check(self, request: Request) -> Known:
+        """S3Error for who may not ask."""
+        if not self._access.secrets:
+            return Known(request.header("x-amz-content-sha256"), None)
+        claim = signature.claim_of(request)
+        if claim is None:
+            raise S3Error("AccessDenied", "Access Denied: the request is not signed")
+        secret = self._access.secrets.get(claim.access_key)
+        if secret is None:
+            raise S3Error(
+                "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
+            )
+        signature.check_time(claim, time.time())
+        signature.check_headers(request, claim)
+        word = signature.payload_word(request, claim)
+        if not signature.matches(request, claim, secret, word):
+            raise S3Error(
+                "SignatureDoesNotMatch",
+                "The request signature we calculated does not match the signature you provided.",
+            )
+        return Known(word, claim, secret)
+
+    def _do(self, request: Request, call: Call, pieces: Iterator[bytes], known: Known) -> Response:
+        copies = "x-amz-copy-source" in request.headers
+        if call.operation in ("put_object", "put_part") and not copies:
+            _check_length(request)
+        payload = Payload(request, pieces, known.word, known.signer())
+        work: dict[str, Callable[[], Response]] = {
+            "list_buckets": self._buckets.list_all,
+            "list_objects": lambda: self._buckets.objects(request, call),
+            "list_objects_v2": lambda: self._buckets.objects_v2(request, call),
+            "list_versions": lambda: self._buckets.versions(request, call),
+            "list_uploads": lambda: self._parts.list_uploads(request, call),
+            "get_location": lambda: self._buckets.location(call),
+            "get_versioning": lambda: self._buckets.versioning(call),
+            "head_bucket": lambda: self._buckets.head(call),
+            "create_bucket": lambda: self._buckets.create(call),
+            "delete_bucket": lambda: self._buckets.delete(call),
+            "delete_objects": lambda: self._buckets.delete_objects(call, payload.read_all(BODY_BYTES_MAX)),
+            "get_object": lambda: self.objects.get(request, call),
+            "head_object": lambda: self.objects.get(request, call),
+            "put_object": lambda: (
+                self.objects.copy(request, call) if copies else self.objects.put(request, call, payload)
+            ),
+            "delete_object": lambda: self.objects.delete(request, call),
+            "list_parts": lambda: self._parts.list_parts(request, call),
+            "put_part": lambda: (
+                self._parts.copy_part(request, call)
+                if copies
+                else self._parts.put_part(request, call, payload)
+            ),
+            "create_upload": lambda: self._parts.create(request, call),
+            "complete_upload": lambda: self._parts.complete(request, call, payload.read_all(BODY_BYTES_MAX)),
+            "abort_upload": lambda: self._parts.abort(request, call),
+        }
+        return work[call.operation]()
+
+
+def _check_length(request: Request) -> None:
+    """A put that says neither how long it is nor that it comes in chunks would be an empty object."""
+    if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
+        raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")

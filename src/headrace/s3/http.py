@@ -1,0 +1,193 @@
+"""HTTP/1.1 of the gateway, without a socket: a request's head to a value, an answer to bytes.
+
+The parser is httptools (llhttp), a new one for each head; bodies are `body.py`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from urllib.parse import unquote_plus, unquote_to_bytes
+
+import httptools
+
+from headrace.s3.errors import S3Error
+from headrace.sdk.streams import Content
+
+HEAD_BYTES_MAX = 64 << 10
+"""S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
+HEAD_END = b"\r\n\r\n"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_REASONS = {one.value: one.phrase for one in HTTPStatus}
+
+
+@dataclass(slots=True)
+class Request:
+    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas."""
+
+    method: str
+    target: bytes
+    path: bytes
+    query: list[tuple[str, str]]
+    headers: dict[str, str]
+    keep_alive: bool
+
+    def argument(self, name: str, default: str = "") -> str:
+        """The first of that name in the query."""
+        return next((value for one, value in self.query if one == name), default)
+
+    def has(self, name: str) -> bool:
+        return any(one == name for one, _ in self.query)
+
+    def header(self, name: str, default: str = "") -> str:
+        return self.headers.get(name, default)
+
+
+@dataclass(slots=True)
+class Response:
+    """body, or bytes start..end of content, which whoever sends this closes. bodiless: length_bytes is told, and
+    nothing sent (HEAD). request_id: where the body names it."""
+
+    status: int
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes = b""
+    content: Content | None = None
+    start: int = 0
+    end: int = 0
+    bodiless: bool = False
+    length_bytes: int | None = None
+    close: bool = False
+    request_id: str = ""
+
+    def drop(self) -> None:
+        if self.content is not None:
+            self.content.close()
+            self.content = None
+
+
+class _Head:
+    """Called by the parser."""
+
+    __slots__ = ("headers", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: dict[str, str] = {}
+
+    def on_url(self, part: bytes) -> None:
+        self.target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip()
+        if key in self.headers:
+            text = f"{self.headers[key]},{text}"
+        self.headers[key] = text
+
+
+def parse_head(head: bytes) -> Request:
+    """head: to the empty line, with it. S3Error for what is no request."""
+    found = _Head()
+    parser = httptools.HttpRequestParser(found)
+    try:
+        parser.feed_data(head)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        raise S3Error("InvalidRequest", f"not a request of HTTP/1.1: {error}") from error
+    if "host" not in found.headers and parser.get_http_version() != "1.0":
+        raise S3Error("InvalidRequest", "the Host header is missing")
+    path, _, query = found.target.partition(b"?")
+    if not path.startswith(b"/"):
+        path = _path_of_url(path)
+    return Request(
+        parser.get_method().decode("latin-1"),
+        found.target,
+        unquote_to_bytes(path) if b"%" in path else path,
+        parse_query(query.decode("utf-8", "surrogateescape")) if query else [],
+        found.headers,
+        _keeps_alive(found.headers.get("connection", "").lower(), parser.get_http_version()),
+    )
+
+
+def _keeps_alive(connection: str, version: str) -> bool:
+    """The parser can't say: it is asked when the message has ended, and has forgotten by then."""
+    return "close" not in connection and (version != "1.0" or "keep-alive" in connection)
+
+
+def _path_of_url(target: bytes) -> bytes:
+    """Of a request as proxies get them; `*` and the like are none of ours."""
+    scheme, colon, rest = target.partition(b"://")
+    if not colon or scheme.lower() not in (b"http", b"https"):
+        raise S3Error("InvalidRequest", "the request names no path")
+    return b"/" + rest.partition(b"/")[2]
+
+
+def is_number(text: str) -> bool:
+    """Digits that `int` takes, and not too many of them."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def parse_query(text: str) -> list[tuple[str, str]]:
+    """In the order given; a name without `=` has the value ""."""
+    found = []
+    for part in text.split("&"):
+        if part:
+            name, _, value = part.partition("=")
+            found.append((_decoded(name), _decoded(value)))
+    return found
+
+
+def _decoded(text: str) -> str:
+    return unquote_plus(text, errors="surrogateescape") if "%" in text or "+" in text else text
+
+
+def render_head(response: Response, request_id: str, *, keep_alive: bool) -> bytes:
+    """The head of an answer, to the empty line."""
+    length = response.length_bytes
+    if length is None:
+        length = len(response.body) if response.content is None else response.end - response.start
+    lines = [
+        f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}",
+        f"Date: {http_date_now()}",
+        "Server: headrace",
+        f"x-amz-request-id: {request_id}",
+    ]
+    lines += [f"{name}: {_clean(value)}" for name, value in response.headers]
+    if response.status not in (204, 304):
+        lines.append(f"Content-Length: {length}")
+    if not keep_alive:
+        lines.append("Connection: close")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("utf-8", "surrogateescape")
+
+
+def _clean(value: str) -> str:
+    """A value that a client gave us must not end its line."""
+    return value.replace("\r", " ").replace("\n", " ") if "\n" in value or "\r" in value else value
+
+
+def http_date(mtime_ns: int) -> str:
+    return _date_of(mtime_ns // 1_000_000_000)
+
+
+@functools.lru_cache(maxsize=4096)
+def _date_of(seconds: int) -> str:
+    return formatdate(seconds, usegmt=True)
+
+
+def _once_a_second(make: Callable[[int], str]) -> Callable[[], str]:
+    last = (0, "")
+
+    def now() -> str:
+        nonlocal last
+        second = int(time.time())
+        if last[0] != second:
+            last = (second, make(second))
+        return last[1]
+
+    return now
+
+
+http_date_now = _once_a_second(lambda second: formatdate(second, usegmt=True))

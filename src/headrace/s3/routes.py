@@ -1,0 +1,109 @@
+"""Which operation a request asks for, of which bucket and key: pure.
+
+`/bucket/key` is the path style. Where the Host is `bucket.DOMAIN` it is the virtual-host style: the path is the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.s3.errors import S3Error
+from headrace.s3.http import Request
+
+KEY_BYTES_MAX = 1024
+NAME_BYTES_MAX = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """operation: a name of the tables below, in snake case. bucket and key: b"" where there is none."""
+
+    operation: str
+    bucket: bytes
+    key: bytes
+
+    @property
+    def path(self) -> bytes:
+        """In the namespace; a key's last slash goes."""
+        return b"/" + self.bucket + (b"/" + self.key.rstrip(b"/") if self.key else b"")
+
+
+SERVICE = {("GET", ""): "list_buckets"}
+BUCKET = {
+    ("GET", ""): "list_objects",
+    ("GET", "list-type"): "list_objects_v2",
+    ("GET", "versions"): "list_versions",
+    ("GET", "uploads"): "list_uploads",
+    ("GET", "location"): "get_location",
+    ("GET", "versioning"): "get_versioning",
+    ("HEAD", ""): "head_bucket",
+    ("PUT", ""): "create_bucket",
+    ("DELETE", ""): "delete_bucket",
+    ("POST", "delete"): "delete_objects",
+}
+OBJECT = {
+    ("GET", ""): "get_object",
+    ("GET", "uploadId"): "list_parts",
+    ("HEAD", ""): "head_object",
+    ("PUT", ""): "put_object",
+    ("PUT", "uploadId"): "put_part",
+    ("POST", "uploads"): "create_upload",
+    ("POST", "uploadId"): "complete_upload",
+    ("DELETE", ""): "delete_object",
+    ("DELETE", "uploadId"): "abort_upload",
+}
+SUBRESOURCES = {
+    "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption",
+    "intelligent-tiering", "inventory", "legal-hold", "lifecycle", "list-type", "location", "logging",
+    "metrics", "notification", "object-lock", "ownershipControls", "policy", "policyStatus",
+    "publicAccessBlock", "replication", "requestPayment", "restore", "retention", "select", "tagging",
+    "torrent", "uploadId", "uploads", "versioning", "versions", "website",
+}  # fmt: skip
+
+
+def route(request: Request, domains: tuple[str, ...]) -> Call:
+    """domains: of virtual hosts. S3Error for what is not there."""
+    bucket, key = _named(request, domains)
+    table = OBJECT if key else BUCKET if bucket else SERVICE
+    asked = next((name for name, _ in request.query if name in SUBRESOURCES), "")
+    operation = table.get((request.method, asked))
+    if operation is None:
+        if asked:
+            raise S3Error("NotImplemented", f"{request.method} of ?{asked} is not implemented")
+        raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
+    version = request.argument("versionId")
+    if version not in ("", "null"):
+        raise S3Error("NoSuchVersion", "objects have no versions here")
+    if key:
+        check_key(key)
+    if request.has("partNumber") and operation in ("get_object", "head_object"):
+        raise S3Error("NotImplemented", "parts of an object can't be read by their number: use a range")
+    return Call(operation, bucket, key)
+
+
+def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:
+    host = _without_port(request.header("host").lower())
+    for domain in domains:
+        if host.endswith("." + domain):
+            return host[: -len(domain) - 1].encode(), request.path[1:]
+    bucket, _, key = request.path[1:].partition(b"/")
+    if bucket in (b".", b".."):
+        raise S3Error("InvalidBucketName", "The specified bucket is not valid.")
+    return bucket, key
+
+
+def _without_port(host: str) -> str:
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+def check_key(key: bytes) -> None:
+    """S3Error for keys that are no path of a tree."""
+    if len(key) > KEY_BYTES_MAX:
+        raise S3Error("KeyTooLongError", "Your key is too long")
+    names = key.removesuffix(b"/").split(b"/")
+    if any(name in (b"", b".", b"..") for name in names) or b"\0" in key:
+        raise S3Error(
+            "InvalidArgument", "a key with an empty name, `.` or `..` between slashes can't be a path here"
+        )
+    if any(len(name) > NAME_BYTES_MAX for name in names):
+        raise S3Error("KeyTooLongError", f"a name between slashes has more than {NAME_BYTES_MAX} bytes")

@@ -1,0 +1,246 @@
+"""AWS Signature Version 4, pure: is a request signed by whom it names?
+
+Sources: "Authenticating Requests (AWS Signature Version 4)" of the Amazon S3 API Reference: by the Authorization
+header, by query parameters (presigned), and of chunks (`STREAMING-…`), with and without trailers. The region is taken
+as the client says it; the service must be s3.
+"""
+
+from __future__ import annotations
+
+import calendar
+import functools
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from headrace.s3.errors import S3Error
+from headrace.s3.http import Request, is_number
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+SKEW_S_MAX = 900
+EXPIRES_S_MAX = 7 * 86400
+EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+UNSIGNED = "UNSIGNED-PAYLOAD"
+PAYLOAD_WORDS = (
+    UNSIGNED,
+    "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
+    "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
+)
+_SAFE = "-_.~"
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+_AUTHORIZATION = re.compile(r"(\w+)\s*=\s*([^,\s]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request says of its signature. expires_s: of a presigned one, else None."""
+
+    access_key: str
+    date: str
+    region: str
+    signed_headers: tuple[str, ...]
+    signature: str
+    amz_date: str
+    expires_s: int | None = None
+
+    @property
+    def scope(self) -> str:
+        return f"{self.date}/{self.region}/s3/aws4_request"
+
+
+def claim_of(request: Request) -> Claim | None:
+    """None: the request is not signed. S3Error for one that is not well formed, or of another kind."""
+    authorization = request.header("authorization")
+    if authorization:
+        return _of_header(request, authorization)
+    if request.has("X-Amz-Algorithm") or request.has("X-Amz-Signature"):
+        return _of_query(request)
+    if request.has("AWSAccessKeyId"):
+        raise S3Error("InvalidRequest", f"signature version 2 is not understood: please use {ALGORITHM}")
+    return None
+
+
+def _of_header(request: Request, authorization: str) -> Claim:
+    kind, _, rest = authorization.partition(" ")
+    if kind != ALGORITHM:
+        raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: please use {ALGORITHM}")
+    parts = dict(_AUTHORIZATION.findall(rest))
+    if not {"Credential", "SignedHeaders", "Signature"} <= parts.keys():
+        raise S3Error("AuthorizationHeaderMalformed", "Credential, SignedHeaders and Signature are needed")
+    amz_date = request.header("x-amz-date") or request.header("date")
+    return _claim(
+        *(parts["Credential"], parts["SignedHeaders"], parts["Signature"], amz_date),
+        wrong="AuthorizationHeaderMalformed",
+    )
+
+
+def _of_query(request: Request) -> Claim:
+    wrong = "AuthorizationQueryParametersError"
+    if request.argument("X-Amz-Algorithm") != ALGORITHM:
+        raise S3Error(wrong, f"X-Amz-Algorithm must be {ALGORITHM}")
+    expires = request.argument("X-Amz-Expires")
+    if not is_number(expires) or not 0 < int(expires) <= EXPIRES_S_MAX:
+        raise S3Error(wrong, f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds")
+    return _claim(
+        request.argument("X-Amz-Credential"),
+        request.argument("X-Amz-SignedHeaders"),
+        request.argument("X-Amz-Signature"),
+        request.argument("X-Amz-Date"),
+        wrong=wrong,
+        expires_s=int(expires),
+    )
+
+
+def _claim(
+    credential: str, headers: str, signature: str, amz_date: str, *, wrong: str, expires_s: int | None = None
+) -> Claim:
+    words = credential.rsplit("/", 4)
+    if len(words) != 5 or words[3] != "s3" or words[4] != "aws4_request":
+        raise S3Error(wrong, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
+    if seconds_of(amz_date) is None or not amz_date.startswith(words[1]):
+        raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
+    names = tuple(headers.lower().split(";"))
+    if "host" not in names:
+        raise S3Error(wrong, "host must be among the signed headers")
+    return Claim(words[0], words[1], words[2], names, signature, amz_date, expires_s)
+
+
+@functools.lru_cache(maxsize=1024)
+def seconds_of(amz_date: str) -> int | None:
+    try:
+        return calendar.timegm(time.strptime(amz_date, "%Y%m%dT%H%M%SZ"))
+    except ValueError:
+        return None
+
+
+def check_time(claim: Claim, now_s: float) -> None:
+    """S3Error for one that is not of now, or has expired."""
+    signed_s = seconds_of(claim.amz_date) or 0
+    if claim.expires_s is not None:
+        if now_s > signed_s + claim.expires_s:
+            raise S3Error("AccessDenied", "Request has expired")
+        if now_s < signed_s - SKEW_S_MAX:
+            raise S3Error("AccessDenied", "Request is not valid yet")
+    elif abs(now_s - signed_s) > SKEW_S_MAX:
+        raise S3Error(
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the server's time is too large.",
+        )
+
+
+def payload_word(request: Request, claim: Claim) -> str:
+    """What the request says of its body's hash: hex, UNSIGNED-PAYLOAD or STREAMING-…"""
+    given = request.header("x-amz-content-sha256")
+    if given in PAYLOAD_WORDS or (len(given) == 64 and not given.strip("0123456789abcdef")):
+        return given
+    if given.startswith("STREAMING-"):
+        raise S3Error("NotImplemented", f"x-amz-content-sha256: {given} is not understood")
+    if given:
+        raise S3Error(
+            "InvalidArgument", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-…, or a SHA-256"
+        )
+    if claim.expires_s is None:
+        raise S3Error("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
+    return UNSIGNED
+
+
+def check_headers(request: Request, claim: Claim) -> None:
+    """All x-amz-* headers that are there have to be signed: else whoever passes a request on could add some."""
+    left_out = [
+        name for name in request.headers if name.startswith("x-amz-") and name not in claim.signed_headers
+    ]
+    if claim.expires_s is not None:
+        left_out = [name for name in left_out if name != "x-amz-content-sha256"]
+    if left_out:
+        raise S3Error(
+            "AccessDenied", f"There were headers present in the request which were not signed: {left_out[0]}"
+        )
+
+
+def signature_of(request: Request, claim: Claim, secret: str, payload: str) -> str:
+    text = string_to_sign(claim, canonical_request(request, claim, payload))
+    return _hex(signing_key(secret, claim.date, claim.region), text)
+
+
+def matches(request: Request, claim: Claim, secret: str, payload: str) -> bool:
+    return hmac.compare_digest(
+        signature_of(request, claim, secret, payload).encode(), claim.signature.encode("utf-8", "replace")
+    )
+
+
+def canonical_request(request: Request, claim: Claim, payload: str) -> str:
+    headers = "".join(f"{name}:{_trimmed(request.headers.get(name, ''))}\n" for name in claim.signed_headers)
+    return "\n".join(
+        (
+            request.method,
+            quote(request.path, safe="/" + _SAFE),
+            _canonical_query(request.query, presigned=claim.expires_s is not None),
+            headers,
+            ";".join(claim.signed_headers),
+            payload,
+        )
+    )
+
+
+def string_to_sign(claim: Claim, canonical: str) -> str:
+    hashed = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{ALGORITHM}\n{claim.amz_date}\n{claim.scope}\n{hashed}"
+
+
+@functools.lru_cache(maxsize=256)
+def signing_key(secret: str, date: str, region: str) -> bytes:
+    key = ("AWS4" + secret).encode()
+    for word in (date, region, "s3", "aws4_request"):
+        key = hmac.digest(key, word.encode(), "sha256")
+    return key
+
+
+def _canonical_query(query: Iterable[tuple[str, str]], *, presigned: bool) -> str:
+    pairs = [
+        (_quoted(name), _quoted(value))
+        for name, value in query
+        if not (presigned and name == "X-Amz-Signature")
+    ]
+    return "&".join(f"{name}={value}" for name, value in sorted(pairs))
+
+
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else quote(text, safe=_SAFE, errors="surrogateescape")
+
+
+def _trimmed(value: str) -> str:
+    return " ".join(value.split()) if "  " in value or "\t" in value else value.strip()
+
+
+def _hex(key: bytes, text: str) -> str:
+    return hmac.digest(key, text.encode("utf-8", "surrogateescape"), "sha256").hex()
+
+
+class ChunkSigner:
+    """The chain of signatures of a body that is signed chunk by chunk. It begins with the request's own."""
+
+    def __init__(self, claim: Claim, secret: str) -> None:
+        self._claim = claim
+        self._key = signing_key(secret, claim.date, claim.region)
+        self._previous = claim.signature
+
+    def check_chunk(self, signature: str, sha256_hex: str) -> None:
+        """S3Error where it is not this chunk's."""
+        self._check(signature, f"{ALGORITHM}-PAYLOAD", f"{EMPTY_SHA256}\n{sha256_hex}")
+
+    def check_trailer(self, signature: str, trailers: Mapping[str, str]) -> None:
+        """trailers: in the order sent, without x-amz-trailer-signature."""
+        text = "".join(f"{name}:{value}\n" for name, value in trailers.items())
+        self._check(signature, f"{ALGORITHM}-TRAILER", hashlib.sha256(text.encode()).hexdigest())
+
+    def _check(self, signature: str, kind: str, what: str) -> None:
+        text = f"{kind}\n{self._claim.amz_date}\n{self._claim.scope}\n{self._previous}\n{what}"
+        wanted = _hex(self._key, text)
+        if not hmac.compare_digest(wanted.encode(), signature.encode("utf-8", "replace")):
+            raise S3Error("SignatureDoesNotMatch", "The signature of a chunk of the body does not match.")
+        self._previous = wanted

@@ -1,0 +1,138 @@
+"""A node and its S3 gateway for all tests of this folder: one bucket that can only be read, one that can be written.
+
+Everything is asked for by signed requests. What a test writes it puts below a prefix of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.integration.cli.host import Host
+
+ACCESS, SECRET, REGION = "AKIATESTS", "a secret/with+signs", "us-east-1"
+READ, WRITE = "data", "out"
+
+
+@dataclass(frozen=True)
+class S3:
+    """truth: what the origin of READ holds. origin: that of WRITE, to which the node persists."""
+
+    url: str
+    truth: Path
+    origin: Path
+    host: Host
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return str(parts.hostname), int(parts.port or 0)
+
+    def client(self, **config: Any) -> Any:
+        """boto3's, which tries once."""
+        import boto3
+        from botocore.config import Config
+
+        settings = {"retries": {"total_max_attempts": 1}, "s3": {"addressing_style": "path"}} | config
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name=REGION,
+            aws_access_key_id=settings.pop("access", ACCESS),
+            aws_secret_access_key=settings.pop("secret", SECRET),
+            config=Config(**settings),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Of a program that reads the usual variables."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def raw(self, data: bytes, *, limit_s: float = 10.0) -> bytes:
+        """What is answered until the connection ends."""
+        with socket.create_connection(self.address, timeout=limit_s) as one:
+            one.sendall(data)
+            answer = b""
+            while piece := one.recv(65536):
+                answer += piece
+        return answer
+
+
+def fill(host: Host) -> Path:
+    """Objects of all sizes that matter, and names that sort otherwise than folders do."""
+    for name, size in {"empty": 0, "one": 1, "small": 4096, "block": 1 << 20, "more": (1 << 20) + 1}.items():
+        host.put(f"{name}.bin", size)
+    host.put("large.tar", (21 << 20) + 321)
+    for name in (
+        "a",
+        "a-b",
+        "a.txt",
+        "a/c",
+        "a/b/d",
+        "a0",
+        "b/x",
+        "sp ace+plus&<.txt",
+        "übergrößen",
+        "z/y/x/w",
+    ):
+        if not (host.truth / name).is_dir() and name != "a":
+            host.put(f"names/{name}", 10)
+    return host.truth
+
+
+def start(host: Host) -> str:
+    """A node and a gateway that asks for signatures; the gateway's URL."""
+    base = host.base
+    fill(host)
+    (base / "origin").mkdir()
+    config = base / "config.toml"
+    config.write_text(
+        f'[mounts."/{READ}"]\nurl = "{host.truth}"\n[mounts."/{WRITE}"]\nurl = "{base / "origin"}"\n'
+    )
+    keys = base / "keys"
+    keys.write_text(f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
+    host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
+    return str(host.start("s3", "--address", "127.0.0.1:0", "--credentials", keys).wait_ready()["url"])
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    host = Host(tmp_path_factory.mktemp("s3"), write=f"off,/{WRITE}=back", persist_delay_s=0.1)
+    try:
+        yield S3(start(host), host.truth, host.base / "origin", host)
+    finally:
+        host.close()
+
+
+@pytest.fixture
+def client(s3: S3) -> Any:
+    return s3.client()
+
+
+def program(name: str) -> str:
+    """Its path; skips where it is not installed."""
+    found = shutil.which(name, path=f"{sysconfig.get_path('scripts')}:{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip(f"server: {name} is not installed")
+    return found
+
+
+def code_of(raised: Any) -> tuple[str, int]:
+    """Of botocore's ClientError."""
+    answer = raised.value.response
+    return answer["Error"]["Code"], answer["ResponseMetadata"]["HTTPStatusCode"]

@@ -1,0 +1,229 @@
+"""Heads of requests, routes, ranges, conditions, errors and XML: what needs no node."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+import pytest
+
+from headrace.base.errors import error_classes
+from headrace.s3 import xml
+from headrace.s3.conditions import check_read, check_write, range_of
+from headrace.s3.errors import ERROR_MAP, STATUS, S3Error
+from headrace.s3.http import Request, Response, parse_head, render_head
+from headrace.s3.objects import content_type, is_of_bytes
+from headrace.s3.routes import route
+
+DOMAINS = ("localhost", "s3.example")
+
+
+def request_of(line: str, host: str = "127.0.0.1:9000", **headers: str) -> Request:
+    lines = [
+        f"{line} HTTP/1.1",
+        f"Host: {host}",
+        *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
+    ]
+    return parse_head(("\r\n".join(lines) + "\r\n\r\n").encode())
+
+
+def code_of_route(line: str, **headers: str) -> str:
+    with pytest.raises(S3Error) as raised:
+        route(request_of(line, **headers), DOMAINS)
+    return raised.value.code
+
+
+def test_every_error_of_ours_has_a_code_of_s3() -> None:
+    assert set(ERROR_MAP) == set(error_classes())
+    assert set(ERROR_MAP.values()) <= set(STATUS)
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "wanted"),
+    [
+        ("GET /", "h", ("list_buckets", b"", b"")),
+        ("GET /b", "h", ("list_objects", b"b", b"")),
+        ("GET /b/?list-type=2&prefix=x", "h", ("list_objects_v2", b"b", b"")),
+        ("HEAD /b", "h", ("head_bucket", b"b", b"")),
+        ("POST /b?delete", "h", ("delete_objects", b"b", b"")),
+        ("GET /b/a/b%20c%2Bd", "h", ("get_object", b"b", b"a/b c+d")),
+        ("GET /b/a+b", "h", ("get_object", b"b", b"a+b")),
+        ("PUT /b/k/", "h", ("put_object", b"b", b"k/")),
+        ("PUT /b/k?partNumber=1&uploadId=x", "h", ("put_part", b"b", b"k")),
+        ("POST /b/k?uploads", "h", ("create_upload", b"b", b"k")),
+        ("GET /k/x", "b.localhost:9000", ("get_object", b"b", b"k/x")),
+        ("GET /", "b.s3.example", ("list_objects", b"b", b"")),
+        ("GET /b/k", "s3.example", ("get_object", b"b", b"k")),
+        ("GET /b/k", "[::1]:9000", ("get_object", b"b", b"k")),
+        ("GET http://h/b/k?x", "h", ("get_object", b"b", b"k")),
+    ],
+)
+def test_routes(line: str, host: str, wanted: tuple[str, bytes, bytes]) -> None:
+    call = route(request_of(line, host), DOMAINS)
+    assert (call.operation, call.bucket, call.key) == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("POST /b/k", "MethodNotAllowed"),
+        ("PUT /", "MethodNotAllowed"),
+        ("GET /b/k?tagging", "NotImplemented"),
+        ("GET /b?acl", "NotImplemented"),
+        ("GET /b/k?versionId=3", "NoSuchVersion"),
+        ("GET /b/a//b", "InvalidArgument"),
+        ("GET /b/../c/k", "InvalidArgument"),
+        ("GET /b/a/%2e%2e/k", "InvalidArgument"),
+        ("GET /../etc/passwd", "InvalidBucketName"),
+        ("GET /b/" + "x" * 256, "KeyTooLongError"),
+        ("GET /b/" + "x/" * 600, "KeyTooLongError"),
+        ("GET /b/a%00b", "InvalidArgument"),
+        ("GET /b/k?partNumber=1", "NotImplemented"),
+    ],
+)
+def test_what_is_no_route(line: str, code: str) -> None:
+    assert code_of_route(line) == code
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"nonsense\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost h\r\n\r\n"],
+)
+def test_what_is_no_request(head: bytes) -> None:
+    with pytest.raises(S3Error) as raised:
+        parse_head(head)
+    assert raised.value.code == "InvalidRequest"
+
+
+def test_repeated_headers_and_names_that_are_not_utf8() -> None:
+    request = parse_head(b"GET /b/%ff?a=%fe HTTP/1.1\r\nHost: h\r\nX-One: a\r\nx-one:  b \r\n\r\n")
+    assert request.headers["x-one"] == "a,b"
+    assert request.path == b"/b/\xff"
+    assert request.argument("a").encode("utf-8", "surrogateescape") == b"\xfe"
+
+
+def test_whether_a_connection_stays() -> None:
+    assert request_of("GET /b/k").keep_alive
+    assert not request_of("GET /b/k", Connection="close").keep_alive
+    assert not parse_head(b"GET /b/k HTTP/1.0\r\n\r\n").keep_alive
+
+
+def test_a_value_does_not_end_its_line() -> None:
+    head = render_head(Response(200, [("X", "a\r\nSet-Cookie: b")]), "1", keep_alive=True)
+    assert b"\r\nSet-Cookie" not in head
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("bytes=0-0", (0, 1)),
+        ("bytes=2-", (2, 10)),
+        ("bytes=-3", (7, 10)),
+        ("bytes=-30", (0, 10)),
+        ("bytes=5-100", (5, 10)),
+        ("bytes=0-1,3-4", None),
+        ("bytes=4-3", None),
+        ("bytes=-", None),
+        ("items=1-2", None),
+        ("bytes=²-3", None),
+        ("bytes=" + "9" * 5000 + "-", None),
+        ("", None),
+    ],
+)
+def test_ranges(header: str, wanted: tuple[int, int] | None) -> None:
+    assert range_of(header, 10) == wanted
+
+
+@pytest.mark.parametrize("header", ["bytes=10-", "bytes=10-20", "bytes=-0"])
+def test_ranges_beyond_the_end(header: str) -> None:
+    with pytest.raises(S3Error) as raised:
+        range_of(header, 10)
+    assert raised.value.code == "InvalidRange"
+
+
+def read_code(**headers: str) -> str:
+    try:
+        check_read(request_of("GET /b/k", **headers), '"abc"', 1_000_000_000 * 10**9)
+    except S3Error as error:
+        return error.code
+    return ""
+
+
+def test_conditions_of_reads() -> None:
+    earlier, later = formatdate(999_999_999, usegmt=True), formatdate(1_000_000_000, usegmt=True)
+    assert read_code(If_Match='"abc"') == read_code(If_Match="abc") == read_code(If_Match="*") == ""
+    assert read_code(If_Match='"x", "abc"') == ""
+    assert read_code(If_Match='"x"') == "PreconditionFailed"
+    assert read_code(If_None_Match='"abc"') == read_code(If_None_Match='W/"abc"') == "NotModified"
+    assert read_code(If_None_Match='"x"') == ""
+    assert read_code(If_Modified_Since=later) == "NotModified"
+    assert read_code(If_Modified_Since=earlier) == ""
+    assert read_code(If_Unmodified_Since=later) == ""
+    assert read_code(If_Unmodified_Since=earlier) == "PreconditionFailed"
+    assert read_code(If_Modified_Since="nonsense", If_Unmodified_Since="nonsense") == ""
+    assert read_code(If_Match='"abc"', If_Unmodified_Since=earlier) == ""
+    assert read_code(If_None_Match='"x"', If_Modified_Since=later) == ""
+
+
+@pytest.mark.parametrize(
+    ("etag", "headers", "code"),
+    [
+        (None, {"If_None_Match": "*"}, ""),
+        ('"a"', {"If_None_Match": "*"}, "PreconditionFailed"),
+        ('"a"', {"If_None_Match": '"b"'}, ""),
+        ('"a"', {"If_None_Match": '"a"'}, "PreconditionFailed"),
+        ('"a"', {"If_Match": '"a"'}, ""),
+        ('"a"', {"If_Match": '"b"'}, "PreconditionFailed"),
+        (None, {"If_Match": '"a"'}, "NoSuchKey"),
+        ('"a"', {}, ""),
+    ],
+)
+def test_conditions_of_writes(etag: str | None, headers: dict[str, str], code: str) -> None:
+    found = ""
+    try:
+        check_write(request_of("PUT /b/k", **headers), etag)
+    except S3Error as error:
+        found = error.code
+    assert found == code
+
+
+def test_xml_in() -> None:
+    body = (
+        b'<Delete xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Object><Key>a &amp; b</Key></Object>'
+        b"<Object><Key>c</Key><ETag>&quot;e&quot;</ETag></Object><Quiet>true</Quiet></Delete>"
+    )
+    assert xml.read_delete(body) == ([(b"a & b", ""), (b"c", '"e"')], True)
+    parts = b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>x</ETag></Part></CompleteMultipartUpload>"
+    assert xml.read_complete(parts) == [(1, "x")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<Delete>",
+        b"<Delete/>",
+        b"<Other/>",
+        b'<!DOCTYPE d [<!ENTITY a "x">]><Delete><Object><Key>&a;</Key></Object></Delete>',
+        b"<Delete><Object/></Delete>",
+    ],
+)
+def test_xml_that_is_none(body: bytes) -> None:
+    with pytest.raises(S3Error) as raised:
+        xml.read_delete(body)
+    assert raised.value.code == "MalformedXML"
+
+
+def test_xml_out() -> None:
+    assert xml.text("A", "<&>\x01") == "<A>&lt;&amp;&gt;&#x1;</A>"
+    assert xml.key_text("Key", b"a b/\xff", url=True) == "<Key>a%20b/%FF</Key>"
+    assert xml.iso_time(1_500_000_000_123_456_789) == "2017-07-14T02:40:00.123Z"
+
+
+def test_types_and_etags() -> None:
+    assert content_type(b"a/b.json") == "application/json"
+    assert (
+        content_type(b"a/b") == content_type(b"x.tar.gz") == content_type(b"a.b/c") == "binary/octet-stream"
+    )
+    assert is_of_bytes('"d41d8cd98f00b204e9800998ecf8427e"')
+    assert is_of_bytes('"d41d8cd98f00b204e9800998ecf8427e-12"')
+    assert not is_of_bytes('"18ea4e925cd36792-800000"')
