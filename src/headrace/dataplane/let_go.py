@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.layer.known import KnownTable, Row
-from headrace.layer.upper import Upper
+from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
@@ -172,6 +172,7 @@ def let_go(
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
+            upper.mark_left(split(row.path)[0])
             if take is None:
                 os.unlink(at)
             elif take(at):

@@ -61,6 +61,7 @@ class Superseded:
         """At all that wait. What can't be told now waits on; so does what is dirty here, and was written by another
         node, too."""
         paths, self._waiting = sorted(self._waiting), set()
+        self._emptied.update(one for path in paths for one in self._left_below(path))
         rows = [row for path in paths for row in self._clean_below(path)]
         clean = {row.path for row in rows}
         self._waiting |= {
@@ -80,6 +81,11 @@ class Superseded:
         ]
         if gone:
             self._on_written(gone)
+
+    def _left_below(self, path: bytes) -> list[bytes]:
+        """Folders of which files are in the cache, and not here."""
+        below = [one for one, seen in self._upper.walk(path) if stat.S_ISDIR(seen.st_mode)]
+        return [one for one in below if self._upper.was_left(one)]
 
     def _clean_below(self, path: bytes) -> list[Row]:
         found = []

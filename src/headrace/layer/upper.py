@@ -39,6 +39,9 @@ LOWER_ID = "trusted.headrace.id"
 showing it as its inode number, as programs that change a file in place compare that (vim)."""
 BASE = "trusted.headrace.base"
 """Which version of the origin's file this one replaces, and at which path: the condition of its put."""
+LEFT = "trusted.headrace.left"
+"""Of a directory: files of it left the layer for the cache. When nothing is left in it, it is there for the origin's
+sake, and goes when that has it no more."""
 PATH = "trusted.headrace.path"
 """Of a directory in `gone`: where it was."""
 MOVING = "trusted.headrace.moving"
@@ -171,6 +174,7 @@ class Upper:
 
     def hide(self, path: bytes, base: Version | None) -> None:
         """A whiteout in the place of a name, or of a file that is there; base: the origin's version that it hides."""
+        self.unmark_left(split(path)[0])
         made = self._whiteout(Base(path, base) if base is not None else None)
         try:
             rename(made, self.at(path))
@@ -226,6 +230,21 @@ class Upper:
     def mark_removed(self, directory: bytes) -> None:
         os.setxattr(self.at(directory), REMOVED, b"")
 
+    def mark_left(self, directory: bytes) -> None:
+        os.setxattr(self.at(directory), LEFT, b"")
+
+    def unmark_left(self, directory: bytes) -> None:
+        """Something was removed here: from now on it may be empty because somebody here wants it so."""
+        with contextlib.suppress(OSError):
+            os.removexattr(self.at(directory), LEFT)
+
+    def was_left(self, directory: bytes) -> bool:
+        try:
+            os.getxattr(self.at(directory), LEFT)
+        except OSError:
+            return False
+        return True
+
     def put_away(self, path: bytes) -> None:
         """A removed directory makes room for a file; the node finds it in `gone`."""
         at = self.at(path)
@@ -245,6 +264,7 @@ class Upper:
 
     def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
         """source → target, atomic, with a whiteout where the source was; base: what that one hides."""
+        self.unmark_left(split(source)[0])
         rename(self.at(source), self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), Base(source, base))

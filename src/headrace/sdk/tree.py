@@ -21,6 +21,7 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
 from headrace.layer.upper import (
+    LEFT,
     LOWER_ID,
     MOVING,
     REMOVED,
@@ -385,7 +386,7 @@ class Tree:
         except OSError:
             return False
         for name in os.listxattr(at):
-            if name.startswith("user.") or name == LOWER_ID:  # it is another one than the origin's
+            if name.startswith("user.") or name in (LOWER_ID, LEFT):  # it is another one than the origin's
                 os.removexattr(at, name)
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
         os.utime(at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -295,6 +296,18 @@ def test_nothing_goes_while_it_is_open(make_host: MakeHost) -> None:
     wait_until(lambda: let_go(upper, row, lambda _: True) > 0)
     table.close()
     assert writer.tree() == {"f": (b"f" * 1000).hex()}
+
+
+def test_a_folder_of_which_the_cache_has_the_files_goes_with_them(back: Host) -> None:
+    writer = Writer(back.mount)
+    writer.run("os.makedirs('new/deep'); open('new/deep/f', 'w').write('f'); os.mkdir('mine')")
+    settled(back)
+    back.ok("load", back.mount)
+    assert not (back.cache / "upper/tree/new/deep/f").exists()
+    shutil.rmtree(back.truth / "new")
+    back.ok("sync", back.mount)
+    wait_until(lambda: "new" not in writer.tree())
+    assert set(writer.tree()) == set(tree_of(back.truth)) >= {"mine", "low/a"}
 
 
 def test_names_that_were_exchanged_are_so_at_the_origin(back: Host) -> None:
