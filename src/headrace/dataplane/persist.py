@@ -346,13 +346,21 @@ class Persist:
                 path = prefix + directory[len(top) :]
                 for name in names:
                     await self.remove(join(path, name), join(directory, name))
-                mount, key = self._place(path)
-                try:
-                    await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
-                except DirectoryNotEmptyError:
-                    log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
-            self._namespace.was_removed(prefix)
+                await self._remove_gone_directory(path)
+            entry = self._namespace.known(prefix)
+            if entry is not None and entry.kind is Kind.DIRECTORY:
+                self._namespace.was_removed(prefix)
             shutil.rmtree(top)
+
+    async def _remove_gone_directory(self, path: bytes) -> None:
+        """There may be none any more, also because a file is there."""
+        mount, key = self._place(path)
+        try:
+            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        except DirectoryNotEmptyError:
+            log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
+        except NotADirectoryPathError:
+            log.info("a file is where a folder was removed path=%s", os.fsdecode(path))
 
     def drop_whiteout(self, path: bytes) -> bool:
         """After the listing was taken again: when it has no such name, the whiteout has done its work. False: it has
@@ -405,8 +413,8 @@ class Persist:
         try:
             if key:
                 await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
-        except DirectoryNotEmptyError:
-            pass  # somebody else put something there: it shows again
+        except (DirectoryNotEmptyError, NotADirectoryPathError):
+            pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
         with self._upper.lock:
             if not is_removed(at):

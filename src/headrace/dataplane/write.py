@@ -222,9 +222,12 @@ class WritePath:
     def _hide_what_went(self) -> None:
         """A put that had begun when the node died may have landed; what it put may have been removed since, by a
         session that could not know of it. The origin's object, if it is there, is to be removed too."""
+        self._hide(self._known.begun())
+
+    def _hide(self, rows: list[Row]) -> None:
         with self._upper.lock:
-            for row in self._known.begun():
-                self._upper.hide_missing(row.path, None, directory=row.is_directory)
+            hidden = [self._upper.hide_missing(row.path, None, directory=row.is_directory) for row in rows]
+        self._changed_here([path for path in hidden if path is not None])
 
     # ------------------------------------------------------------ what is dirty
 
@@ -517,7 +520,9 @@ class WritePath:
         """Nothing is at the path any more, and nothing hides it."""
         del self._dirty[path]
         row = self._known.get(path)
-        if row is not None and not row.is_absent:
+        if row is not None and row.begun:
+            self._hide([row])  # of an earlier node, or its answer was lost: it may have landed
+        elif row is not None and not row.is_absent:
             self._known.drop(path)
 
     def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:

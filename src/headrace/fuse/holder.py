@@ -8,6 +8,7 @@ the mounted tree. `python -m headrace.fuse.holder --mountpoint M --socket S`, or
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -22,6 +23,8 @@ from headrace.base.errors import HeadraceError
 from headrace.fuse import device, ledger, mount
 
 BACKOFF_S_MAX = 5.0
+LOOK_S = 0.5
+REAP_S = 0.5
 STEADY_S = 10.0
 STOP_LIMIT_S = 3.0
 _CLIENT = "headrace.sdk.client:connect"
@@ -37,6 +40,8 @@ class Holder:
         self._control: socket.socket | None = None
         self._session: subprocess.Popen[bytes] | None = None
         self._session_pid = 0
+        self._ended: list[subprocess.Popen[bytes]] = []
+        """Sessions that were not yet waited for."""
         self._buffer = b""
         self._ready = False
         self._failure: dict[str, object] | None = None
@@ -77,10 +82,11 @@ class Holder:
         """Until told to stop, or unmounted by somebody else."""
         while not self._stopping:
             assert self._control is not None
-            ready, _, _ = select.select([self._control.fileno(), self._wake], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._wake], [], [], LOOK_S)
             if self._wake in ready:
                 os.read(self._wake, 64)
-            if self._control.fileno() in ready and not self._on_control() and not self._stopping:
+            gone = self._control.fileno() in ready and not self._on_control()
+            if (gone or is_zombie(self._session_pid)) and not self._stopping:
                 status = self._on_death()
                 if status is not None:
                     return status
@@ -115,8 +121,7 @@ class Holder:
         """Starts the next session; a status when there is none to start."""
         assert self._control is not None
         self._control.close()
-        if self._session is not None:
-            self._session.wait()
+        self._reap()
         if device.mounted_at(self._arguments.mountpoint) is None:
             return 0
         if not self._ready:
@@ -135,6 +140,17 @@ class Holder:
         if not self._stopping:
             self.start_session()
         return None
+
+    def _reap(self) -> None:
+        """A session that was killed while it told the kernel of a name may be unable to end: the kernel waits for the
+        lock of a folder, whose holder waits for an answer to a request. The next session gives it; so nothing here
+        waits for the end of the last one for long."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._session_pid, signal.SIGKILL)
+        if self._session is not None:
+            self._ended = [one for one in [*self._ended, self._session] if one.poll() is None]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._session.wait(REAP_S)
 
     def _unmount(self) -> None:
         if device.unmount(self._arguments.mountpoint, detach=False) == errno.EBUSY:
@@ -155,6 +171,15 @@ class Holder:
                 if self._session is None and not os.path.exists(f"/proc/{self._session_pid}"):
                     return
                 time.sleep(0.01)
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether the main thread of a process has ended, and others perhaps have not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return False
 
 
 def say(fd: int | None, message: dict[str, object]) -> None:

@@ -165,3 +165,16 @@ def test_the_probe_is_quick() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout == "True self-test passed True\n"
+
+
+def test_a_session_that_can_not_end_is_replaced(mounter: Mounter) -> None:
+    """Its main thread is dead and another is not, which may wait in the kernel for an answer that nobody else gives:
+    so it was when a session was killed while it told the kernel of a name in a folder that was being changed."""
+    m = mounter("passthrough", FILES)
+    before = m.session_pid
+    done = subprocess.run(
+        ["stat", m.mount / "main-thread-ends"], capture_output=True, timeout=20, check=False, text=True
+    )
+    assert "No such file" in done.stderr
+    assert m.session_pid != before
+    assert (m.mount / "f1").read_bytes() == FILES["f1"]

@@ -79,6 +79,23 @@ def test_what_is_removed_while_the_node_is_dead_does_not_come_back(
     assert writer.tree() == {}
 
 
+def test_what_is_removed_before_the_next_node_looks_does_not_come_back(
+    make_host: MakeHost, tmp_path: Path
+) -> None:
+    """The put had landed, and nobody had noted it; the next node has begun when the file goes, and had no time yet."""
+    died = tmp_path / "died"
+    host = make_host(write="back", persist_delay_s=2, failpoint=f"persist.put:1:{died}")
+    host.up()
+    writer = Writer(host.mount)
+    writer.run("os.mkdir('d'); open('d/f', 'w').write('f')")
+    wait_until(died.exists, 30.0)
+    wait_until(lambda: host.headrace("status").returncode == 0, 30.0)
+    writer.run("os.unlink('d/f')")
+    settled(host)
+    host.ok("sync")
+    assert tree_of(host.truth) == writer.tree() == {"d": "dir"}
+
+
 def test_what_is_written_while_the_node_is_dead_is_no_conflict(make_host: MakeHost, tmp_path: Path) -> None:
     """The put had landed, and nobody had noted it; the origin then has bytes that are nowhere here any more."""
     died = tmp_path / "died"

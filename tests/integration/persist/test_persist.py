@@ -368,3 +368,27 @@ def test_off_after_writing_says_what_is_left(make_host: MakeHost, tmp_path: Path
     host.up(host.truth, host.mount, "--write", "back")
     settled(host)
     assert (host.truth / "f").read_text() == "f"
+
+
+def test_a_file_where_a_folder_was_removed_holds_nothing_up(make_host: MakeHost) -> None:
+    """The folder made room for a file here, and for another one there."""
+    back = make_host(write="back", persist_delay_s=600)
+    back.put("low/a", 10_000)
+    back.put("top", 10_000)
+    back.up()
+    Writer(back.mount).run(
+        """
+import shutil
+os.listdir('low')
+shutil.rmtree('low')
+open('low', 'w').write('ours')
+os.unlink('top')
+"""
+    )
+    shutil.rmtree(back.truth / "low")
+    (back.truth / "low").write_text("theirs")
+    assert [one["path"] for one in settled(back)["conflicts"]] == ["/low"]
+    found = {name: bytes.fromhex(data) for name, data in tree_of(back.truth).items()}
+    assert sorted(found.values()) == [b"ours", b"theirs"]
+    assert found["low"] == b"theirs"
+    wait_until(lambda: Writer(back.mount).tree() == tree_of(back.truth))
