@@ -121,8 +121,8 @@ print(count)
     )
     for _ in range(6):
         time.sleep(0.2 + chance.random() * 0.4)  # the moment is what is tested
+        wait_until(lambda: host.pid_of("session"))  # 0 would be this process and all its like
         os.kill(host.pid_of("session"), signal.SIGKILL)
-        wait_until(lambda: host.pid_of("session"))
     Writer(host.mount).run("open('stop', 'w').close()")
     out, _ = work.communicate(timeout=60)
     assert work.returncode == 0
