@@ -28,7 +28,7 @@ from headrace.base.errors import (
 )
 from headrace.entry.peer.server import PeerServer, keep_fair
 from headrace.peer.peers import Peers
-from headrace.wire.peer_messages import PeerWelcome
+from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 
 from .peer_desk import (
     CLUSTER,
@@ -279,7 +279,7 @@ def test_protocols_that_differ_by_one(
 
 def test_protocols_with_nothing_in_common(run: Run, tmp_path: Path) -> None:
     async def work() -> None:
-        async with serving(tmp_path, server_protocols=(3, 4)) as pair:
+        async with serving(tmp_path, server_protocols=(PEER_PROTOCOL + 1, PEER_PROTOCOL + 2)) as pair:
             with pytest.raises(ProtocolError, match="speaks protocols"):
                 await pair.peers.ping(pair.node, soon())
 
