@@ -121,8 +121,10 @@ print(count)
     )
     for _ in range(6):
         time.sleep(0.2 + chance.random() * 0.4)  # the moment is what is tested
-        os.kill(host.pid_of("session"), signal.SIGKILL)
-        wait_until(lambda: host.pid_of("session"))
+        found = [0]  # for a moment there is none; 0 would be this process, and its group
+        wait_until(lambda found=found: found.append(host.pid_of("session")) or found[-1])  # type: ignore[misc]
+        os.kill(found[-1], signal.SIGKILL)
+    wait_until(lambda: host.pid_of("session"))
     Writer(host.mount).run("open('stop', 'w').close()")
     out, _ = work.communicate(timeout=60)
     assert work.returncode == 0
