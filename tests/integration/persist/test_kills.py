@@ -138,8 +138,9 @@ print(count)
     )
     for _ in range(6):
         time.sleep(0.2 + chance.random() * 0.4)  # the moment is what is tested
-        os.kill(host.pid_of("session"), signal.SIGKILL)
-        wait_until(lambda: host.pid_of("session"))
+        pid = host.pid_of("session")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: host.pid_of("session") not in (0, pid))  # type: ignore[misc]
     Writer(host.mount).run("open('stop', 'w').close()")
     out, _ = work.communicate(timeout=60)
     assert work.returncode == 0
