@@ -335,6 +335,8 @@ class Persist:
         base = base_at(at, path)
         if base is not None and (row is None or self._shows(path, base)):
             return base
+        if row is not None and row.is_absent:
+            return None  # it was removed; what the name means since then is somebody else's
         if entry is None or entry.kind is not Kind.FILE or is_written(entry.version):
             return None
         return entry.version
@@ -363,13 +365,15 @@ class Persist:
             log.info("a file is where a folder was removed path=%s", os.fsdecode(path))
 
     def drop_whiteout(self, path: bytes) -> bool:
-        """After the listing was taken again: when it has no such name, the whiteout has done its work. False: it has
-        one."""
+        """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
+        its work. False: it has the one that was removed."""
         with self._upper.lock:
-            entry = self._namespace.known(path)
+            entry, at = self._namespace.known(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
-                return False
-            self.drop_marker(path, self._upper.at(path))
+                row = self._known.get(path)
+                if row is None or not row.is_absent or base_at(at, path) in (None, entry.version):
+                    return False
+            self.drop_marker(path, at)
             return True
 
     def drop_marker(self, path: bytes, at: bytes) -> None:

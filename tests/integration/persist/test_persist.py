@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,31 @@ def test_what_somebody_else_changed_is_not_removed(make_host: MakeHost) -> None:
     assert (host.truth / "f").read_bytes() == theirs
     assert [one["path"] for one in host.json("status")["write"]["conflicts"]] == ["/f"]
     assert Writer(host.mount).tree() == {"f": theirs.hex()}
+
+
+def test_what_somebody_else_puts_where_something_was_removed_stays(back: Host) -> None:
+    """At the very moment of the removal, before the node has looked at the folder again."""
+    for turn in range(8):
+        target = back.truth / f"low/{turn}"
+        target.write_bytes(b"old")
+        back.ok("sync", "/")
+        theirs = f"theirs {turn}".encode()
+        instead = back.truth.parent / "instead"
+        instead.write_bytes(theirs)
+
+        def put(target: Path = target, instead: Path = instead) -> None:
+            while target.exists():
+                pass
+            instead.rename(target)
+
+        with ThreadPoolExecutor(1) as pool:
+            putting = pool.submit(put)
+            Writer(back.mount).run(f"os.unlink('low/{turn}')")
+            putting.result(timeout=30)
+        settled(back)
+        back.ok("sync", "/")
+        assert target.read_bytes() == theirs
+        assert bytes.fromhex(Writer(back.mount).tree()[f"low/{turn}"]) == theirs
 
 
 def test_through_means_that_close_waits_for_the_origin(make_host: MakeHost) -> None:
