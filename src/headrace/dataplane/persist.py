@@ -93,6 +93,8 @@ class Persist:
         self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
         """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
         self._ask_others = ask_others
+        self._removed: dict[bytes, Version] = {}
+        """By whiteouts that are still there: a listing of before may show it once more."""
 
     # ------------------------------------------------------------ files
 
@@ -120,21 +122,23 @@ class Persist:
             work.add_done_callback(_close_opened)
             raise
 
-    async def _settle_base(self, path: bytes, at: bytes) -> None:
+    async def _settle_base(self, path: bytes, at: bytes) -> bool:
         """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
-        version to replace. HeadraceError: that node can't be asked now."""
+        version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
+        asked now."""
         base = base_at(at, path)
         if base is None or not is_written(base):
-            return
+            return True
         version = await self.settle_elsewhere(path, base)
         with self._upper.lock:
             if base_at(at, path) != base:
-                return
-            if version is None:
-                drop_base(at, path)
-            else:
+                return True
+            if version is not None:
                 set_base(at, Base(path, version))
                 self._namespace.was_put(path, version)
+            elif not is_whiteout(os.lstat(at)):  # a whiteout without a base would stand for whatever is there
+                drop_base(at, path)
+            return version is not None
 
     async def _put_open(
         self,
@@ -291,16 +295,18 @@ class Persist:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._place(path)
-        await self._settle_base(path, at)
+        if not await self._settle_base(path, at):
+            entry = self._namespace.known(path)
+            if entry is not None and entry.kind is Kind.FILE:
+                self._known.add_conflict(Conflict(path, b"", "another node wrote it again", time.time()))
+            self._give_way(path, at)
+            return False
         deadline = Deadline.after(self._limit_s(0))
         entry = self._namespace.known(path)
         row = await self._resolved(self._known.get(path), mount.origin, key, deadline)
         if row is not None and row.begun and row.version == ABSENT and base_at(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
-            self.drop_marker(path, at)
-            self._known.drop(path)
-            self._namespace.look_again(path)
-            self._on_written([path])
+            self._give_way(path, at)
             return False
         version = self._version_to_remove(path, at, row, entry)
         if version is None:
@@ -316,16 +322,21 @@ class Persist:
                 return await self.remove(path, at, asked=True)
             self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
-            self._namespace.look_again(path)
-            self.drop_marker(path, at)
-            self._known.drop(path)
-            self._on_written([path])
+            self._give_way(path, at)
             return False
+        self._removed[path] = version
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
             self._namespace.was_removed(path)
         self._known.note(Row.removed(path))
         return True
+
+    def _give_way(self, path: bytes, at: bytes) -> None:
+        """The name means what the origin, or another node, has there."""
+        self.drop_marker(path, at)
+        self._known.drop(path)
+        self._namespace.look_again(path)
+        self._on_written([path])
 
     def _version_to_remove(
         self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
@@ -371,8 +382,10 @@ class Persist:
             entry, at = self._namespace.known(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 row = self._known.get(path)
-                if row is None or not row.is_absent or base_at(at, path) in (None, entry.version):
+                removed = (base_at(at, path), self._removed.get(path))
+                if row is None or not row.is_absent or entry.version in removed:
                     return False
+            self._removed.pop(path, None)
             self.drop_marker(path, at)
             return True
 

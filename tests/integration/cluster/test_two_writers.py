@@ -2,15 +2,18 @@
 
 The reference is a plain folder. In each round a name of the top belongs to one node; after it both persist, and all
 three must agree. Where nothing is persisted between (`late`), some names are written by both: then each one's bytes are
-kept, under the name or beside it, and what is beside is reported. HEADRACE_EXAMPLES is the number of sequences.
+kept, under the name or beside it, and what is beside is reported; but for those that the other one saw, and replaced.
+HEADRACE_EXAMPLES is the number of sequences.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
+from headrace.layer.upper import Upper, base_at
+from headrace.layer.written import is_written
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
@@ -35,11 +40,21 @@ BELOW = ("x", "y")
 BOTH = ("both0", "both1")
 LOWER = {"p/x": 3000, "q": 100, "r/x/y": 70_000, "r/y": 10, "both0": 50}
 KINDS = ("write", "write", "replace", "append", "truncate", "mkdir", "rmdir", "unlink", "rename", "read")
+REFUSED = (("unlink", errno.ENOENT), ("replace", errno.EEXIST))
+"""Of a name that the other node changed just now: its temporary one may still be seen."""
 CRASHES = ("all", "node", "session", "step")
 FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved")
 
 sequence = some.tuples(some.integers(0, 2**32), some.integers(2, 4))
 """Seed, rounds."""
+
+
+@dataclass
+class Contested:
+    """left: what the nodes that changed a name had there then; None: nothing. kept: what of that must be found."""
+
+    left: list[str | None] = field(default_factory=list)
+    kept: list[str | None] = field(default_factory=list)
 
 
 class Pair:
@@ -120,20 +135,29 @@ class Pair:
         size = self._chance.choice([0, 7, 3000, 300_000, 1_500_000])
         return base64.b64encode(self._chance.randbytes(8) * (size // 8 + 1)).decode()
 
-    def _contest(self) -> dict[str, list[str | None]]:
-        """Both nodes change the same names; what each of them shows then."""
-        shown: dict[str, list[str | None]] = {}
+    def _contest(self) -> dict[str, Contested]:
+        """Both nodes change the same names, one just after the other."""
+        found: dict[str, Contested] = {}
         for name in BOTH:
             if self._chance.random() < 0.5:
                 path = f"{self.folder}/{name}"
-                kinds = [self._chance.choice(["write", "replace", "append", "unlink"]) for _ in range(2)]
-                answers = [
-                    hands.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
-                    for hands, kind in zip(self.hands, kinds, strict=True)
-                ]
-                if all(answer == [0, None] for answer in answers):
-                    shown[name] = [hands.do("read", path)[1] for hands in self.hands]
-        return shown
+                one = found[name] = Contested()
+                for node, hands in enumerate(self.hands):
+                    kind = self._chance.choice(["write", "replace", "append", "unlink"])
+                    answer = hands.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
+                    assert answer == [0, None] or (kind, answer[0]) in REFUSED, (kind, answer)
+                    if answer == [0, None]:
+                        if self._saw_the_other(node, path):
+                            one.kept.clear()  # it was replaced by who saw it
+                        one.left.append(hands.do("read", path)[1])
+                        one.kept.append(one.left[-1])
+        return {name: one for name, one in found.items() if one.left}
+
+    def _saw_the_other(self, node: int, path: str) -> bool:
+        """Whether what a node has at a path stands for what the other one has not persisted yet."""
+        upper = Upper(str(self.town.hosts[node].cache / "upper"))
+        whole = os.fsencode(f"/{path}")
+        return is_written(base_at(upper.at(whole), whole))
 
     # ------------------------------------------------------------ crashes
 
@@ -168,33 +192,34 @@ class Pair:
             wait_until(lambda host=host: host.headrace("persist", "/").returncode == 0, 60.0)  # type: ignore[misc]
         self.town.hosts[0].ok("sync")  # which tells the other
 
-    def _compare(self, contested: dict[str, list[str | None]]) -> None:
+    def _compare(self, contested: dict[str, Contested]) -> None:
         truth = self.truth.tree(self.folder)
         wanted = self.reference.tree(self.folder)
-        for name, shown in contested.items():
-            self._compare_contested(name, shown, truth)
+        for name, one in contested.items():
+            self._compare_contested(name, one, truth)
             self._adopt(name, truth, wanted)
         wanted = self.reference.tree(self.folder)
         assert short(truth, wanted) == {}, "the origin"
         for node, hands in enumerate(self.hands):
             wait_until(
-                lambda hands=hands: hands.tree(self.folder) == wanted,  # type: ignore[misc]
+                lambda hands=hands: hands.do("tree", self.folder) == [0, wanted],  # type: ignore[misc]
                 20.0,
                 what=lambda node=node, hands=hands: (  # type: ignore[misc]
                     f"node {node}: {short(hands.tree(self.folder), wanted)}"
                 ),
             )
 
-    def _compare_contested(self, name: str, shown: list[str | None], truth: Tree) -> None:
-        """The name is as one of the two left it; the other's bytes are beside it, and reported."""
-        assert truth.get(name) in shown, (name, "is as nobody left it")
+    def _compare_contested(self, name: str, one: Contested, truth: Tree) -> None:
+        """The name is as one of the two left it; the other's bytes are beside it, and reported, unless they were
+        replaced by who saw them."""
+        assert truth.get(name) in one.left, (name, "is as nobody left it")
         reported = [one for host in self.town.hosts for one in host.json("status")["write"]["conflicts"]]
         kept = {path: data for path, data in truth.items() if path.startswith(f"{name}.conflict-")}
         for path in kept:
             assert f"/{self.folder}/{path}" in [one["kept"] for one in reported], (path, "is not reported")
-        for data in shown:
+        for data in one.kept:
             assert data is None or data in (truth.get(name), *kept.values()), (name, "bytes are lost")
-        if None in shown and truth.get(name) is not None:
+        if None in one.kept and truth.get(name) is not None:
             assert f"/{self.folder}/{name}" in [one["path"] for one in reported], (name, "is not removed")
 
     def _adopt(self, name: str, truth: Tree, wanted: Tree) -> None:
