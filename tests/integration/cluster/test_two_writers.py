@@ -40,8 +40,14 @@ BELOW = ("x", "y")
 BOTH = ("both0", "both1")
 LOWER = {"p/x": 3000, "q": 100, "r/x/y": 70_000, "r/y": 10, "both0": 50}
 KINDS = ("write", "write", "replace", "append", "truncate", "mkdir", "rmdir", "unlink", "rename", "read")
-REFUSED = (("unlink", errno.ENOENT), ("replace", errno.EEXIST))
-"""Of a name that the other node changed just now: its temporary one may still be seen."""
+REFUSED = (
+    ("unlink", errno.ENOENT),
+    ("replace", errno.EEXIST),
+    ("append", errno.ESTALE),
+    ("append", errno.EIO),
+)
+"""Of a name that the other node changed just now: its temporary one may still be seen, and what it had before is no
+more to be read."""
 CRASHES = ("all", "node", "session", "step")
 FAILPOINTS = (*STEPS, "fuse.changed", "tree.moving", "tree.moved")
 
@@ -147,17 +153,19 @@ class Pair:
                     answer = hands.do(kind, path, *([] if kind == "unlink" else [self._bytes()]))
                     assert answer == [0, None] or (kind, answer[0]) in REFUSED, (kind, answer)
                     if answer == [0, None]:
-                        if self._saw_the_other(node, path):
+                        if self._saw_the_other(node, path, removed=one.kept == [None]):
                             one.kept.clear()  # it was replaced by who saw it
                         one.left.append(hands.do("read", path)[1])
                         one.kept.append(one.left[-1])
         return {name: one for name, one in found.items() if one.left}
 
-    def _saw_the_other(self, node: int, path: str) -> bool:
-        """Whether what a node has at a path stands for what the other one has not persisted yet."""
+    def _saw_the_other(self, node: int, path: str, *, removed: bool) -> bool:
+        """Whether what a node has at a path stands for what the other one has not persisted yet; or for nothing, where
+        that one had removed it."""
         upper = Upper(str(self.town.hosts[node].cache / "upper"))
         whole = os.fsencode(f"/{path}")
-        return is_written(base_at(upper.at(whole), whole))
+        base = base_at(upper.at(whole), whole)
+        return is_written(base) or (removed and base is None)
 
     # ------------------------------------------------------------ crashes
 
