@@ -198,7 +198,7 @@ class Pair:
     def _settle(self) -> None:
         for host in self._chance.sample(self.town.hosts, 2):
             wait_until(lambda host=host: host.headrace("persist", "/").returncode == 0, 60.0)  # type: ignore[misc]
-        self.town.hosts[0].ok("sync")  # which tells the other
+        wait_until(lambda: self.town.hosts[0].headrace("sync").returncode == 0, 30.0)  # which tells the other
 
     def _compare(self, contested: dict[str, Contested]) -> None:
         truth = self.truth.tree(self.folder)
@@ -209,6 +209,7 @@ class Pair:
         wanted = self.reference.tree(self.folder)
         assert short(truth, wanted) == {}, "the origin"
         for node, hands in enumerate(self.hands):
+            self._clear_left_folders(node, wanted)
             wait_until(
                 lambda hands=hands: hands.do("tree", self.folder) == [0, wanted],  # type: ignore[misc]
                 20.0,
@@ -229,6 +230,16 @@ class Pair:
             assert data is None or data in (truth.get(name), *kept.values()), (name, "bytes are lost")
         if None in one.kept and truth.get(name) is not None:
             assert f"/{self.folder}/{name}" in [one["path"] for one in reported], (name, "is not removed")
+
+    def _clear_left_folders(self, node: int, wanted: Tree) -> None:
+        """An empty folder of a node stays there when the other one removed it (docs/semantics.md)."""
+        own = Path(
+            os.fsdecode(Upper(str(self.town.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
+        )
+        for at, folders, files in os.walk(own, topdown=False):
+            name = os.path.relpath(at, own)
+            if name != "." and name not in wanted and not folders and not files:
+                self.hands[node].do("rmdir", f"{self.folder}/{name}")
 
     def _adopt(self, name: str, truth: Tree, wanted: Tree) -> None:
         """The reference goes on with what became of a name that both wrote."""
