@@ -35,6 +35,11 @@ class Version:
     mtime_ns: int
     token: str = ""
 
+    @property
+    def text(self) -> str:
+        """For users, who compare it: another one where the bytes may be others."""
+        return self.token or f"{self.size_bytes}-{self.mtime_ns}"
+
     def _identity(self) -> tuple[int, str | int, str]:
         strong = self.token and not self.token.startswith(
             "W/"

@@ -24,6 +24,7 @@ from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, St
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.holders import HolderRecords, able_holders
+from headrace.dataplane.written_files import LayerPiece
 from headrace.layer.mirror import RANGE_BYTES
 from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot
 from headrace.peer.peers import Peers
@@ -52,29 +53,17 @@ TOKEN = "written/"
 """Of a file of the layer, for the peers' door."""
 
 
-class WrittenFile:
-    """For the peers' door: a file of the layer, as it is at the moment it is read."""
-
-    steady = False
+class WrittenFile(LayerPiece):
+    """As it is at the moment it is read. fd: stays the caller's."""
 
     def __init__(self, fd: int, name: str) -> None:
-        self._fd = os.dup(fd)
-        self._name = name
+        super().__init__(os.dup(fd), name)
 
     def ready(self, start: int, end: int) -> bool:
         return os.fstat(self._fd).st_size >= end
 
     async def wait(self, start: int, end: int) -> None:
         raise StoreError(self._name, why=f"it has fewer than {end} bytes now")
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def checksum(self, block: int) -> int:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 class Offers:

@@ -20,22 +20,15 @@ from headrace.layer.written import Means, Written, WrittenName
 from headrace.wire.peer_messages import Wanted
 
 
-class WrittenPiece:
-    """For the peers' door: one state of a file. It is looked at after each read, too (`ready`)."""
+class LayerPiece:
+    """For the peers' door: a file of a layer, which may change while it is sent, so its checksums are of what was read.
+    fd: belongs to this from now on."""
 
     steady = False
 
-    def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
+    def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
-        self._state = state
         self._name = name
-
-    def ready(self, start: int, end: int) -> bool:
-        found = os.fstat(self._fd)
-        return (found.st_ctime_ns, found.st_size) == self._state
-
-    async def wait(self, start: int, end: int) -> None:
-        raise VersionChangedError(self._name, why="it was written again")
 
     def fileno(self) -> int:
         return self._fd
@@ -45,6 +38,21 @@ class WrittenPiece:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class WrittenPiece(LayerPiece):
+    """One state of a file. It is looked at after each read, too (`ready`)."""
+
+    def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
+        super().__init__(fd, name)
+        self._state = state
+
+    def ready(self, start: int, end: int) -> bool:
+        found = os.fstat(self._fd)
+        return (found.st_ctime_ns, found.st_size) == self._state
+
+    async def wait(self, start: int, end: int) -> None:
+        raise VersionChangedError(self._name, why="it was written again")
 
 
 class WrittenFiles:

@@ -35,7 +35,7 @@ from headrace.base.errors import (
 from headrace.base.model import Entry
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.paths import Paths, is_directory, version_text
 from headrace.sdk.running import find_node
 from headrace.sdk.shared import HOSTS
 from headrace.sdk.streams import ReadStream, WriteStream
@@ -121,9 +121,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             kind = "directory" if is_directory(found) else "file"
             version = found.version
             times = {} if kind == "directory" else {"mtime": found.mtime_ns / 1e9}
-            token = version.token or f"{version.size_bytes}-{version.mtime_ns}"
             about = {"name": name, "size": version.size_bytes, "type": kind, "islink": False, **times}
-            return about if kind == "directory" else {**about, "version": token}
+            return about if kind == "directory" else {**about, "version": version_text(found)}
         if stat.S_ISLNK(found.st_mode):
             return self._link_info(name, at)
         kind = "other"
@@ -138,7 +137,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             "mode": found.st_mode,
             "uid": found.st_uid,
             "gid": found.st_gid,
-            "version": f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}",
+            "version": version_text(found),
         }
 
     def _link_info(self, name: str, at: bytes) -> dict[str, Any]:
@@ -151,11 +150,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return about
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether nothing is there is never guessed: what can't be asked is raised."""
-        try:
-            return self._paths.find(_bytes(self._strip_protocol(path)))[1] is not None
-        except NotADirectoryPathError:
-            return False
+        return self._paths.exists(_bytes(self._strip_protocol(path)))
 
     def isdir(self, path: str) -> bool:
         return self._type_of(path) == "directory"

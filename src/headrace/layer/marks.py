@@ -10,17 +10,17 @@ cluster believes in it.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 import time
 
 import xxhash
 
+from headrace.layer.shared_page import shared_page
+
 TOLD = "trusted.headrace.told"
 RIGHT = "trusted.headrace.right"
 _STATE = struct.Struct("<QQ")
-_BYTES = 4096
 _FOREVER_S = 1e9
 
 
@@ -28,12 +28,7 @@ class Marks:
     """path: a file beside the layer. Generation 0: there is no cluster, and nobody asks."""
 
     def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, _BYTES)
-            self._map = mmap.mmap(fd, _BYTES)
-        finally:
-            os.close(fd)
+        self._map = shared_page(path)
 
     @property
     def generation(self) -> int:

@@ -5,12 +5,11 @@ Where persisting falls behind, the makers of files wait a little, each time; the
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 
+from headrace.layer.shared_page import shared_page
+
 _PAUSE = struct.Struct("<I")
-_BYTES = 4096
 PAUSE_S_MAX = 0.25
 
 
@@ -18,12 +17,7 @@ class Pressure:
     """path: a file beside the layer."""
 
     def __init__(self, path: str) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, _BYTES)
-            self._map = mmap.mmap(fd, _BYTES)
-        finally:
-            os.close(fd)
+        self._map = shared_page(path)
 
     @property
     def pause_s(self) -> float:

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from headrace.base.errors import HeadraceError, IsADirectoryPathError, NotADirectoryPathError, UsageError
+from headrace.base.errors import HeadraceError, IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.paths import Paths, is_directory, version_text
 from headrace.sdk.running import find_node
 from headrace.sdk.shared import HOSTS
 from headrace.sdk.streams import Content, ReadStream, WriteStream
@@ -202,10 +202,7 @@ class Cache:
         return _stat(path, self._paths.get(os.fsencode(path), follow=False)[1])
 
     def exists(self, path: str) -> bool:
-        try:
-            return self._paths.find(os.fsencode(path))[1] is not None
-        except NotADirectoryPathError:
-            return False
+        return self._paths.exists(os.fsencode(path))
 
     def list(self, path: str = "/") -> Iterator[Stat]:
         """What is in a directory, by name. NotADirectoryPathError."""
@@ -383,9 +380,9 @@ def _stat(path: str, found: Seen) -> Stat:
     if isinstance(found, Entry):
         folder = found.kind is Kind.DIRECTORY
         version = found.version
-        token = "" if folder else version.token or f"{version.size_bytes}-{version.mtime_ns}"
+        token = "" if folder else version_text(found)
         return Stat(path, "directory" if folder else "file", version.size_bytes, version.mtime_ns, token)
     kinds: dict[int, Kinds] = {modes.S_IFREG: "file", modes.S_IFDIR: "directory", modes.S_IFLNK: "link"}
     kind = kinds.get(modes.S_IFMT(found.st_mode), "other")
-    version_of = f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}" if kind == "file" else ""
-    return Stat(path, kind, found.st_size if kind != "directory" else 0, found.st_mtime_ns, version_of)
+    token = version_text(found) if kind == "file" else ""
+    return Stat(path, kind, found.st_size if kind != "directory" else 0, found.st_mtime_ns, token)

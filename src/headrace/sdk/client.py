@@ -258,7 +258,7 @@ class Client:
             share = 1.0 if cached.trusted else self._local.present_share(id)
             state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"
         if found is not None:
-            state["version"] = found.version.token or f"{found.version.size_bytes}-{found.version.mtime_ns}"
+            state["version"] = found.version.text
             path = self._local.index.path_of(id)
             state["origin"] = _origin_of(path, self._local.index.mounts()) if path is not None else ""
         return state

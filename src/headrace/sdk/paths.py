@@ -121,6 +121,13 @@ class Paths:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
         return whole, found
 
+    def exists(self, path: bytes) -> bool:
+        """Whether nothing is there is never guessed: what can't be asked is raised."""
+        try:
+            return self.find(path)[1] is not None
+        except NotADirectoryPathError:
+            return False
+
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
         """Names of a directory with what they are, in byte order, those after a name. NotADirectoryPathError."""
         whole, found = self.get(path)
@@ -550,6 +557,13 @@ class Paths:
         """Persisting is behind: who makes a file waits for a moment."""
         if self._pressure is not None and self._pressure.pause_s:
             time.sleep(self._pressure.pause_s)
+
+
+def version_text(found: Seen) -> str:
+    """Of a file: another one where the bytes may be others."""
+    if isinstance(found, Entry):
+        return found.version.text
+    return f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}"
 
 
 def is_directory(found: Seen) -> bool:
