@@ -1,4 +1,4 @@
-"""Writes the generated pages: docs/cli.md, docs/errors.md, docs/configuration.md. `./dev docs`."""
+"""Writes the generated pages: docs/cli.md, docs/errors.md, docs/configuration.md, docs/openapi.json. `./dev docs`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.base.errors import error_classes
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
 from headrace.cli.manual import EXAMPLES, FIELDS
 from headrace.config import describe as configuration
+from headrace.rest import openapi
 
 _CLI_HEAD = """# The command line
 
@@ -77,7 +78,12 @@ def errors_page() -> str:
 
 def pages() -> dict[str, str]:
     """File name in docs/ → text."""
-    return {"cli.md": cli_page(), "errors.md": errors_page(), "configuration.md": configuration.page()}
+    return {
+        "cli.md": cli_page(),
+        "errors.md": errors_page(),
+        "configuration.md": configuration.page(),
+        "openapi.json": openapi.text(),
+    }
 
 
 def main() -> int:

@@ -35,6 +35,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "status": ("headrace status", "headrace status /mnt/imagenet --json"),
     "fsck": ("headrace fsck",),
     "fuse": ("headrace fuse /mnt/second", "headrace fuse /mnt/second --cache /nvme0/headrace"),
+    "rest": (
+        "headrace rest",
+        "headrace rest --address 127.0.0.1:7480 --token /etc/headrace/rest-token",
+    ),
     "s3": (
         "headrace s3",
         "headrace s3 --address 127.0.0.1:9000 --credentials /etc/headrace/s3-keys",
@@ -93,8 +97,8 @@ _JOB_ROW = (
     *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
 )
 _READY = (
-    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "s3", "io", "why"),
-    *("node_pid", "holder_pid", "session_pid", "log"),
+    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "s3", "rest", "io"),
+    *("why", "node_pid", "holder_pid", "session_pid", "log"),
 )
 
 _LAB = ("node", "address", "running", "cut", "pids", "mountpoint", "zone")
@@ -107,6 +111,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
     "fuse": _READY,
     "s3": ("ready", "url", "socket", "pid"),
+    "rest": ("ready", "url", "socket", "pid"),
     "down": ("kind", "pid", "mountpoint", "socket"),
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),

@@ -105,9 +105,13 @@ def start_node(config: Config, log_path: str, *, again: bool) -> Child:
     return _start_configured("node", ["headrace.node", *["--again"] * again], config, log_path)
 
 
-def start_gateway(config: Config, socket: str, log_path: str) -> Child:
-    """The S3 gateway of `s3_address`, for the node at that socket."""
-    return _start_configured("S3 gateway", ["headrace.s3.main", "--socket", socket], config, log_path)
+GATEWAYS = {"s3": "S3 gateway", "rest": "REST API"}
+"""What messages call them, by their room; the setting of each is ROOM_address."""
+
+
+def start_gateway(room: str, config: Config, socket: str, log_path: str) -> Child:
+    """The gateway of that room, for the node at that socket."""
+    return _start_configured(GATEWAYS[room], [f"headrace.{room}.main", "--socket", socket], config, log_path)
 
 
 def _start_configured(name: str, words: list[str], config: Config, log_path: str) -> Child:

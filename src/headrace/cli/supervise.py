@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
-from headrace.cli.process import Child, MountOptions, start_gateway, start_holder, start_node
+from headrace.cli.process import GATEWAYS, Child, MountOptions, start_gateway, start_holder, start_node
 from headrace.cli.render import warn
 from headrace.cli.state import State, drop_socket, make_run_folder, remove_replaced, remove_state, write_state
 from headrace.config.schema import Config
@@ -42,8 +42,8 @@ class Supervisor:
         self._mount = mount
         self._node: Child | None = None
         self._holder: Child | None = None
-        self._gateway: Child | None = None
-        self._gateway_again_at_s: float | None = None
+        self._gateways: dict[str, Child] = {}
+        self._gateways_again_at_s: dict[str, float] = {}
         self._holder_fd = -1
         self._mount_fds: tuple[int, int] | None = None
         self._stopping = False
@@ -90,9 +90,11 @@ class Supervisor:
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._holder_fd = self._holder.exit_fd
-        if self._config is not None and self._config.s3_address:
-            self._gateway = start_gateway(self._config, self.state.socket, self.state.log)
-            self.state.s3 = f"http://{self._await(self._gateway)['address']}"
+        for room in GATEWAYS:
+            if self._config is not None and getattr(self._config, f"{room}_address"):
+                self._gateways[room] = self._start_gateway(room)
+                at = str(self._await(self._gateways[room])["address"])
+                setattr(self.state, room, at if ":/" in at else f"http://{at}")
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
@@ -125,6 +127,10 @@ class Supervisor:
             mounted=mounted,
         )
 
+    def _start_gateway(self, room: str) -> Child:
+        assert self._config is not None
+        return start_gateway(room, self._config, self.state.socket, self.state.log)
+
     def _start_node(self, *, again: bool = False) -> None:
         assert self._config is not None
         self._node = start_node(self._config, self.state.log, again=again)
@@ -153,16 +159,20 @@ class Supervisor:
         fds = [self._wake, self._holder_fd]
         if self._node is not None:
             fds += [self._node.ready_fd, self._node.exit_fd]
-        if self._gateway is not None:
-            fds += [self._gateway.ready_fd, self._gateway.exit_fd]
-        due_s = [one for one in (self._again_at_s, self._gateway_again_at_s) if one is not None]
+        for gateway in self._gateways.values():
+            fds += [gateway.ready_fd, gateway.exit_fd]
+        due_s = [
+            *([] if self._again_at_s is None else [self._again_at_s]),
+            *self._gateways_again_at_s.values(),
+        ]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         ready, _, _ = select.select([fd for fd in fds if fd >= 0], [], [], wait_s)
         if self._stopping:
             return
         if self._wake in ready:
             os.read(self._wake, 64)
-        self._look_at_gateway(ready)
+        for room in GATEWAYS:
+            self._look_at_gateway(room, ready)
         if self._holder_fd in ready:
             self._on_holder_gone()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
@@ -174,26 +184,26 @@ class Supervisor:
         elif self._node is not None and self._node.exit_fd in ready:
             self._on_node_gone(f"status {self._node.process.wait()}")
 
-    def _look_at_gateway(self, ready: list[int]) -> None:
+    def _look_at_gateway(self, room: str, ready: list[int]) -> None:
         """One that ended is started again: its clients try again by themselves."""
-        if self._gateway_again_at_s is not None and time.monotonic() >= self._gateway_again_at_s:
-            assert self._config is not None
-            self._gateway_again_at_s = None
-            self._gateway = start_gateway(self._config, self.state.socket, self.state.log)
-        if self._gateway is None:
+        if time.monotonic() >= self._gateways_again_at_s.get(room, float("inf")):
+            del self._gateways_again_at_s[room]
+            self._gateways[room] = self._start_gateway(room)
+        gateway = self._gateways.get(room)
+        if gateway is None:
             return
         try:
-            if self._gateway.ready_fd in ready:
-                self._gateway.hear()
-            if self._gateway.exit_fd not in ready:
+            if gateway.ready_fd in ready:
+                gateway.hear()
+            if gateway.exit_fd not in ready:
                 return
-            why = f"status {self._gateway.process.wait()}"
+            why = f"status {gateway.process.wait()}"
         except HeadraceError as error:
             why = str(error)
-        self._gateway.stop(1)
-        self._gateway = None
-        self._gateway_again_at_s = time.monotonic() + GATEWAY_PAUSE_S
-        warn(f"the S3 gateway ended: {why} (started again in {GATEWAY_PAUSE_S:.0f} s)")
+        gateway.stop(1)
+        del self._gateways[room]
+        self._gateways_again_at_s[room] = time.monotonic() + GATEWAY_PAUSE_S
+        warn(f"the {gateway.name} ended: {why} (started again in {GATEWAY_PAUSE_S:.0f} s)")
 
     def _hear_again(self) -> None:
         assert self._node is not None
@@ -253,8 +263,8 @@ class Supervisor:
     def _stop(self) -> None:
         """A signal more changes nothing: this takes as long as it takes."""
         self._stopping = True
-        if self._gateway is not None:
-            self._gateway.stop(GATEWAY_STOP_S)
+        for gateway in self._gateways.values():
+            gateway.stop(GATEWAY_STOP_S)
         if self._holder is not None:
             self._holder.stop(HOLDER_STOP_S)
         elif self._holder_fd >= 0:

@@ -187,8 +187,9 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
         else f"node at {state.socket}"
     )
     say(f"ready in {took_s:.2f} s: {what}")
-    if state.s3:
-        say(f"s3: {state.s3}")
+    for name, at in (("s3", state.s3), ("rest", state.rest)):
+        if at:
+            say(f"{name}: {at}")
     if state.io:
         say(f"io: {state.io}" + (f" ({state.why})" if state.why else ""))
     if sys.stdout.isatty():

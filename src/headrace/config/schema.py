@@ -172,6 +172,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
     ] = "localhost"
+    rest_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace rest` listens beside its unix socket; if it is set, "
+            "`headrace up` starts it, too. `unix`: only the socket."
+        ),
+    ] = ""
+    rest_token: Annotated[
+        str,
+        Meta(
+            description="File with the token that the REST API asks for over TCP, and that programs and commands show "
+            "to it."
+        ),
+    ] = ""
+    nodes: Annotated[
+        str,
+        Meta(
+            description="REST APIs of a cluster, http://HOST:PORT or https://, with commas between: for programs and "
+            "commands on a host where no node runs."
+        ),
+    ] = ""
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -228,6 +249,11 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
     """Where the node that owns this cache folder listens."""
     mark = zlib.crc32(os.fsencode(os.path.realpath(cache_folder)))
     return os.path.join(run_folder, f"{mark:08x}.sock")
+
+
+def rest_socket_of(socket_path: str) -> str:
+    """Where the REST API of the node with that socket listens. Not `.sock`: whatever is called so is a node."""
+    return os.path.splitext(socket_path)[0] + ".rest"
 
 
 def _check_volumes(volumes: list[CacheVolume]) -> None:

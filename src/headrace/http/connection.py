@@ -22,6 +22,7 @@ from headrace.http.messages import (
     parse_head,
     render_head,
 )
+from headrace.http.tls import TlsSocket
 
 RECEIVE_BYTES = 256 << 10
 STALL_MS = 60_000
@@ -35,9 +36,10 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not (isinstance(sock, socket.socket) and sock.family == socket.AF_UNIX):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.number = sock.fileno()
         self.buffer = bytearray()
@@ -47,6 +49,7 @@ class Connection:
         self._reusable = True
         self.buffer_out = b""
         self.at = 0
+        self._send_from = sock.send_from if isinstance(sock, TlsSocket) else self._send_file_directly
 
     # ------------------------------------------------------------ in
 
@@ -154,7 +157,7 @@ class Connection:
             sent = self.sock.send(head, socket.MSG_MORE if count else 0)
             self.buffer_out = head[sent:]
             if not self.buffer_out and count:
-                self.at += os.sendfile(self.number, content.fd, self.at, count)
+                self.at += self._send_from(content.fd, self.at, count)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -193,7 +196,7 @@ class Connection:
     def _send_file(self, fd: int, end: int) -> None:
         while self.at < end:
             try:
-                sent = os.sendfile(self.number, fd, self.at, end - self.at)
+                sent = self._send_from(fd, self.at, end - self.at)
             except BlockingIOError:
                 self._wait(select.POLLOUT)
                 continue
@@ -202,6 +205,9 @@ class Connection:
             if sent == 0:
                 raise HungUpError("the file was cut short while it was sent")
             self.at += sent
+
+    def _send_file_directly(self, fd: int, at: int, count: int) -> int:
+        return os.sendfile(self.number, fd, at, count)
 
     def send_all(self, data: bytes, *, more: bool = False) -> None:
         view = memoryview(data)

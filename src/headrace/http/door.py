@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from headrace.base.errors import HeadraceError
 from headrace.http.connection import Connection
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
+from headrace.http.tls import TlsSocket
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +58,21 @@ class Application(Protocol):
 
 
 class Door:
-    """listening: belongs to this from now on. name: of the pool's threads."""
+    """listening: belongs to this from now on. name: of the pool's threads. tls: of the server, where there is one."""
 
     def __init__(
-        self, application: Application, listening: socket.socket, *, name: str, idle_s: float = IDLE_S
+        self,
+        application: Application,
+        listening: socket.socket,
+        *,
+        name: str,
+        idle_s: float = IDLE_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._application = application
         self._listening = listening
         self._idle_s = idle_s
+        self._tls = tls
         self._waiting: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._working = 0
@@ -119,7 +128,7 @@ class Door:
                 sock.close()
                 continue
             try:
-                connection = Connection(sock)
+                connection = Connection(sock if self._tls is None else TlsSocket(sock, self._tls))
             except OSError:  # gone already
                 sock.close()
                 continue

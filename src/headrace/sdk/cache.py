@@ -199,7 +199,7 @@ class Cache:
 
     def stat(self, path: str) -> Stat:
         """Of a link itself. PathNotFoundError."""
-        return _stat(path, self._paths.get(os.fsencode(path), follow=False)[1])
+        return stat_of(path, self._paths.get(os.fsencode(path), follow=False)[1])
 
     def exists(self, path: str) -> bool:
         return self._paths.exists(os.fsencode(path))
@@ -208,7 +208,7 @@ class Cache:
         """What is in a directory, by name. NotADirectoryPathError."""
         at = os.fsencode(path)
         for name, found in self._paths.children(at):
-            yield _stat(os.fsdecode(join(at, name)), found)
+            yield stat_of(os.fsdecode(join(at, name)), found)
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
         """As os.walk: a folder, the names of folders in it, those of all else. Folders may be taken out of the list."""
@@ -376,7 +376,7 @@ def _arrived(under_way: deque[Part | Future[Part]], *, must: bool) -> Iterator[P
                 yield one.result()
 
 
-def _stat(path: str, found: Seen) -> Stat:
+def stat_of(path: str, found: Seen) -> Stat:
     if isinstance(found, Entry):
         folder = found.kind is Kind.DIRECTORY
         version = found.version
