@@ -177,7 +177,7 @@ class Files:
         response.headers.append((SUMS_HEADER, ",".join(f"{one:016x}" for one in sums)))
 
     def write(self, request: Request, query: PutQuery, pieces: Iterator[bytes]) -> None:
-        """What its mode of writing promises is done on return. ProtocolError for bytes that don't match their checksum:
+        """What its mode of writing promises is done on return. Refusal 422 for bytes that don't match their checksum:
         nothing is kept then."""
         at = path_of(query.path)
         told = request.header(SUM_HEADER).lower()
@@ -187,9 +187,10 @@ class Files:
                 digest.update(piece)
                 out.write(piece)
             if told and digest.hexdigest() != told:
-                raise ProtocolError(
+                error = ProtocolError(
                     query.path, why="what came does not match its checksum", hint="send it again"
                 )
+                raise Refusal(422, error)
 
 
 def pieces_of(data: memoryview, start: int) -> Iterator[memoryview]:

@@ -79,7 +79,7 @@ class Handlers:
             "getJob": lambda _, query, __: jobs.get(query.id, query.wait_s),
             "cancelJob": lambda _, query, __: jobs.cancel(query.id),
             "retryJob": lambda _, query, __: jobs.retry(query.id),
-            "getEntry": lambda _, query, __: files.entry(query.path),
+            "getEntry": lambda _, query, __: files.entry(query),
             "removeEntry": lambda _, query, __: files.remove(query),
             "listEntries": lambda _, query, __: files.page(query),
             "makeDirectory": lambda _, query, __: files.make_directory(query.path),

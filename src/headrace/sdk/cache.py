@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Literal
 
-from headrace.base.errors import HeadraceError, IsADirectoryPathError, UsageError
+from headrace.base.errors import HeadraceError, IsADirectoryPathError, NodeUnavailableError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
 from headrace.sdk.paths import Paths, is_directory, version_text
-from headrace.sdk.running import find_node
+from headrace.sdk.running import configured_nodes, find_node
 from headrace.sdk.shared import HOSTS
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen
@@ -75,10 +75,27 @@ class Part:
     error: HeadraceError | None = None
 
 
-def connect(*, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S) -> Cache:
-    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs. patience_s:
-    how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several run."""
-    return Cache(HOSTS.get(find_node(socket=socket, cache=cache), patience_s))
+def connect(
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Cache:
+    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs; where none
+    runs, those of the setting `nodes`. nodes: nodes of other hosts instead, by their REST APIs (docs/sdk.md).
+    patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
+    run, NotAllowedError."""
+    if nodes is None:
+        try:
+            return Cache(HOSTS.get(find_node(socket=socket, cache=cache), patience_s))
+        except NodeUnavailableError:
+            nodes = configured_nodes()
+            if socket is not None or cache is not None or not nodes:
+                raise
+    from headrace.sdk.remote.cache import remote_cache  # not wanted where there is a node
+
+    return remote_cache(nodes, patience_s)
 
 
 class Cache:

@@ -26,10 +26,16 @@ Result = TypeVar("Result")
 
 
 async def connect_async(
-    *, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncCache:
     """As `connect`."""
-    return AsyncCache(await asyncio.to_thread(connect, cache=cache, socket=socket, patience_s=patience_s))
+    return AsyncCache(
+        await asyncio.to_thread(connect, nodes, cache=cache, socket=socket, patience_s=patience_s)
+    )
 
 
 class AsyncCache:

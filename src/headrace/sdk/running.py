@@ -54,6 +54,11 @@ def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
     return the_only(running_sockets(run_folder, states), loaded, states, hint=hint)
 
 
+def configured_nodes() -> str:
+    """REST APIs of nodes of other hosts, by the settings; "": none."""
+    return load().config.nodes
+
+
 def read_states(folder: str) -> list[State]:
     """All there are, those of dead processes too."""
     found = []

@@ -54,6 +54,11 @@ class AtPath(Value, frozen=True):
     path: Path
 
 
+class EntryQuery(Value, frozen=True):
+    path: Path
+    follow: Annotated[bool, Meta(description="Of a link: what it leads to.")] = False
+
+
 class ListQuery(Value, frozen=True):
     path: Path
     after: Annotated[
@@ -64,7 +69,8 @@ class ListQuery(Value, frozen=True):
 
 class RemoveQuery(Value, frozen=True):
     path: Path
-    recursive: Annotated[bool, Meta(description="A folder, with all that is in it.")] = False
+    recursive: Annotated[bool, Meta(description="A folder, too, with all that is in it.")] = False
+    empty_directory: Annotated[bool, Meta(description="A folder that has nothing in it.")] = False
 
 
 class PutQuery(Value, frozen=True):
@@ -187,8 +193,9 @@ class Jobs(Value, frozen=True):
 
 
 class Row(Value, frozen=True):
-    """mtime_ns: 0 where the origin knows none. version: of a file; another one where the bytes are others. target: of a
-    link. id, cached (`yes`, `no`, or a share as `40%`) and origin are told of one path only."""
+    """path: with `follow` what it leads to. mtime_ns: 0 where the origin knows none. version: of a file; another one
+    where the bytes are others. target: of a link. id, cached (`yes`, `no`, or a share as `40%`) and origin are told of
+    one path only."""
 
     path: str
     kind: Literal["file", "directory", "link", "other"]
@@ -311,8 +318,8 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Do again what failed of a job of the cluster.",
     ),
     Operation(
-        name="getEntry", method="GET", path="/v1/entry", query=AtPath, answer=Row,
-        summary="What is known of one path; of a link itself.",
+        name="getEntry", method="GET", path="/v1/entry", query=EntryQuery, answer=Row,
+        summary="What is known of one path.",
     ),
     Operation(
         name="removeEntry", method="DELETE", path="/v1/entry", query=RemoveQuery, status=204,

@@ -151,7 +151,7 @@ def test_what_is_written_is_at_the_origin_and_goes(api: Api) -> None:
 def test_what_is_not_what_its_checksum_says_is_not_kept(api: Api) -> None:
     data = b"twelve bytes"
     wrong = api.ask("PUT", content("/out/sum"), body=data, headrace_checksum="0" * 16)
-    assert (wrong.status, wrong.json["code"]) == (502, "protocol")
+    assert (wrong.status, wrong.json["code"]) == (422, "protocol")
     assert api.ask("GET", "/v1/entry?path=/out/sum").status == 404
     right = xxhash.xxh3_64_hexdigest(data)
     assert api.ask("PUT", content("/out/sum"), body=data, headrace_checksum=right).status == 204
