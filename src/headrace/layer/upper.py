@@ -302,7 +302,16 @@ class Upper:
         return base_at(self.at(path), path)
 
 
-def base_at(at: bytes, path: bytes) -> Version | None:
+def seen_at(at: bytes) -> os.stat_result | None:
+    """None: nothing is there."""
+    try:
+        return os.lstat(at)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def base_at(at: bytes | int, path: bytes) -> Version | None:
+    """at: or an open file."""
     return next((base.version for base in _bases(at) if base.path == path), None)
 
 
@@ -318,9 +327,10 @@ def drop_base(at: bytes, path: bytes) -> None:
     os.setxattr(at, BASE, msgspec.msgpack.encode(others), follow_symlinks=False)
 
 
-def _bases(at: bytes) -> list[Base]:
+def _bases(at: bytes | int) -> list[Base]:
     try:
-        return msgspec.msgpack.decode(os.getxattr(at, BASE, follow_symlinks=False), type=list[Base])
+        value = os.getxattr(at, BASE, follow_symlinks=isinstance(at, int))
+        return msgspec.msgpack.decode(value, type=list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
 
