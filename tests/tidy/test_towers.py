@@ -18,6 +18,7 @@ ALLOWED = {
     "checkpoint": (),
     "http": (),
     "s3": (),
+    "webhdfs": (),
     "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),
