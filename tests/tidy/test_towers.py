@@ -16,7 +16,9 @@ ALLOWED = {
     "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
     "fuse": (),
     "checkpoint": (),
+    "http": (),
     "s3": (),
+    "webhdfs": (),
     "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),

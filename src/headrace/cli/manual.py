@@ -39,6 +39,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace s3",
         "headrace s3 --address 127.0.0.1:9000 --credentials /etc/headrace/s3-keys",
     ),
+    "webhdfs": (
+        "headrace webhdfs",
+        "headrace webhdfs --address 127.0.0.1:9870",
+    ),
     "job list": ("headrace job list",),
     "job show": ("headrace job show 7", "headrace job show 7 --follow"),
     "job cancel": ("headrace job cancel 7",),
@@ -93,7 +97,20 @@ _JOB_ROW = (
     *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
 )
 _READY = (
-    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "s3", "io", "why"),
+    *(
+        "ready",
+        "ready_s",
+        "kind",
+        "pid",
+        "socket",
+        "cache",
+        "mountpoint",
+        "url",
+        "s3",
+        "webhdfs",
+        "io",
+        "why",
+    ),
     *("node_pid", "holder_pid", "session_pid", "log"),
 )
 
@@ -107,6 +124,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
     "fuse": _READY,
     "s3": ("ready", "url", "socket", "pid"),
+    "webhdfs": ("ready", "url", "socket", "pid"),
     "down": ("kind", "pid", "mountpoint", "socket"),
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),

@@ -35,6 +35,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.calls import NOREPLACE
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, Upper, join, split
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
@@ -120,6 +121,28 @@ class Paths:
         if found is None:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
         return whole, found
+
+    def find_cached(self, path: bytes) -> Entry | None:
+        """What only its origin has, by listings that are good: waits for nothing. None: that is not enough to say."""
+        tree, client = self.tree, self.client
+        if tree.modes.of(path) is not WriteMode.OFF:
+            at = b""
+            for name in path.split(b"/")[1:]:
+                at = at + b"/" + name
+                look = tree.upper.look(at)
+                if look is None:
+                    break
+                if not isinstance(look, os.stat_result) or not is_directory(look):
+                    return None
+            else:
+                return None
+        entry = client.entry(ROOT_ID)
+        for name in path.split(b"/")[1:]:
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            found = client.lookup_fast(entry.id, name)
+            entry = None if isinstance(found, Miss) else found
+        return entry
 
     def exists(self, path: bytes) -> bool:
         """Whether nothing is there is never guessed: what can't be asked is raised."""
@@ -344,12 +367,18 @@ class Paths:
 
     def touch(self, path: bytes) -> None:
         """The time of modification is now; the file must be there."""
-        whole, _ = self.get(path)
-        self._change(path, lambda: self._touch(whole))
+        self.alter(path, os.utime)
 
-    def _touch(self, path: bytes) -> None:
-        os.utime(self.tree.at_upper(path))
-        self._changed([path])
+    def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
+        """Mode, owner, times or attributes of what is there. work: called with where it lies in the upper layer, under
+        the layer's lock."""
+        whole, _ = self.get(path)
+
+        def change() -> None:
+            work(self.tree.at_upper(whole))
+            self._changed([whole])
+
+        self._change(path, change)
 
     def _to_make(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
         """Says beforehand what would fail at the end."""
@@ -488,9 +517,10 @@ class Paths:
         if below is not None and below.kind is Kind.DIRECTORY and not self.client.listing_fresh(below.id):
             self.client.ensure_listed(below.id)
 
-    def rename(self, source: bytes, target: bytes) -> None:
-        """Over a file, or an empty folder, that is there. NotSupportedError between mounts, between modes of writing,
-        and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin has."""
+    def rename(self, source: bytes, target: bytes, *, replace: bool = True) -> None:
+        """Over a file, or an empty folder, that is there; PathExistsError unless `replace`. NotSupportedError between
+        mounts, between modes of writing, and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin
+        has."""
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
@@ -504,7 +534,9 @@ class Paths:
             self._list_below(new)
             copied = True
 
-        self._change(source, lambda: self.tree.rename(old, new, 0, copied=copied), copy)
+        self._change(
+            source, lambda: self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied), copy
+        )
 
     # ------------------------------------------------------------ changes
 
