@@ -16,6 +16,7 @@ ALLOWED = {
     "sdk": ("store.index", "store.reader", "store.schema", "store.volume"),  # reads the cache, writes nothing
     "fuse": (),
     "checkpoint": (),
+    "http": (),
     "s3": (),
     "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt

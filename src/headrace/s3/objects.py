@@ -25,6 +25,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, Kind
 from headrace.base.write_modes import WriteMode
+from headrace.http.messages import Request, Response, http_date
 from headrace.layer.upper import split
 from headrace.s3 import conditions, xml
 from headrace.s3.body import Payload
@@ -39,7 +40,6 @@ from headrace.s3.facts import (
     parse_mtime,
     unmark_folder,
 )
-from headrace.s3.http import Request, Response, http_date
 from headrace.s3.routes import Call, check_key
 from headrace.sdk.client import CHANGED_ATTEMPTS, Miss
 from headrace.sdk.paths import Paths, is_directory
