@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
@@ -158,7 +160,7 @@ class Persist:
         begun = _row_of(path, before, known, begun=True)
         self._known.note(begun)
         failpoint.hit("persist.begun")
-        attributes = replace(_attributes_of(before), put_id=begun.put_id)
+        attributes = structs.replace(_attributes_of(before), put_id=begun.put_id)
         try:
             info = await origin.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
