@@ -13,7 +13,9 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
@@ -164,7 +166,7 @@ class Puts:
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
         begun = await self._beginning.one(opened)
         failpoint.hit("persist.begun")
-        attributes = replace(_attributes_of(found), put_id=begun.put_id)
+        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id)
         try:
             info = await origin.put(
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline

@@ -20,11 +20,9 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -60,8 +58,7 @@ class Hidden:
 HIDDEN = Hidden()
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(msgspec.Struct, frozen=True):
     """A file of several names (hard links) has one for each."""
 
     path: bytes
@@ -370,7 +367,9 @@ def throw_away(at: bytes) -> None:
     """Whatever it is; it may be gone by now."""
     try:
         if stat.S_ISDIR(os.lstat(at).st_mode):
-            shutil.rmtree(at)
+            from shutil import rmtree  # rarely wanted, and a fifth of what else this module brings along
+
+            rmtree(at)
         else:
             os.unlink(at)
     except FileNotFoundError:
