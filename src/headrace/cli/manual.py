@@ -73,6 +73,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "checkpoint unpin": ("headrace checkpoint unpin run7 4000",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
+    "diagnose": (
+        "headrace diagnose -- python train.py --epochs 2",
+        "headrace diagnose --pid 4711 --seconds 60 --timeline wait.json",
+    ),
     "lab up": (
         "headrace lab up --nodes 4",
         "headrace lab up s3://data --endpoint http://minio.example:9000 --nodes 8 --rate 1Gbit --zones 2",
@@ -151,6 +155,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "checkpoint unpin": ("step",),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
+    "diagnose": (
+        *("healthy", "wall_s", "before_s", "steps_share", "causes", "cores", "gpus", "steps", "samples", "places"),
+        *("moments", "missing"),
+    ),
     "lab down": ("down",),
     **{
         f"lab {verb}": _LAB
