@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from typing import Any
 
 import pytest
 import requests
@@ -164,7 +165,7 @@ def test_the_file_system(webhdfs: WebHdfs) -> None:
     ],
 )  # fmt: skip
 def test_refusals(
-    webhdfs: WebHdfs, method: str, path: str, op: str, parameters: dict[str, object], wanted: tuple[str, int]
+    webhdfs: WebHdfs, method: str, path: str, op: str, parameters: dict[str, Any], wanted: tuple[str, int]
 ) -> None:
     if ".." in path:
         head = f"{method} /webhdfs/v1{path}?op={op} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
