@@ -21,7 +21,8 @@ A failure is one line on stderr and an exit status ([errors.md](errors.md)); `HE
 
 **Which node.** Where several run on a host, a command means the node of `--cache` or `--socket`; else the one whose
 mount PATH is below; else the one that has PATH in its origin (`s3://bucket/prefix/folder`, or a folder's path); else
-the only one. Where that says nothing, it is an error, and its line names the nodes.
+the only one. Where that says nothing, it is an error, and its line names the nodes. A node of another host is meant by
+the URL of its REST API ([rest.md](rest.md)): `--socket https://HOST:PORT`, or the setting `nodes` where no node runs.
 
 **JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab` (but not
 `lab down`), `job list`, `mount list`, `checkpoint list`, `checkpoint verify` and `config` a list of them, `ls` one a

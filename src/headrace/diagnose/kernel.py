@@ -170,7 +170,7 @@ def _path(pid: int, number: int, words: list[bytes]) -> str:
             at = int(words[1], 16) & 0xFFFFFFFF
             if name.startswith("/"):
                 return name
-            folder = f"cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
+            folder = "cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
             return os.path.join(os.readlink(f"/proc/{pid}/{folder}"), name).rstrip("/")
     except (OSError, ValueError, IndexError):
         pass

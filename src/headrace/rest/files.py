@@ -34,6 +34,7 @@ from headrace.wire.api import (
     SUMS_BYTES_MAX,
     SUMS_HEADER,
     SUMS_WORD,
+    EntryQuery,
     ListQuery,
     PutQuery,
     RemoveQuery,
@@ -66,11 +67,11 @@ class Files:
 
     # ------------------------------------------------------------ names
 
-    def entry(self, path: str) -> Row:
-        """Of a link itself. PathNotFoundError."""
-        at = path_of(path)
-        whole, found = self._paths.get(at, follow=False)
-        row = self._row(at, whole, found)
+    def entry(self, query: EntryQuery) -> Row:
+        """PathNotFoundError."""
+        at = path_of(query.path)
+        whole, found = self._paths.get(at, follow=query.follow)
+        row = self._row(whole if query.follow else at, whole, found)
         if not isinstance(found, Entry):
             return _with(row, id=found.st_ino, cached="written here" if row.kind == "file" else "")
         state = {} if is_directory(found) else self._paths.client.file_state(found.id)
@@ -101,6 +102,8 @@ class Files:
         at = path_of(query.path)
         if query.recursive:
             self._paths.remove_all(at)
+        elif query.empty_directory:
+            self._paths.remove_directory(at)
         elif is_directory(self._paths.get(at, follow=False)[1]):
             raise IsADirectoryPathError(query.path, why="it is a directory", hint="recursive=true")
         else:

@@ -24,14 +24,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from headrace.base.errors import HeadraceError, IsADirectoryPathError, NodeUnavailableError, UsageError
+from headrace.base.errors import HeadraceError, IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
 from headrace.sdk.paths import Paths, is_directory, version_text
-from headrace.sdk.running import configured_nodes, find_node
-from headrace.sdk.shared import HOSTS
+from headrace.sdk.shared import reach
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen
 from headrace.sdk.whole import mapped
@@ -88,16 +87,12 @@ def connect(
     runs, those of the setting `nodes`. nodes: nodes of other hosts instead, by their REST APIs (docs/sdk.md).
     patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
     run, NotAllowedError."""
-    if nodes is None:
-        try:
-            return Cache(HOSTS.get(find_node(socket=socket, cache=cache), patience_s))
-        except NodeUnavailableError:
-            nodes = configured_nodes()
-            if socket is not None or cache is not None or not nodes:
-                raise
-    from headrace.sdk.remote.cache import remote_cache  # not wanted where there is a node
+    paths = reach(nodes, cache=cache, socket=socket, patience_s=patience_s)
+    if isinstance(paths, Paths):
+        return Cache(paths)
+    from headrace.sdk.remote.cache import RemoteCache  # not wanted where there is a node
 
-    return remote_cache(nodes, patience_s)
+    return RemoteCache(paths)
 
 
 class Cache:

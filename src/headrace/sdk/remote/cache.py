@@ -12,15 +12,9 @@ from headrace.base.errors import HeadraceError
 from headrace.sdk.cache import Cache, Part, Wanted
 from headrace.sdk.paths import Paths
 from headrace.sdk.remote.paths import RemotePaths
-from headrace.sdk.remote.reach import REMOTES
 from headrace.wire.messages import JobStart, JobState
 
 READ_MANY_AHEAD = 256
-
-
-def remote_cache(nodes: str, patience_s: float) -> RemoteCache:
-    """nodes: as the setting. Errors as of `Remotes.get`."""
-    return RemoteCache(REMOTES.get(nodes, patience_s))
 
 
 class RemoteCache(Cache):

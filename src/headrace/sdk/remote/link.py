@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from headrace.base.errors import NodeUnavailableError, UsageError
 
 CONNECT_S = 3.0
-SILENCE_S = 5.0
+SILENCE_S = 3.0
+LIVES_S = 2.0
 STALL_S = 30.0
 """In the middle of a body."""
 
@@ -161,7 +162,7 @@ def lives(address: Address) -> bool:
     connection = _connection(address)
     try:
         connection.connect()
-        connection.sock.settimeout(CONNECT_S)
+        connection.sock.settimeout(LIVES_S)
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):

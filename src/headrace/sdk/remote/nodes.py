@@ -42,8 +42,7 @@ STEP_BYTES = 4 << 20
 THREADS = 16
 IDLE_LINKS_MAX = 32
 VIEW_S = 15.0
-BAD_S = 2.0
-"""So long a node that did not answer is the last to be asked."""
+PROBE_S = 1.0
 PAUSE_S = 0.1
 OWN_CHANGES_S = 10.0
 """So long after a change bytes are asked of the node that took it, which knows it without being told."""
@@ -69,11 +68,9 @@ class Node:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.idle: list[Link] = []
-        self.bad_until_s = 0.0
-
-    @property
-    def bad(self) -> bool:
-        return time.monotonic() < self.bad_until_s
+        self.bad = False
+        """It did not answer; it is the last to be asked until it answers a probe."""
+        self.probe_at_s = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +229,10 @@ class Nodes:
         with self._lock:
             all_nodes, view, home = list(self._known.values()), self._view, self._home
             by_url = dict(self._known)
+        for node in all_nodes:
+            if node.bad and time.monotonic() >= node.probe_at_s:
+                node.probe_at_s = float("inf")
+                threading.Thread(target=_probe, args=(node,), daemon=True, name="headrace-probe").start()
         random.shuffle(all_nodes)
         first: list[Node] = []
         if path is not None and view is not None and time.monotonic() - self._changed_s > OWN_CHANGES_S:
@@ -253,7 +254,7 @@ class Nodes:
                 try:
                     result = call(node)
                 except NodeUnavailableError as error:
-                    node.bad_until_s = time.monotonic() + BAD_S
+                    node.bad, node.probe_at_s = True, time.monotonic() + PROBE_S
                     failed = failed or error
                     continue
                 except HeadraceError as error:
@@ -262,6 +263,7 @@ class Nodes:
                         raise
                     failed = error
                     continue
+                node.bad = False
                 if self._home.bad:
                     self._home = node
                 return result
@@ -382,6 +384,11 @@ class Nodes:
         """The lock may be held by a thread that is not in the child; sockets are the parent's."""
         if self._process != os.getpid():
             self._start()
+
+
+def _probe(node: Node) -> None:
+    node.bad = not lives(node.address)
+    node.probe_at_s = time.monotonic() + PROBE_S
 
 
 def _target(template: str, asked: Query) -> str:

@@ -63,6 +63,11 @@ class RemotePaths:
         return self.nodes.who
 
     @property
+    def client(self) -> RemotePaths:
+        """What fsspec's file system asks of a client: whether it is closed, and which index it reads."""
+        return self
+
+    @property
     def generation(self) -> int:
         return 0
 
@@ -75,14 +80,14 @@ class RemotePaths:
     def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
         """As of Paths."""
         try:
-            row = self._row(path, follow=follow)
+            row = self.look(path, follow=follow)
         except PathNotFoundError:
             return path, None
-        return os.fsencode(row.path), _seen(row)
+        return os.fsencode(row.path), seen_of(row)
 
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
-        row = self._row(path, follow=follow)
-        return os.fsencode(row.path), _seen(row)
+        row = self.look(path, follow=follow)
+        return os.fsencode(row.path), seen_of(row)
 
     def exists(self, path: bytes) -> bool:
         try:
@@ -95,19 +100,20 @@ class RemotePaths:
         while at is not None:
             page = self.nodes.ask("listEntries", Rows, path=os.fsdecode(path), after=at, limit=PAGE_NAMES)
             for row in page.entries:
-                yield os.fsencode(row.path.rpartition("/")[2]), _seen(row)
+                yield os.fsencode(row.path.rpartition("/")[2]), seen_of(row)
             at = page.next
 
     def readlink(self, path: bytes) -> bytes:
-        return os.fsencode(self._row(path, follow=False).target)
+        return os.fsencode(self.look(path, follow=False).target)
 
-    def _row(self, path: bytes, *, follow: bool) -> Row:
+    def look(self, path: bytes, *, follow: bool) -> Row:
+        """PathNotFoundError."""
         return self.nodes.ask("getEntry", Row, path=os.fsdecode(path), follow=follow)
 
     # ------------------------------------------------------------ reading
 
     def content(self, path: bytes) -> Content:
-        row = self._row(path, follow=True)
+        row = self.look(path, follow=True)
         if row.kind == "directory":
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         return RemoteContent(self.nodes, os.fsencode(row.path), row.size_bytes, etag_of(row.version))
@@ -274,7 +280,7 @@ def _is_gone(error: HeadraceError) -> bool:
     return isinstance(error, PathNotFoundError)
 
 
-def _seen(row: Row) -> Seen:
+def seen_of(row: Row) -> Seen:
     if row.kind in ("file", "directory"):
         kind = Kind.FILE if row.kind == "file" else Kind.DIRECTORY
         name = os.fsencode(row.path.rpartition("/")[2])

@@ -15,8 +15,8 @@ from tests.integration.door.rest.conftest import Api, serving
 
 pytestmark = pytest.mark.timeout(120)
 
-EXAMPLES = 8
-"""Of each operation, beside those that follow from the document. Some 20 s on two cores."""
+EXAMPLES = 5
+"""Of each operation, beside those that follow from the document. Some 15 s on two cores."""
 SETTINGS = """
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", 401, 404, 409, 422]  # 422: what the document allows, and this node can't do
