@@ -92,7 +92,8 @@ class Supervisor:
             self._holder_fd = self._holder.exit_fd
         if self._config is not None and self._config.s3_address:
             self._gateway = start_gateway(self._config, self.state.socket, self.state.log)
-            self.state.s3 = f"http://{self._await(self._gateway)['address']}"
+            scheme = "https" if self._config.s3_tls_certificate else "http"
+            self.state.s3 = f"{scheme}://{self._await(self._gateway)['address']}"
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
