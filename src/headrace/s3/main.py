@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from headrace.base.errors import UsageError
@@ -10,6 +11,7 @@ from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
 from headrace.http.tls import ServerTls
+from headrace.s3.counts import Teller
 from headrace.s3.credentials import read_credentials
 from headrace.s3.gateway import Access, Gateway
 from headrace.sdk.client import Client
@@ -57,9 +59,12 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     tls = tls_of(config)
     listening = listen(config.s3_address, SETTING)
     paths = Paths(Client(node_socket, role="s3", patience_s=PATIENCE_S))
-    door = Door(Gateway(paths, access), listening, name="s3", tls=tls)
+    gateway = Gateway(paths, access)
+    door = Door(gateway, listening, name="s3", tls=tls)
+    teller = Teller(gateway.counts, node_socket, pid=os.getpid(), address=bound_to(listening))
     on_ready(bound_to(listening))
     run_until_signal(door)
+    teller.stop()
     paths.close()
 
 
