@@ -34,6 +34,7 @@ from headrace.node.cache import (
     open_store,
     put_aside,
 )
+from headrace.node.gateways import Gateways
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.node.writing import build_persister, build_writing
 from headrace.origin.locate import build_origin, parse_origin
@@ -48,6 +49,7 @@ from headrace.wire.messages import (
     Evicted,
     Fill,
     Filled,
+    GatewayCounts,
     Invalidated,
     JobCancel,
     JobList,
@@ -106,6 +108,7 @@ class Node:
         self.failed = False
         self.disks_full: list[str] = []
         self.subscribers = Subscribers()
+        self.gateways = Gateways()
         self.mounts = MountTable()
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources = (
@@ -312,6 +315,9 @@ class Node:
                 if self.together is not None:
                     await self.together.claim(path)
                 return Done()
+            case GatewayCounts():
+                self.gateways.heard(request)
+                return Done()
             case Shutdown():
                 self.stopping.set()
                 return Done()
@@ -369,6 +375,7 @@ class Node:
             ],
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
+            "gateways": self.gateways.status(),
             "write": {} if self.write is None else self.write.status(),
             **({"cluster": {}, "rebalance": {}} if self.together is None else self.together.status()),
         }

@@ -146,6 +146,26 @@ class Claim(Message, frozen=True):
     path: bytes
 
 
+class OperationRow(msgspec.Struct, frozen=True):
+    """Of one operation, since the gateway began. refused: answered 4xx; failed: 5xx. Bytes are of bodies."""
+
+    operation: str
+    requests: int
+    refused: int
+    failed: int
+    bytes_in: int
+    bytes_out: int
+
+
+class GatewayCounts(Message, frozen=True):
+    """What a gateway of this host has answered; told every two seconds. kind: "s3". → Done."""
+
+    pid: int
+    kind: str
+    address: str
+    rows: list[OperationRow]
+
+
 class Shutdown(Message, frozen=True):
     """Stop the node in order. → Done."""
 
@@ -304,6 +324,7 @@ Request = (
     | Changed
     | Secure
     | Claim
+    | GatewayCounts
     | Shutdown
 )
 Answer = (
