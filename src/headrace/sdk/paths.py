@@ -249,6 +249,11 @@ class Paths:
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """As content, when all bytes are on this host's disk."""
+        found = self.content_or_entry(path)
+        return found if isinstance(found, Content) else None
+
+    def content_or_entry(self, path: bytes) -> Content | Entry:
+        """As content, when all bytes are on this host's disk; else what the origin has there, a folder perhaps."""
         at_once = self.open_whole(path)
         if at_once is not None:
             return Content(at_once[1], fd=at_once[0])
@@ -256,7 +261,7 @@ class Paths:
         if not isinstance(found, Entry):
             return self.content(whole)
         cached = None if is_directory(found) else self.client.complete_path(found.id)
-        return None if cached is None else self._cached_content(found, cached)
+        return (None if cached is None else self._cached_content(found, cached)) or found
 
     def open(self, path: bytes) -> ReadStream:
         """As content."""

@@ -25,7 +25,8 @@ from headrace.base.errors import (
     ReadOnlyError,
     UsageError,
 )
-from headrace.sdk.cache import Cache, Wanted
+from headrace.sdk.cache import Cache
+from headrace.sdk.many import Wanted
 from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
