@@ -61,6 +61,11 @@ def _quarter(share: float, recording: Recording) -> float:
     return share / 4
 
 
+def _beside_the_step(share: float, recording: Recording) -> float:
+    """It goes on while the rest does; what is longer than that stays."""
+    return max(0.0, share - (1 - share))
+
+
 def _one_core_of_all(share: float, recording: Recording) -> float:
     return share / max(1, recording.cores)
 
@@ -159,7 +164,7 @@ REMEDIES: dict[Cause, Remedy] = {
         "copies of batches between host and device, or between types",
         "set pin_memory=True and copy with non_blocking=True; convert types in the workers",
         "copies go on beside the step",
-        _none,
+        _beside_the_step,
     ),
     Cause.CHECKPOINT: Remedy(
         "training stops while a checkpoint is saved",

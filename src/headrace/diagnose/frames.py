@@ -25,11 +25,11 @@ class Phase(IntEnum):
     FETCH = 3  # the data set itself, in the trainer's process
     UNPACK = 4  # takes a batch that came apart
     WAIT_DATA = 5
-    BACKWARD = 6
-    OPTIMIZER = 7
-    FORWARD = 8
-    COPY = 9
-    IMPORT = 10
+    IMPORT = 6
+    BACKWARD = 7
+    OPTIMIZER = 8
+    FORWARD = 9
+    COPY = 10
     OWN = 11  # the script's own code
 
 

@@ -46,6 +46,7 @@ class Sampler:
         self._places = PlaceWatch(status_of, root)
         self._processes: dict[int, Found] = {}
         self._marks: dict[int, MarksReader] = {}
+        self._marked_before: dict[int, tuple[int, int]] = {}
         self._untraceable: set[int] = set()
         self._bytes_read: dict[int, list[int]] = {}
         self._looks: list[_Look] = []
@@ -78,7 +79,9 @@ class Sampler:
         moments = tuple(
             moment for trainer in trainers for moment in self._moments(trainer, workers, lines)
         )
-        marks = [self._marks[pid].read() for pid in trainers if pid in self._marks]
+        counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
+        before = [self._marked_before[pid] for pid in counts]
+        marks = list(counts.values())
         return Recording(
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
@@ -86,8 +89,8 @@ class Sampler:
             places=self._places.seen(_paths(moments), wall_s),
             link_bytes_s=link_bytes_s(),
             bytes_read=sum(last - first for first, last in self._bytes_read.values()),
-            steps=sum(one.steps for one in marks) if marks else None,
-            samples=sum(one.samples for one in marks) if marks else None,
+            steps=sum(one.steps for one in marks) - sum(steps for steps, _ in before) if marks else None,
+            samples=sum(one.samples for one in marks) - sum(count for _, count in before) if marks else None,
             loader=next((one.loader for one in marks if one.loader), None),
             gpus=self._gpus.names,
             missing=self._missing(trainers, lines),
@@ -111,6 +114,7 @@ class Sampler:
                 reader = MarksReader.find(one.pid)
                 if reader is not None:
                     self._marks[one.pid] = reader
+                    self._marked_before[one.pid] = reader.read().steps, reader.read().samples
             read = kernel.bytes_read(one.pid)
             self._bytes_read.setdefault(one.pid, [read, read])[1] = read
         return bool(found)

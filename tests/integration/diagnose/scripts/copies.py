@@ -1,0 +1,21 @@
+"""Batches are large, and are converted on their way to the device, which is the processor here."""
+
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Ready(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return PREPARED
+
+
+PREPARED = torch.zeros(4096, 4096, dtype=torch.uint8).share_memory_()
+device = torch.device("cpu")
+for batch in DataLoader(Ready(), batch_size=None, num_workers=1):
+    on_device = batch.to(device, dtype=torch.float64)
+    time.sleep(0.002)
