@@ -17,6 +17,7 @@ ALLOWED = {
     "fuse": (),
     "checkpoint": (),
     "s3": (),
+    "diagnose": (),
     "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),

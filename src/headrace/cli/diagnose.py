@@ -35,7 +35,9 @@ def diagnose(
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds", metavar="S", help=f"How long to watch. {PID_SECONDS:.0f} of a --pid, else {COMMAND_SECONDS:.0f}."
+            "--seconds",
+            metavar="S",
+            help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
         ),
     ] = None,
     rate: Annotated[int, typer.Option("--rate", metavar="HZ", help="Looks a second.", min=1, max=200)] = 50,
@@ -53,7 +55,9 @@ def diagnose(
     from headrace.diagnose.sampler import Sampler
 
     if (pid is None) == (not command):
-        raise UsageError("diagnose", why="it takes either a command or --pid", hint="headrace diagnose -- python train.py")
+        raise UsageError(
+            "diagnose", why="it takes either a command or --pid", hint="headrace diagnose -- python train.py"
+        )
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):
             raise PathNotFoundError(f"process {pid}")

@@ -1,7 +1,7 @@
 """The causes that there are: what each is called, what to try, and what that is expected to gain.
 
-A gain is a speed-up by Amdahl's law: the part of the time that a remedy takes away, with the assumption beside it. It is
-a bound to judge by, and no promise.
+A gain is a speed-up by Amdahl's law: the part of the time that a remedy takes away, with the assumption beside it. It
+is a bound to judge by, and no promise.
 """
 
 from __future__ import annotations

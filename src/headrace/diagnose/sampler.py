@@ -1,7 +1,7 @@
 """Looks at a running job many times a second, from outside, and makes a recording of it.
 
-One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and are
-laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
+One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and
+are laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headrace.diagnose.watch import MarksReader
 
 RATE_HZ = 50
 TREE_EVERY_S = 0.2
+NAME_MAX = 200
+"""Letters of a command on the time line."""
 SPIED_WORKERS_MAX = 8
 """Of a trainer's workers, whose stacks are taken: they do the same work, and each costs a py-spy."""
 _TOLD = (Call.RUN, Call.READ, Call.OPEN, Call.WRITE, Call.FAULT)
@@ -76,9 +78,7 @@ class Sampler:
         self._gpus.close()
         workers = self._workers(lines)
         trainers = self._trainers(workers)
-        moments = tuple(
-            moment for trainer in trainers for moment in self._moments(trainer, workers, lines)
-        )
+        moments = tuple(moment for trainer in trainers for moment in self._moments(trainer, workers, lines))
         counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
         before = [self._marked_before[pid] for pid in counts]
         marks = list(counts.values())
@@ -145,7 +145,11 @@ class Sampler:
         parents = {parent for parent in workers.values() if parent in self._processes}
         if parents:
             return sorted(parents)
-        python = {pid for pid, one in self._processes.items() if one.python and "resource_tracker" not in one.command}
+        python = {
+            pid
+            for pid, one in self._processes.items()
+            if one.python and "resource_tracker" not in one.command
+        }
         inner = {self._processes[pid].parent for pid in python}
         return sorted(python - inner) or sorted(python)
 
@@ -190,7 +194,7 @@ class Sampler:
 
     def _names(self, workers: dict[int, int]) -> dict[int, str]:
         return {
-            pid: f"loader worker {pid}" if pid in workers else one.command[:80]
+            pid: f"loader worker {pid}" if pid in workers else one.command[:NAME_MAX]
             for pid, one in self._processes.items()
         }
 
@@ -201,7 +205,9 @@ class Sampler:
         elif not self._stacks.available:
             said.append("Python stacks: py-spy is missing (pip install 'headrace[diagnose]')")
         elif not any(pid == tid and pid in trainers for pid, tid in lines):
-            why = next((self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came")
+            why = next(
+                (self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came"
+            )
             said.append(f"Python stacks of the trainer: {why}")
         if self._untraceable & set(self._processes):
             said.append(
@@ -209,7 +215,9 @@ class Sampler:
                 "/proc/sys/kernel/yama/ptrace_scope at 0, or root; in a container: --cap-add SYS_PTRACE)"
             )
         if not self._gpus.names:
-            said.append("GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does")
+            said.append(
+                "GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does"
+            )
         return tuple(said)
 
 

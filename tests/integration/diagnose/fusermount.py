@@ -1,5 +1,5 @@
-"""Stands in for libfuse's fusermount3, which mounts for programs and is not everywhere: `fusermount3 -o OPTIONS -- FOLDER`
-hands the caller a descriptor of /dev/fuse by the socket that _FUSE_COMMFD names. As root only.
+"""Stands in for libfuse's fusermount3, which mounts for programs and is not everywhere: `fusermount3 -o OPTIONS --
+FOLDER` hands the caller a descriptor of /dev/fuse by the socket that _FUSE_COMMFD names. As root only.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any
 
 SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
-WARM_UP_S = 0.7
-WATCHED_S = 2.5
+WARM_UP_S = 0.5
+WATCHED_S = 2.0
 LIMIT_S = 60.0
 
 

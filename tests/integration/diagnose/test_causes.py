@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.timeout(90),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to tell one from all"),
 ]
-MOSTLY = 0.4
-"""Of the time: each script is made to lose twice as much, and the machine of a test is never idle."""
+MOSTLY = 0.3
+"""Of the time: each script is made to lose far more, and the machine of a test is never idle."""
 
 
 def first(found: dict[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,7 @@ def test_a_slow_server_is_ranked_first(nursery: Nursery, slow_server: str) -> No
     assert "Remote.__getitem__" in " ".join(found["evidence"])
 
 
-def test_a_slow_disk_is_ranked_first(
-    nursery: Nursery, slow_disk: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_slow_disk_is_ranked_first(nursery: Nursery, slow_disk: tuple[Path, Path], tmp_path: Path) -> None:
     mount, group = slow_disk
     names = sorted(one.name for one in mount.glob("*.bin"))
     found = nursery.diagnose("read_files", listed(mount, names, tmp_path / "list"), group=group)

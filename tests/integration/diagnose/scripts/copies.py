@@ -5,6 +5,9 @@ import time
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+PREPARED = torch.zeros(4096, 4096, dtype=torch.uint8)
+PREPARED.share_memory_()  # type: ignore[no-untyped-call]
+
 
 class Ready(Dataset[torch.Tensor]):
     def __len__(self) -> int:
@@ -14,7 +17,6 @@ class Ready(Dataset[torch.Tensor]):
         return PREPARED
 
 
-PREPARED = torch.zeros(4096, 4096, dtype=torch.uint8).share_memory_()
 device = torch.device("cpu")
 for batch in DataLoader(Ready(), batch_size=None, num_workers=1):
     on_device = batch.to(device, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A thread beside the training loop computes in Python, so that each operation of the loop waits for the lock."""
+"""Threads beside the training loop compute in Python, so that each operation of the loop waits for the lock."""
 
 import threading
 
@@ -19,6 +19,7 @@ def step() -> None:
 
 torch.set_num_threads(1)
 SMALL = torch.rand(64, 64)
-threading.Thread(target=score, daemon=True).start()
+for _ in range(3):
+    threading.Thread(target=score, daemon=True).start()
 while True:
     step()
