@@ -19,6 +19,7 @@ ALLOWED = {
     "http": (),
     "s3": (),
     "webhdfs": (),
+    "diagnose": (),
     "integrations": (),
     "cli": ("node.node", "node.cache"),  # `node run`, and the mark that an index is corrupt
     "bench": (),
