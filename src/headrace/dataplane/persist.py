@@ -26,6 +26,8 @@ from headrace.base.errors import (
     IsADirectoryPathError,
     NotADirectoryPathError,
     NotSupportedError,
+    OriginUnavailableError,
+    PathExistsError,
     PathNotFoundError,
     StoreError,
 )
@@ -35,6 +37,7 @@ from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
     Base,
+    Hidden,
     Upper,
     base_at,
     drop_base,
@@ -93,8 +96,6 @@ class Persist:
         self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
         """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
         self._ask_others = ask_others
-        self._removed: dict[bytes, Version] = {}
-        """By whiteouts that are still there: a listing of before may show it once more."""
 
     # ------------------------------------------------------------ files
 
@@ -104,6 +105,9 @@ class Persist:
         mount, key = self._place(path)
         at = self._upper.at(path)
         await self._settle_base(path, at)
+        row = self._known.get(path)
+        if row is not None and row.is_directory:
+            await self._unmake(path, row)
         opened = await self._opened(at, os.fsdecode(path))
         if opened is None:
             return None
@@ -154,8 +158,8 @@ class Persist:
         row = await self._resolved(self._known.get(path), origin, key, deadline)
         condition = self._condition(path, row)
         failpoint.hit("persist.chosen")
-        known = condition if isinstance(condition, Version) else ABSENT
-        begun = _row_of(path, before, known, begun=True)
+        last = ABSENT if row is None or row.is_there else row.version
+        begun = _row_of(path, before, condition if isinstance(condition, Version) else last, begun=True)
         self._known.note(begun)
         failpoint.hit("persist.begun")
         attributes = replace(_attributes_of(before), put_id=begun.put_id)
@@ -169,6 +173,7 @@ class Persist:
             if found is None and not asked and await self._others_put(path):
                 return await self._put_open(path, source, before, origin, key, asked=True)
             if found is None:
+                self._check_nothing_waits(path, error)
                 self._set_aside(path, before, str(error))
                 return None
             version = found
@@ -183,23 +188,27 @@ class Persist:
         try:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
-            return row
+            return self._note(Row.removed(row.path, row.version)) if row.is_removal else row
         told = info.attributes
         if told is None or info.version.size_bytes != row.size_bytes:
             return row
         if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
             return row
-        done = replace(row, version=info.version, begun=False)
-        self._known.note(done)
-        return done
+        return self._note(replace(row, version=info.version, begun=False))
+
+    def _note(self, row: Row) -> Row:
+        self._known.note(row)
+        return row
 
     def _condition(self, path: bytes, row: Row | None) -> Condition:
         base = self._upper.base_of(path)
         if row is None:
             return base or Absent()
-        if row.version != ABSENT:
+        if row.is_there and not row.is_directory:
             return row.version
-        return base if base is not None and self._shows(path, base) else Absent()
+        if base is None or row.removed_before(base) or not self._shows(path, base):
+            return Absent()
+        return base
 
     def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
         """The origin's version that what is at a path stands for, or hides; None: there is none."""
@@ -258,6 +267,18 @@ class Persist:
             return None
         return version
 
+    def _check_nothing_waits(self, path: bytes, error: HeadraceError) -> None:
+        """What is in the way of a put may be of this node's own making: a file in whose place a folder above is now, or
+        a folder whose removal has failed so far. OriginUnavailableError: then the put waits for those."""
+        waits = any(prefix == path for _, prefix in self._upper.put_aside())
+        above = split(path)[0]
+        while above != b"/" and not waits:
+            row, found = self._known.get(above), _lstat(self._upper.at(above))
+            waits = row is not None and row.is_file and found is not None and stat.S_ISDIR(found.st_mode)
+            above = split(above)[0]
+        if waits:
+            raise OriginUnavailableError(os.fsdecode(path), why="what was there is not removed yet") from error
+
     def _set_aside(self, path: bytes, before: os.stat_result, why: str) -> None:
         """The origin has something else there: that is what the name means from now on; ours gets another name, and
         is persisted under that."""
@@ -304,14 +325,16 @@ class Persist:
         deadline = Deadline.after(self._limit_s(0))
         entry = self._namespace.known(path)
         row = await self._resolved(self._known.get(path), mount.origin, key, deadline)
-        if row is not None and row.begun and row.version == ABSENT and base_at(at, path) is None:
+        if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
             self._give_way(path, at)
             return False
         version = self._version_to_remove(path, at, row, entry)
         if version is None:
-            self._known.note(Row.removed(path))
+            if row is None or not row.is_absent:
+                self._known.note(Row.removed(path))
             return True
+        self._known.note(Row.removal(path, version))
         failpoint.hit("persist.removing")
         try:
             await mount.origin.remove(key, condition=version, deadline=deadline)
@@ -324,11 +347,10 @@ class Persist:
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._give_way(path, at)
             return False
-        self._removed[path] = version
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
             self._namespace.was_removed(path)
-        self._known.note(Row.removed(path))
+        self._known.note(Row.removed(path, version))
         return True
 
     def _give_way(self, path: bytes, at: bytes) -> None:
@@ -341,10 +363,10 @@ class Persist:
     def _version_to_remove(
         self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
     ) -> Version | None:
-        if row is not None and row.version != ABSENT:
+        if row is not None and row.is_there and not row.is_directory:
             return row.version
         base = base_at(at, path)
-        if base is not None and (row is None or self._shows(path, base)):
+        if base is not None and (row is None or (self._shows(path, base) and not row.removed_before(base))):
             return base
         if row is not None and row.is_absent:
             return None  # it was removed; what the name means since then is somebody else's
@@ -382,12 +404,27 @@ class Persist:
             entry, at = self._namespace.known(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 row = self._known.get(path)
-                removed = (base_at(at, path), self._removed.get(path))
-                if row is None or not row.is_absent or entry.version in removed:
+                if row is None or not row.is_absent or row.removed_before(entry.version):
                     return False
-            self._removed.pop(path, None)
+                if base_at(at, path) == entry.version:
+                    return False
             self.drop_marker(path, at)
             return True
+
+    def went(self, path: bytes) -> list[Row]:
+        """Nothing is at a path any more, and nothing hides it. Rows of what may be at the origin there and below, and
+        is to be removed: a put that was not noted; and what was put, and was removed or renamed here by who could not
+        know of it, as a listing that had begun before the put had taken it out of the index again. What left the layer
+        for the cache is in the index."""
+        row = self._known.get(path)
+        if row is None or row.is_absent:
+            return []
+        if row.begun:
+            return [row]
+        if self._namespace.known(path) is not None:
+            self._known.drop(path)
+            return []
+        return [row, *(self._known.below(path) if row.is_directory else ())]
 
     def drop_marker(self, path: bytes, at: bytes) -> None:
         with self._upper.lock:
@@ -401,23 +438,50 @@ class Persist:
 
     # ------------------------------------------------------------ directories
 
+    async def clear(self, path: bytes) -> None:
+        """What the origin has at a path in whose place something else is now goes."""
+        row, at = self._known.get(path), self._upper.at(path)
+        if row is not None and row.is_directory and base_at(at, path) is None:
+            await self._unmake(path, row)
+        else:
+            await self.remove(path, at)
+        self.drop_marker(path, at)
+
     async def make_directory(self, path: bytes) -> list[bytes]:
         """What must be looked at again."""
         mount, key = self._place(path)
+        row = self._known.get(path)
+        if row is not None and row.is_file:
+            await self.clear(path)  # it came there while this one waited for its turn
         found = self._upper.look(path)
-        if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
+        if isinstance(found, Hidden):
+            return [path]
+        if found is None or not stat.S_ISDIR(found.st_mode):
             return []
-        self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0), begun=True))
-        if key:
-            await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        row = self._note(Row.made(path, found.st_ino, self._known.get(path), begun=True))
+        try:
+            if key:
+                await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        except PathExistsError as error:
+            self._set_aside(path, found, str(error))
+            return []
         failpoint.hit("persist.made")
         with self._upper.lock:
             hidden = self._upper.hide_missing(
                 path, None, directory=True
             )  # removed, or renamed, while it was made
             self._namespace.was_made(path)
-            self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0)))
+            self._known.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
+
+    async def _unmake(self, path: bytes, row: Row) -> None:
+        """A folder that this node made at the origin, or was making, and in whose place something else is now."""
+        await self._remove_gone_directory(path)
+        failpoint.hit("persist.unmade")
+        entry = self._namespace.known(path)
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path)
+        self._known.note(Row.removed(path, row.version))
 
     async def remove_directory(self, path: bytes) -> bool:
         """A directory marked as removed, when nothing is left in it. False: something is."""
@@ -438,7 +502,8 @@ class Persist:
                 return True
             self._namespace.was_removed(path)
             os.rmdir(at)
-            self._known.drop(path)
+            row = self._known.get(path)
+            self._known.note(Row.removed(path, ABSENT if row is None or row.is_file else row.version))
         self._namespace.look_again(path)
         self._on_written([path])
         return True

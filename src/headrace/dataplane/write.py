@@ -519,11 +519,7 @@ class WritePath:
     def _gone(self, path: bytes) -> None:
         """Nothing is at the path any more, and nothing hides it."""
         del self._dirty[path]
-        row = self._known.get(path)
-        if row is not None and row.begun:
-            self._hide([row])  # of an earlier node, or its answer was lost: it may have landed
-        elif row is not None and not row.is_absent:
-            self._known.drop(path)
+        self._hide(self._persist.went(path))
 
     def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:
         now_s = time.monotonic()
@@ -604,8 +600,7 @@ class WritePath:
         return []
 
     async def _clear(self, path: bytes) -> None:
-        await self._persist.remove(path, self._upper.at(path))
-        self._persist.drop_marker(path, self._upper.at(path))
+        await self._persist.clear(path)
         await self._make_directory(path)  # nothing for what is no directory
 
     async def _remove(self, path: bytes, gone: list[bytes]) -> None:
