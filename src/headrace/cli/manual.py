@@ -39,6 +39,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace s3",
         "headrace s3 --address 127.0.0.1:9000 --credentials /etc/headrace/s3-keys",
     ),
+    "webhdfs": (
+        "headrace webhdfs",
+        "headrace webhdfs --address 127.0.0.1:9870",
+    ),
     "job list": ("headrace job list",),
     "job show": ("headrace job show 7", "headrace job show 7 --follow"),
     "job cancel": ("headrace job cancel 7",),
@@ -69,6 +73,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "checkpoint unpin": ("headrace checkpoint unpin run7 4000",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
+    "diagnose": (
+        "headrace diagnose -- python train.py --epochs 2",
+        "headrace diagnose --pid 4711 --seconds 60 --timeline wait.json",
+    ),
     "lab up": (
         "headrace lab up --nodes 4",
         "headrace lab up s3://data --endpoint http://minio.example:9000 --nodes 8 --rate 1Gbit --zones 2",
@@ -93,7 +101,20 @@ _JOB_ROW = (
     *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
 )
 _READY = (
-    *("ready", "ready_s", "kind", "pid", "socket", "cache", "mountpoint", "url", "s3", "io", "why"),
+    *(
+        "ready",
+        "ready_s",
+        "kind",
+        "pid",
+        "socket",
+        "cache",
+        "mountpoint",
+        "url",
+        "s3",
+        "webhdfs",
+        "io",
+        "why",
+    ),
     *("node_pid", "holder_pid", "session_pid", "log"),
 )
 
@@ -107,6 +128,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "up": _READY,
     "fuse": _READY,
     "s3": ("ready", "url", "socket", "pid"),
+    "webhdfs": ("ready", "url", "socket", "pid"),
     "down": ("kind", "pid", "mountpoint", "socket"),
     "ls": ("name", "kind", "size_bytes", "mtime"),
     "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),
@@ -133,6 +155,21 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "checkpoint unpin": ("step",),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
+    "diagnose": (
+        *(
+            "healthy",
+            "wall_s",
+            "before_s",
+            "steps_share",
+            "causes",
+            "cores",
+            "gpus",
+            "steps",
+            "samples",
+            "places",
+        ),
+        *("moments", "missing"),
+    ),
     "lab down": ("down",),
     **{
         f"lab {verb}": _LAB

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,12 +19,11 @@ CAPACITY_FILE = "capacity"
 _IN_THE_FILE_ONLY = ("mounts",)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """sources: where each setting came from, by its name: "default", a file, a variable, or "flag"."""
 
     config: Config
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = {}
 
 
 def trace_wanted() -> bool:
@@ -105,6 +102,8 @@ def remember_capacity(config: Config) -> None:
 
 
 def _read_file(path: str) -> dict[str, Any]:
+    import tomllib  # not before there is a file
+
     try:
         with open(path, "rb") as source:
             found = tomllib.load(source)

@@ -172,6 +172,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
     ] = "localhost"
+    webhdfs_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
+        ),
+    ] = ""
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import stat
 from enum import IntEnum
 
 from headrace.layer.known import Row
-from headrace.layer.upper import base_at, is_removed, is_whiteout
+from headrace.layer.upper import base_at, is_removed, is_whiteout, seen_at
 
 
 class Work(IntEnum):
@@ -39,8 +39,5 @@ def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, i
 
 def size_of(at: bytes) -> int:
     """Of a file; else 0."""
-    try:
-        found = os.lstat(at)
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    found = seen_at(at)
+    return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0

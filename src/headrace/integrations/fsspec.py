@@ -33,6 +33,7 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.base.model import Entry
+from headrace.integrations.fsspec_async import Coroutines
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.paths import Paths, is_directory, version_text
@@ -54,6 +55,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     protocol = "headrace"
     root_marker = "/"
+
+    def __new__(cls, *_: Any, asynchronous: bool = False, **__: Any) -> HeadraceFileSystem:
+        """asynchronous, as fsspec asks for it: with its coroutines, too."""
+        made: HeadraceFileSystem = super().__new__(
+            AsyncHeadraceFileSystem if asynchronous and cls is HeadraceFileSystem else cls
+        )
+        return made
 
     def __init__(
         self,
@@ -103,7 +111,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         whole, found = self._paths.find(asked, follow=False)
         if found is None:
             raise PathNotFoundError(name, why="no such file or directory")
-        return self._info(name, whole, found)
+        return self._about(name, whole, found)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         name = self._strip_protocol(path)
@@ -114,9 +122,9 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return [self.info(name)] if detail else [name]
         if not detail:
             return [os.fsdecode(join(at, one)) for one, _ in rows]
-        return [self._info(os.fsdecode(join(at, one)), join(at, one), found) for one, found in rows]
+        return [self._about(os.fsdecode(join(at, one)), join(at, one), found) for one, found in rows]
 
-    def _info(self, name: str, at: bytes, found: Seen) -> dict[str, Any]:
+    def _about(self, name: str, at: bytes, found: Seen) -> dict[str, Any]:
         if isinstance(found, Entry):
             kind = "directory" if is_directory(found) else "file"
             version = found.version
@@ -124,7 +132,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             about = {"name": name, "size": version.size_bytes, "type": kind, "islink": False, **times}
             return about if kind == "directory" else {**about, "version": version_text(found)}
         if stat.S_ISLNK(found.st_mode):
-            return self._link_info(name, at)
+            return self._about_link(name, at)
         kind = "other"
         if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
             kind = "directory" if is_directory(found) else "file"
@@ -140,13 +148,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             "version": version_text(found),
         }
 
-    def _link_info(self, name: str, at: bytes) -> dict[str, Any]:
+    def _about_link(self, name: str, at: bytes) -> dict[str, Any]:
         """Of what it leads to, as far as that is within the namespace."""
         about = {"name": name, "size": 0, "type": "other", "islink": True}
         about["destination"] = os.fsdecode(self._paths.readlink(at))
         with contextlib.suppress(HeadraceError):
             whole, found = self._paths.get(at)
-            return {**about, **self._info(name, whole, found), "islink": True}
+            return {**about, **self._about(name, whole, found), "islink": True}
         return about
 
     def exists(self, path: str, **_: Any) -> bool:
@@ -309,9 +317,9 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     callback.relative_update(len(data))
             return
         os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
-        self._many.do(lambda: self._get_file(source, lpath, callback))
+        self._many.do(lambda: self._copy_out(source, lpath, callback))
 
-    def _get_file(self, source: bytes, target: str, callback: Any) -> None:
+    def _copy_out(self, source: bytes, target: str, callback: Any) -> None:
         content = self._paths.content(source)
         try:
             callback.set_size(content.size_bytes)
@@ -332,9 +340,9 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if os.path.isdir(lpath):
             self.makedirs(rpath, exist_ok=True)
             return
-        self._many.do(lambda: self._put_file(lpath, rpath, callback, replaces=mode != "create"))
+        self._many.do(lambda: self._copy_in(lpath, rpath, callback, replaces=mode != "create"))
 
-    def _put_file(self, source: str, target: str, callback: Any, *, replaces: bool) -> None:
+    def _copy_in(self, source: str, target: str, callback: Any, *, replaces: bool) -> None:
         with open(source, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             callback.set_size(size)
@@ -431,6 +439,10 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 self._paths.make_directories(split(_bytes(target))[0])
             if source != target:
                 self._paths.rename(_bytes(source), _bytes(target))
+
+
+class AsyncHeadraceFileSystem(HeadraceFileSystem, Coroutines):
+    """The same for a program with an event loop."""
 
 
 class _Many:

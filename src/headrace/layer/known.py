@@ -62,7 +62,7 @@ class Row:
 
     @property
     def is_there(self) -> bool:
-        """Whether the origin has something at the path, as far as this node knows; begun: perhaps."""
+        """Whether the origin has something at the path, as far as this node knows; begun: perhaps something else."""
         return self.version.size_bytes >= 0
 
     @property
@@ -84,6 +84,16 @@ class Row:
         """Of a path that is being removed at the origin: version is what is removed."""
         return self.begun and self.size_bytes < 0
 
+    @property
+    def last_removed(self) -> Version:
+        """What this node removed at the path, before it put there what is there now; ABSENT: that is not known."""
+        return ABSENT if self.is_file else Version(-1, self.version.mtime_ns, self.version.token)
+
+    def was_removed(self, version: Version) -> bool:
+        """Whether that is what this node removed there."""
+        last = self.last_removed
+        return last != ABSENT and last == Version(-1, version.mtime_ns, version.token)
+
     @classmethod
     def removal(cls, path: bytes, version: Version) -> Row:
         return cls(path, 0, time.time_ns(), -1, version, begun=True)
@@ -96,15 +106,8 @@ class Row:
     @classmethod
     def made(cls, path: bytes, inode: int, before: Row | None, *, begun: bool) -> Row:
         """Of a directory. before: what was noted of the path."""
-        last = ABSENT if before is None or before.is_file else before.version
+        last = ABSENT if before is None else before.last_removed
         return cls(path, inode, 0, 0, Version(0, last.mtime_ns, last.token), begun)
-
-    def removed_before(self, version: Version) -> bool:
-        """Whether that is what this node removed at the path, before it put there what is there now."""
-        last = self.version
-        if self.is_file or (last.mtime_ns, last.token) == (0, ""):
-            return False
-        return last == Version(last.size_bytes, version.mtime_ns, version.token)
 
     @property
     def put_id(self) -> str:
@@ -161,16 +164,22 @@ class KnownTable:
         self._recent[path] = row
 
     def note(self, row: Row) -> None:
-        version = row.version
-        self._notes += 1
-        self._db.execute(
-            "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
-                *(version.size_bytes, version.mtime_ns, version.token, row.begun),
-            ),
-        )
-        self._remember(row.path, row)
+        self.note_all([row])
+
+    def note_all(self, rows: list[Row]) -> None:
+        """In one transaction."""
+        self._notes += len(rows)
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, rows)
+            )
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        for row in rows:
+            self._remember(row.path, row)
 
     def drop(self, path: bytes) -> None:
         self._db.execute("DELETE FROM known WHERE path = ?", (path,))
@@ -189,11 +198,11 @@ class KnownTable:
     def all(self) -> Iterator[Row]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
 
-    def below(self, directory: bytes) -> list[Row]:
-        """Of all that is, or was, in a directory, and of what the origin may have there."""
-        query = "SELECT * FROM known WHERE path > ? AND path < ?"
-        rows = map(_row, self._db.execute(query, (directory + b"/", directory + b"0")).fetchall())
-        return [row for row in rows if not row.is_absent]
+    def below(self, path: bytes) -> dict[bytes, Row]:
+        """Those below a path, by theirs: a tenth of the time of as many `get`."""
+        top = path.rstrip(b"/")
+        found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
+        return {row.path: row for row in map(_row, found.fetchall())}
 
     def forget_old_removals(self) -> None:
         self._recent.clear()
@@ -223,6 +232,14 @@ class KnownTable:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
+    version = row.version
+    return (
+        *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
+        *(version.size_bytes, version.mtime_ns, version.token, row.begun),
+    )
 
 
 def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> Row:

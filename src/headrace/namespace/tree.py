@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
 
@@ -238,8 +239,12 @@ class Namespace:
         """The mount that answers for a path, and the key there; None above all mounts."""
         return self._mounts.find(os.fsdecode(path))
 
-    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> Entry | None:
-        """This node put a file there: the index has it on return. None when a part of the path is a file."""
+    def together(self) -> AbstractContextManager[None]:
+        """What is told within is one commit of the index. Nothing may be waited for."""
+        return self._index.batch()
+
+    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
+        """This node put a file there: the index has it on return."""
         *folders, name = [part for part in path.split(b"/") if part]
         directory = ROOT_ID
         with self._index.batch():
@@ -247,7 +252,6 @@ class Namespace:
                 directory = self._index.ensure_directory(directory, part)
             self._index.outdate(directory, name)
             self._index.put_file(directory, name, version, attributes)
-        return self._index.lookup(directory, name)
 
     def was_made(self, path: bytes) -> None:
         """This node made a folder there: so does the index."""

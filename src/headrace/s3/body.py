@@ -1,4 +1,4 @@
-"""A request's body, without a socket: framing by HTTP, aws-chunked framing, signatures of chunks, checksums.
+"""A request's body, without a socket: aws-chunked framing, signatures of chunks, checksums.
 
 Each layer is an iterator of bytes over another. What is wrong is known at the end at the latest: whoever writes the
 bytes gives them their name only when the iterator has ended.
@@ -9,80 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from headrace.http.body import TRAILERS_MAX, Stream, chunk_size
+from headrace.http.messages import Request, is_number
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request, is_number
 from headrace.s3.signature import ChunkSigner
 
-LINE_BYTES_MAX = 4096
-CHUNK_BYTES_MAX = 1 << 30
-TRAILERS_MAX = 16
-PIECE_BYTES = 256 << 10
 CHECKSUMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
-_HEX = re.compile(rb"[0-9a-fA-F]{1,16}")
-_SHORT = "the body ended before its length"
 
 
 class Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
-
-
-class Stream:
-    """Bytes of an iterator, by lines and counts."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._buffer = b""
-
-    def read(self, count: int) -> bytes:
-        """Some, `count` at most; b"" at the end."""
-        data = self._buffer or next(self._pieces, b"")
-        self._buffer = data[count:]
-        return data[:count]
-
-    def line(self) -> bytes:
-        """To the next CRLF, without it."""
-        while (end := self._buffer.find(b"\r\n")) < 0:
-            piece = next(self._pieces, b"")
-            if not piece:
-                raise S3Error("IncompleteBody", _SHORT)
-            self._buffer += piece
-            if len(self._buffer) > LINE_BYTES_MAX + PIECE_BYTES:
-                raise S3Error("InvalidRequest", "a line of the body's framing is too long")
-        line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
-        return line
-
-    def exactly(self, count: int) -> Iterator[bytes]:
-        while count > 0:
-            piece = self.read(min(count, PIECE_BYTES))
-            if not piece:
-                raise S3Error("IncompleteBody", _SHORT)
-            count -= len(piece)
-            yield piece
-
-
-def _size_of(line: bytes) -> int:
-    size = int(line, 16) if _HEX.fullmatch(line) else -1
-    if not 0 <= size <= CHUNK_BYTES_MAX:
-        raise S3Error("InvalidRequest", "a chunk of the body has no size")
-    return size
-
-
-def http_chunks(stream: Stream) -> Iterator[bytes]:
-    """Transfer-Encoding: chunked. Trailers are passed over."""
-    while size := _size_of(stream.line().partition(b";")[0].strip()):
-        yield from stream.exactly(size)
-        if stream.line():
-            raise S3Error("InvalidRequest", "a chunk of the body is longer than its size")
-    for _ in range(TRAILERS_MAX):
-        if not stream.line():
-            return
-    raise S3Error("InvalidRequest", "too many trailers")
 
 
 class AwsChunks:
@@ -97,7 +38,7 @@ class AwsChunks:
     def __iter__(self) -> Iterator[bytes]:
         while True:
             words = self._stream.line().split(b";")
-            size = _size_of(words[0])
+            size = chunk_size(words[0])
             hashed = hashlib.sha256()
             for piece in self._stream.exactly(size):
                 if self._signer is not None:

@@ -9,10 +9,10 @@ import re
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError
 from headrace.base.model import Entry
+from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import xml
 from headrace.s3.errors import S3Error, s3_error_of
 from headrace.s3.facts import Facts
-from headrace.s3.http import Request, Response, is_number
 from headrace.s3.listing import Listing, Page, Row
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, check_key

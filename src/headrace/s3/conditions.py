@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from email.utils import parsedate_to_datetime
 
+from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})$")
 

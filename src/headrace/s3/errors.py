@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from headrace.base.errors import HeadraceError
+from headrace.http.errors import BadRequestError, Fault
 
 STATUS: dict[str, int] = {
     "AccessDenied": 403,
@@ -90,6 +91,12 @@ ERROR_MAP: dict[str, str] = {
     "cancelled": "ServiceUnavailable",
 }
 
+FAULT_MAP: dict[Fault, str] = {
+    Fault.NO_REQUEST: "InvalidRequest",
+    Fault.HEAD_TOO_LARGE: "RequestHeaderSectionTooLarge",
+    Fault.BODY_CUT_SHORT: "IncompleteBody",
+}
+
 
 class S3Error(Exception):
     """code: of STATUS. headers: of the answer, beside the usual ones."""
@@ -110,5 +117,5 @@ def s3_error_of(error: HeadraceError) -> S3Error:
     return S3Error(ERROR_MAP.get(error.code, "InternalError"), str(error))
 
 
-class HungUpError(Exception):
-    """The client is gone, or has done nothing for too long: there is nobody to answer."""
+def s3_error_of_request(error: BadRequestError) -> S3Error:
+    return S3Error(FAULT_MAP[error.fault], error.message)

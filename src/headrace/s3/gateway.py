@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError
+from headrace.http.errors import BadRequestError, HungUpError
+from headrace.http.messages import Request, Response
 from headrace.s3 import signature, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
-from headrace.s3.errors import HungUpError, S3Error, s3_error_of
-from headrace.s3.http import Request, Response
+from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.multipart import Multipart
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, route
@@ -92,6 +93,8 @@ class Gateway:
             return self._do(request, call, pieces, self._check(request))
         except S3Error as error:
             return self.error(request, error)
+        except BadRequestError as error:
+            return self.error(request, s3_error_of_request(error))
         except HeadraceError as error:
             if not error.retryable:
                 log.info("request failed path=%s error=%s", request.path, error)
@@ -103,6 +106,15 @@ class Gateway:
             return self.error(
                 request, S3Error("InternalError", f"{type(error).__name__}: a defect, see the log")
             )
+
+    def refuse(self, error: BadRequestError) -> Response:
+        return self.error(None, s3_error_of_request(error))
+
+    def marks(self, response: Response) -> list[tuple[str, str]]:
+        return [("x-amz-request-id", response.request_id or self.new_id())]
+
+    def clean(self) -> None:
+        self.uploads.remove_silent(time.time())
 
     def error(self, request: Request | None, error: S3Error) -> Response:
         """The answer that tells of it."""

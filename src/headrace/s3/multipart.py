@@ -8,12 +8,12 @@ import itertools
 import os
 import time
 
+from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import conditions, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import answer
 from headrace.s3.errors import S3Error
 from headrace.s3.facts import note
-from headrace.s3.http import Request, Response, is_number
 from headrace.s3.objects import Objects, check_put, copy_source
 from headrace.s3.routes import Call
 from headrace.s3.uploads import NUMBER_MAX, About, Part, Uploads

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request
 
 KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255

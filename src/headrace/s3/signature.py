@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from headrace.http.messages import Request, is_number
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request, is_number
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 SKEW_S_MAX = 900

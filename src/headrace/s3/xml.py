@@ -10,8 +10,8 @@ import time
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from headrace.http.messages import is_number
 from headrace.s3.errors import S3Error
-from headrace.s3.http import is_number
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'

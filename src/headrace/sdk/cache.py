@@ -18,10 +18,11 @@ import re
 import stat as modes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from headrace.base.errors import HeadraceError, IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
@@ -36,6 +37,9 @@ from headrace.sdk.tree import Seen
 from headrace.sdk.whole import mapped
 from headrace.wire.messages import JobStart, JobState
 
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
 READ_MANY_THREADS = 32
 READ_MANY_AHEAD = 256
 """So many files of `read_many` are under way, or wait for the caller, at once: that bounds its memory."""
@@ -46,8 +50,7 @@ Wanted = str | tuple[str, int, int | None]
 """A path, or a path with the range `start, end` of bytes; None: to its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True):
     """mtime_ns: 0 where the origin knows none. version: differs where the bytes do; "" of what is no file."""
 
     path: str
@@ -65,8 +68,7 @@ class Stat:
         return self.kind == "directory"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """What `read_many` found. number: of the request, from 0. error: None where `data` is what was asked for."""
 
     number: int
@@ -126,11 +128,7 @@ class Cache:
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes start..end; fewer where the file ends before."""
-        content = self._paths.content(os.fsencode(path))
-        try:
-            return content.read(start, content.size_bytes if end is None else end)
-        finally:
-            content.close()
+        return self._paths.read(os.fsencode(path), start, end)
 
     def content(self, path: str) -> Content:
         """For ranges of a file that is held open: `content.read(start, end)`. The caller closes it."""
@@ -160,7 +158,11 @@ class Cache:
         try:
             for number, one in enumerate(wanted):
                 path, start, end = (one, 0, None) if isinstance(one, str) else one
-                under_way.append(self._begin(number, path, start, end))
+                begun = self._begin(number, path, start, end)
+                if isinstance(begun, Part) and not under_way:
+                    yield begun if begun.error is None else _taken(begun, on_error)
+                    continue
+                under_way.append(begun)
                 for part in take(under_way, must=len(under_way) >= READ_MANY_AHEAD):
                     yield _taken(part, on_error)
             while under_way:
@@ -175,14 +177,17 @@ class Cache:
         """At once, where nothing has to be waited for: another thread costs more than that."""
         try:
             cached = self._paths.content_if_cached(os.fsencode(path))
+            if cached is not None and cached.is_in_memory():
+                try:
+                    return Part(number, path, cached.read(start, cached.size_bytes if end is None else end))
+                finally:
+                    cached.close()
         except HeadraceError as error:
             return Part(number, path, b"", error)
         if cached is None:
             return self._threads().submit(
                 _read, number, path, lambda: self._paths.content(os.fsencode(path)), start, end
             )
-        if cached.is_in_memory():
-            return _read(number, path, lambda: cached, start, end)
         future = self._threads().submit(_read, number, path, lambda: cached, start, end)
         future.add_done_callback(lambda done: cached.close() if done.cancelled() else None)
         return future
@@ -191,6 +196,8 @@ class Cache:
         if (
             self._pool is None or self._process != os.getpid()
         ):  # a fork's child has none of its parent's threads
+            from concurrent.futures import ThreadPoolExecutor
+
             self._pool = ThreadPoolExecutor(READ_MANY_THREADS, thread_name_prefix="headrace")
             self._process = os.getpid()
         return self._pool

@@ -37,6 +37,14 @@ class LocalCache:
             return None
         return data_path(self._volumes[cached.volume], id)
 
+    def whole_file(self, parent: FileId, name: bytes) -> tuple[FileId, int, str] | None:
+        """Id, size and path of the cache file, where nobody has to be asked for anything; None: else."""
+        found = self.index.whole_file(parent, name, time.time_ns())
+        if found is None:
+            return None
+        id, size_bytes, volume = found
+        return id, size_bytes, data_path(self._volumes[volume], id)
+
     def reader(self, id: FileId) -> CacheReader | None:
         """Opens the cache file, complete or not; None when nothing trusted is cached."""
         cached = self.index.cached(id)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.s3.body import CHECKSUMS, Payload, Stream, http_chunks, make_checksum
+from headrace.http.messages import Request
+from headrace.s3.body import CHECKSUMS, Payload, make_checksum
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request
 
 DATA = bytes(range(256)) * 40
 UNSIGNED_TRAILER = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -38,29 +38,6 @@ def code_of(payload: Payload) -> str:
     with pytest.raises(S3Error) as raised:
         b"".join(payload)
     return raised.value.code
-
-
-@pytest.mark.parametrize("size", [1, 3, 100_000])
-def test_chunks_of_http(size: int) -> None:
-    assert b"".join(http_chunks(Stream(cut(framed(DATA) + b"\r\n", size)))) == DATA
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"5\r\nabc",
-        b"zz\r\nabc\r\n",
-        b"-3\r\nabc\r\n",
-        b"3\r\nabcd\r\n0\r\n\r\n",
-        b"fffffffff\r\n",
-        b"0x3\r\nabc\r\n",
-        b"1_0\r\n",
-    ],
-)
-def test_chunks_that_are_none(body: bytes) -> None:
-    with pytest.raises(S3Error):
-        b"".join(http_chunks(Stream(cut(body))))
 
 
 @pytest.mark.parametrize("name", CHECKSUMS)

@@ -7,10 +7,11 @@ from email.utils import formatdate
 import pytest
 
 from headrace.base.errors import error_classes
+from headrace.http.errors import Fault
+from headrace.http.messages import Request, parse_head
 from headrace.s3 import xml
 from headrace.s3.conditions import check_read, check_write, range_of
-from headrace.s3.errors import ERROR_MAP, STATUS, S3Error
-from headrace.s3.http import Request, Response, parse_head, render_head
+from headrace.s3.errors import ERROR_MAP, FAULT_MAP, STATUS, S3Error
 from headrace.s3.objects import content_type, is_of_bytes
 from headrace.s3.routes import route
 
@@ -34,7 +35,8 @@ def code_of_route(line: str, **headers: str) -> str:
 
 def test_every_error_of_ours_has_a_code_of_s3() -> None:
     assert set(ERROR_MAP) == set(error_classes())
-    assert set(ERROR_MAP.values()) <= set(STATUS)
+    assert set(FAULT_MAP) == set(Fault)
+    assert {*ERROR_MAP.values(), *FAULT_MAP.values()} <= set(STATUS)
 
 
 @pytest.mark.parametrize(
@@ -82,34 +84,6 @@ def test_routes(line: str, host: str, wanted: tuple[str, bytes, bytes]) -> None:
 )
 def test_what_is_no_route(line: str, code: str) -> None:
     assert code_of_route(line) == code
-
-
-@pytest.mark.parametrize(
-    "head",
-    [b"nonsense\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost h\r\n\r\n"],
-)
-def test_what_is_no_request(head: bytes) -> None:
-    with pytest.raises(S3Error) as raised:
-        parse_head(head)
-    assert raised.value.code == "InvalidRequest"
-
-
-def test_repeated_headers_and_names_that_are_not_utf8() -> None:
-    request = parse_head(b"GET /b/%ff?a=%fe HTTP/1.1\r\nHost: h\r\nX-One: a\r\nx-one:  b \r\n\r\n")
-    assert request.headers["x-one"] == "a,b"
-    assert request.path == b"/b/\xff"
-    assert request.argument("a").encode("utf-8", "surrogateescape") == b"\xfe"
-
-
-def test_whether_a_connection_stays() -> None:
-    assert request_of("GET /b/k").keep_alive
-    assert not request_of("GET /b/k", Connection="close").keep_alive
-    assert not parse_head(b"GET /b/k HTTP/1.0\r\n\r\n").keep_alive
-
-
-def test_a_value_does_not_end_its_line() -> None:
-    head = render_head(Response(200, [("X", "a\r\nSet-Cookie: b")]), "1", keep_alive=True)
-    assert b"\r\nSet-Cookie" not in head
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.http.messages import Request, parse_head
 from headrace.s3 import signature
 from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
-from headrace.s3.http import Request, parse_head
 
 ACCESS = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"

@@ -51,6 +51,28 @@ def test_records_come_back_as_they_went(token: str) -> None:
     assert unpack_cached(FileId(4), pack_cached(cached)) == cached
 
 
+def test_a_whole_file_is_found_by_name(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    try:
+        parent = index.ensure_directory(ROOT_ID, b"d")
+        id, _ = index.put_file(parent, b"f", Version(9, 1, "a"), Attributes(5, 0o600, 1, 2))
+        index.ensure_directory(parent, b"below")
+        index.put_cached(cached_file(id, volume=3, size_bytes=9))
+        assert index.whole_file(parent, b"f", 0) is None  # its listing was never taken
+        index.set_fresh_until(parent, 100)
+        assert index.whole_file(parent, b"f", 99) == (id, 9, 3)
+        assert index.whole_file(parent, b"f", 100) is None
+        for name in (b"none", b"below", b"", b"x" * 300):
+            assert index.whole_file(parent, name, 0) is None
+        for changes in ({"complete": False}, {"unverified": True}):
+            index.put_cached(cached_file(id, **changes))
+            assert index.whole_file(parent, b"f", 0) is None
+        index.drop_cached(id)
+        assert index.whole_file(parent, b"f", 0) is None
+    finally:
+        index.close(clean=True)
+
+
 def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
     index = Index.open(folder, writable=True)
     mine = Attributes(5, 0o600, 1, 2)

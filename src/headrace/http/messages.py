@@ -1,4 +1,4 @@
-"""HTTP/1.1 of the gateway, without a socket: a request's head to a value, an answer to bytes.
+"""HTTP/1.1 without a socket: a request's head to a value, an answer to bytes.
 
 The parser is httptools (llhttp), a new one for each head; bodies are `body.py`'s.
 """
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
+from typing import Protocol
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 import httptools
 
-from headrace.s3.errors import S3Error
-from headrace.sdk.streams import Content
+from headrace.http.errors import BadRequestError, Fault
 
 HEAD_BYTES_MAX = 64 << 10
 """S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
@@ -46,6 +46,20 @@ class Request:
 
     def header(self, name: str, default: str = "") -> str:
         return self.headers.get(name, default)
+
+
+class Content(Protocol):
+    """Bytes of a file (`sdk/streams.py`). fd: of all of them; -1: they may have to be waited for."""
+
+    fd: int
+
+    def wait(self, start: int, end: int) -> int:
+        """A descriptor to read these bytes from."""
+
+    def is_in_memory(self) -> bool:
+        """Whether reading it most likely waits for nothing."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -90,15 +104,15 @@ class _Head:
 
 
 def parse_head(head: bytes) -> Request:
-    """head: to the empty line, with it. S3Error for what is no request."""
+    """head: to the empty line, with it. BadRequestError for what is no request."""
     found = _Head()
     parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-        raise S3Error("InvalidRequest", f"not a request of HTTP/1.1: {error}") from error
+        raise BadRequestError(Fault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
     if "host" not in found.headers and parser.get_http_version() != "1.0":
-        raise S3Error("InvalidRequest", "the Host header is missing")
+        raise BadRequestError(Fault.NO_REQUEST, "the Host header is missing")
     path, _, query = found.target.partition(b"?")
     if not path.startswith(b"/"):
         path = _path_of_url(path)
@@ -121,7 +135,7 @@ def _path_of_url(target: bytes) -> bytes:
     """Of a request as proxies get them; `*` and the like are none of ours."""
     scheme, colon, rest = target.partition(b"://")
     if not colon or scheme.lower() not in (b"http", b"https"):
-        raise S3Error("InvalidRequest", "the request names no path")
+        raise BadRequestError(Fault.NO_REQUEST, "the request names no path")
     return b"/" + rest.partition(b"/")[2]
 
 
@@ -144,8 +158,8 @@ def _decoded(text: str) -> str:
     return unquote_plus(text, errors="surrogateescape") if "%" in text or "+" in text else text
 
 
-def render_head(response: Response, request_id: str, *, keep_alive: bool) -> bytes:
-    """The head of an answer, to the empty line."""
+def render_head(response: Response, marks: list[tuple[str, str]], *, keep_alive: bool) -> bytes:
+    """The head of an answer, to the empty line. marks: headers that each answer of an application has."""
     length = response.length_bytes
     if length is None:
         length = len(response.body) if response.content is None else response.end - response.start
@@ -153,9 +167,8 @@ def render_head(response: Response, request_id: str, *, keep_alive: bool) -> byt
         f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}",
         f"Date: {http_date_now()}",
         "Server: headrace",
-        f"x-amz-request-id: {request_id}",
     ]
-    lines += [f"{name}: {_clean(value)}" for name, value in response.headers]
+    lines += [f"{name}: {_clean(value)}" for name, value in (*marks, *response.headers)]
     if response.status not in (204, 304):
         lines.append(f"Content-Length: {length}")
     if not keep_alive:

@@ -1,4 +1,4 @@
-"""The gateway's socket: one thread waits for all connections and answers what is cached; a pool does what may wait.
+"""An HTTP server's socket: one thread waits for all connections and answers what is cached; a pool does what may wait.
 
 As the peers' door does (`entry/peer/server.py`), but here the waiting thread itself answers hits that are small and in
 memory: handing over costs more than the answer. Large ones it hands over with the file open: `sendfile` runs in several
@@ -13,21 +13,20 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
-from headrace.base.errors import HeadraceError, UsageError
-from headrace.s3.connection import Connection
-from headrace.s3.errors import HungUpError, S3Error
-from headrace.s3.gateway import Gateway
-from headrace.s3.http import Request, Response
+from headrace.base.errors import HeadraceError
+from headrace.http.connection import Connection
+from headrace.http.errors import BadRequestError, HungUpError
+from headrace.http.messages import Request, Response
 
 log = logging.getLogger(__name__)
 
 THREADS = 256
 """Requests that wait at one time: for the node, the disk, or a slow client. More wait for a thread."""
 CONNECTIONS_MAX = 8192
-BACKLOG = 1024
 SMALL_BYTES = 64 << 10
 """An answer that fits an idle connection's buffer: it is sent without a thread."""
 RECEIVE_BYTES = 64 << 10
@@ -37,32 +36,38 @@ CLEAN_EVERY_S = 600.0
 STOP_S = 10.0
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """port 0: any. UsageError when that can't be listened at."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise UsageError(
-            f"S3 gateway at {host}:{port}",
-            why=error.strerror or str(error),
-            hint="choose by s3_address = HOST:PORT",
-        ) from error
-    listening.setblocking(False)
-    return listening
+class Application(Protocol):
+    """What is behind a door: from a request to its answer. Errors of its own become answers inside."""
+
+    def cached(self, request: Request) -> Response | None:
+        """For the door's thread: what needs no wait; None: it has to be asked for by `answer`."""
+
+    def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        """For a thread of the pool, which may wait. pieces: of the body. HungUpError."""
+
+    def refuse(self, error: BadRequestError) -> Response:
+        """To what is no request."""
+
+    def marks(self, response: Response) -> list[tuple[str, str]]:
+        """Headers that each answer has."""
+
+    def clean(self) -> None:
+        """Called every ten minutes, by a thread of the pool."""
 
 
 class Door:
-    """listening: belongs to this from now on."""
+    """listening: belongs to this from now on. name: of the pool's threads."""
 
-    def __init__(self, gateway: Gateway, listening: socket.socket, *, idle_s: float = IDLE_S) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, application: Application, listening: socket.socket, *, name: str, idle_s: float = IDLE_S
+    ) -> None:
+        self._application = application
         self._listening = listening
         self._idle_s = idle_s
         self._waiting: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._working = 0
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -149,7 +154,7 @@ class Door:
             while (request := connection.next_request()) is not None:
                 if not self._answer_now(connection, request):
                     return
-        except S3Error as error:
+        except BadRequestError as error:
             self._take(connection)
             why = error
             self._submit(lambda: self._refuse(connection, why), connection)
@@ -161,12 +166,12 @@ class Door:
 
     def _answer_now(self, connection: Connection, request: Request) -> bool:
         """Whether the connection is still the door's."""
-        response = None if connection.has_body else self._gateway.cached(request)
+        response = None if connection.has_body else self._application.cached(request)
         if response is None:
             self._take(connection)
             self._submit(lambda: self._work(connection, request, None), connection)
             return False
-        head = connection.head_of(response, self._gateway.new_id())
+        head = connection.head_of(response, self._application.marks(response))
         try:
             done = connection.send_now(response, head, SMALL_BYTES)
         except HungUpError:
@@ -238,19 +243,19 @@ class Door:
             begun = None
             try:
                 current = connection.next_request()
-            except S3Error as error:
+            except BadRequestError as error:
                 self._refuse(connection, error)
                 return
         self._wait_for_request(connection)
 
     def _serve(self, connection: Connection, request: Request, begun: Response | None) -> bool:
         """Whether the connection can be used again."""
-        response = begun or self._gateway.answer(request, connection.body(request))
+        response = begun or self._application.answer(request, connection.body(request))
         try:
             if begun is not None:
                 connection.send_rest(begun)
             else:
-                connection.send(response, connection.head_of(response, self._gateway.new_id()))
+                connection.send(response, connection.head_of(response, self._application.marks(response)))
         except HeadraceError as error:  # in the middle of the bytes: all that can be done is to break off
             log.warning("answer broken off path=%s error=%s", request.path, error)
             return False
@@ -260,15 +265,15 @@ class Door:
             log.info("request method=%s path=%s status=%d", request.method, request.path, response.status)
         return not response.close and connection.drain()
 
-    def _refuse(self, connection: Connection, error: S3Error) -> None:
+    def _refuse(self, connection: Connection, error: BadRequestError) -> None:
         """What is no request is answered once, and the connection ends."""
-        response = self._gateway.error(None, error)
+        response = self._application.refuse(error)
         response.close = True
-        connection.send(response, connection.head_of(response, self._gateway.new_id()))
+        connection.send(response, connection.head_of(response, self._application.marks(response)))
         connection.close_after_answer()
 
     def _clean(self) -> None:
         try:
-            self._gateway.uploads.remove_silent(time.time())
-        except OSError as error:
-            log.warning("old uploads not removed error=%s", error)
+            self._application.clean()
+        except Exception:  # the next time may do better
+            log.exception("not cleaned")

@@ -11,10 +11,17 @@ import socket
 import time
 from collections.abc import Iterator
 
-from headrace.s3.body import Stream, http_chunks
-from headrace.s3.errors import HungUpError, S3Error
-from headrace.s3.http import HEAD_BYTES_MAX, HEAD_END, Request, Response, is_number, parse_head, render_head
-from headrace.sdk.streams import STEP_BYTES
+from headrace.http.body import Stream, http_chunks
+from headrace.http.errors import BadRequestError, Fault, HungUpError
+from headrace.http.messages import (
+    HEAD_BYTES_MAX,
+    HEAD_END,
+    Request,
+    Response,
+    is_number,
+    parse_head,
+    render_head,
+)
 
 RECEIVE_BYTES = 256 << 10
 STALL_MS = 60_000
@@ -22,6 +29,8 @@ STALL_MS = 60_000
 DRAIN_BYTES_MAX = 1 << 20
 """Of a body that nobody read: more than that is not worth the connection."""
 LINGER_S = 2.0
+STEP_BYTES = 8 << 20
+"""Of content that is not whole yet so much is waited for at once."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -42,13 +51,14 @@ class Connection:
     # ------------------------------------------------------------ in
 
     def next_request(self) -> Request | None:
-        """None: its head is not whole yet. S3Error for one that is no request; then the connection is of no use."""
+        """None: its head is not whole yet. BadRequestError for one that is no request; then the connection is of no
+        use."""
         end = self.buffer.find(HEAD_END)
         if end < 0 and len(self.buffer) <= HEAD_BYTES_MAX:
             return None
         if not 0 <= end <= HEAD_BYTES_MAX:
-            raise S3Error(
-                "RequestHeaderSectionTooLarge", "Your request header section exceeds what is allowed."
+            raise BadRequestError(
+                Fault.HEAD_TOO_LARGE, "Your request header section exceeds what is allowed."
             )
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
@@ -60,11 +70,13 @@ class Connection:
         """The body that comes with it, and whether another request can follow."""
         length = request.header("content-length", "0")
         if not is_number(length):
-            raise S3Error("InvalidRequest", "Content-Length is not a number")
+            raise BadRequestError(Fault.NO_REQUEST, "Content-Length is not a number")
         self._left_bytes = int(length)
         chunked = request.header("transfer-encoding").lower()
         if chunked and (chunked != "chunked" or "content-length" in request.headers):
-            raise S3Error("InvalidRequest", "Transfer-Encoding must be chunked, without a Content-Length")
+            raise BadRequestError(
+                Fault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
+            )
         self._owes_continue = request.header("expect").lower() == "100-continue"
         self._reusable = request.keep_alive and not chunked  # what follows the last chunk is not kept apart
 
@@ -73,7 +85,7 @@ class Connection:
         return self._left_bytes > 0 or not self._reusable or self._owes_continue
 
     def body(self, request: Request) -> Iterator[bytes]:
-        """HungUpError; S3Error for a body that ends early."""
+        """HungUpError; BadRequestError for a body that ends early."""
         if "transfer-encoding" in request.headers:
             return http_chunks(Stream(self._received(None)))
         return self._received(self._left_bytes)
@@ -118,12 +130,13 @@ class Connection:
 
     # ------------------------------------------------------------ out
 
-    def head_of(self, response: Response, request_id: str) -> bytes:
-        """Says that the connection ends with it, where a body is left that nobody will read."""
+    def head_of(self, response: Response, marks: list[tuple[str, str]]) -> bytes:
+        """marks: as of render_head. Says that the connection ends with it, where a body is left that nobody will
+        read."""
         if self._owes_continue or self._left_bytes > DRAIN_BYTES_MAX:
             response.close = True
         keep_alive = self._reusable and not response.close
-        return render_head(response, response.request_id or request_id, keep_alive=keep_alive)
+        return render_head(response, marks, keep_alive=keep_alive)
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
         """All of a small answer at once, if the socket has room and the bytes are in memory: never waits. False: some
@@ -174,7 +187,7 @@ class Connection:
         if content is None or not has_content:
             return
         while self.at < end:
-            step = end if content.file is None else min(end, self.at + STEP_BYTES)
+            step = end if content.fd >= 0 else min(end, self.at + STEP_BYTES)
             self._send_file(content.wait(self.at, step), step)
 
     def _send_file(self, fd: int, end: int) -> None:

@@ -1,0 +1,75 @@
+"""Ray Data over the door: a small Ray of its own, whose processes end with it, held against the files of the origin."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.door.conftest import MakeDoor, settled
+from tests.integration.door.examples import run_apart
+from tests.integration.door.test_datasets import fill_with_pictures, fill_with_texts
+
+pandas = pytest.importorskip("pandas", reason="needs headrace[worlds]")
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="needs headrace[ray], which `./dev test` does not install: 240 MB for one test of half a minute",
+    ),
+]
+
+
+def processes_below(folder: str) -> dict[int, bytes]:
+    """Those whose command line names it."""
+    found = {}
+    for one in os.listdir("/proc"):
+        if one.isdigit():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{one}/cmdline").read_bytes()
+                if folder.encode() in line:
+                    found[int(one)] = line
+    return found
+
+
+def test_the_example_of_ray(make_door: MakeDoor, tmp_path: Path) -> None:
+    host, _ = make_door(write="back")
+    rows, pixels = fill_with_texts(host), fill_with_pictures(host)
+    host.ok("sync", "/")
+    short = tempfile.mkdtemp(prefix="ray-")  # Ray's sockets lie below it: names of 107 bytes at most
+    try:
+        said = run_apart(
+            f"""
+import atexit, ray
+atexit.register(ray.shutdown)
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, _temp_dir={short!r}, log_to_driver=False)
+""",
+            "Ray Data",
+            """
+import json
+print(json.dumps({
+    "rows": sorted(texts.take_all(), key=lambda row: row["number"]),
+    "pictures": {one["path"]: one["image"].tobytes().hex() for one in pictures.take_all()},
+}))
+""",
+            tmp_path / "home",
+        )
+        assert processes_below(short) == {}
+    finally:
+        for one in processes_below(short):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        shutil.rmtree(short)
+    found = json.loads(said.splitlines()[-1])
+    assert found["rows"] == rows
+    assert found["pictures"] == {path: data.hex() for path, data in pixels.items()}
+    settled(host)
+    doubled = pandas.read_parquet(host.truth / "doubled")
+    assert sorted(doubled["twice"]) == [int(str(row["number"])) * 2 for row in rows]

@@ -1,0 +1,74 @@
+"""Heads of requests and answers, and bodies by HTTP's own framing: what needs no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.http.body import Stream, http_chunks
+from headrace.http.errors import BadRequestError, Fault
+from headrace.http.messages import Response, parse_head, render_head
+
+DATA = bytes(range(256)) * 40
+
+
+def cut(data: bytes, size: int = 100) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def framed(data: bytes, size: int = 1000) -> bytes:
+    chunks = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in chunks) + b"0\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"nonsense\r\n\r\n", b"GET /\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost h\r\n\r\n"],
+)
+def test_what_is_no_request(head: bytes) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        parse_head(head)
+    assert raised.value.fault == Fault.NO_REQUEST
+
+
+def test_repeated_headers_and_names_that_are_not_utf8() -> None:
+    request = parse_head(b"GET /b/%ff?a=%fe HTTP/1.1\r\nHost: h\r\nX-One: a\r\nx-one:  b \r\n\r\n")
+    assert request.headers["x-one"] == "a,b"
+    assert request.path == b"/b/\xff"
+    assert request.argument("a").encode("utf-8", "surrogateescape") == b"\xfe"
+
+
+def test_whether_a_connection_stays() -> None:
+    assert parse_head(b"GET /b/k HTTP/1.1\r\nHost: h\r\n\r\n").keep_alive
+    assert not parse_head(b"GET /b/k HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").keep_alive
+    assert not parse_head(b"GET /b/k HTTP/1.0\r\n\r\n").keep_alive
+
+
+def test_a_value_does_not_end_its_line() -> None:
+    head = render_head(Response(200, [("X", "a\r\nSet-Cookie: b")]), [("Y", "1")], keep_alive=True)
+    assert b"\r\nSet-Cookie" not in head
+    assert b"\r\nY: 1\r\n" in head
+
+
+@pytest.mark.parametrize("size", [1, 3, 100_000])
+def test_chunks_of_http(size: int) -> None:
+    assert b"".join(http_chunks(Stream(cut(framed(DATA) + b"\r\n", size)))) == DATA
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"5\r\nabc",
+        b"zz\r\nabc\r\n",
+        b"-3\r\nabc\r\n",
+        b"3\r\nabcd\r\n0\r\n\r\n",
+        b"fffffffff\r\n",
+        b"0x3\r\nabc\r\n",
+        b"1_0\r\n",
+    ],
+)
+def test_chunks_that_are_none(body: bytes) -> None:
+    with pytest.raises(BadRequestError):
+        b"".join(http_chunks(Stream(cut(body))))
