@@ -1,5 +1,5 @@
-"""What was written here where the origin has something of somebody else's: it is kept beside, and reported. On the node's
-loop."""
+"""What was written here where the origin has something of somebody else's: it is kept beside, and reported. On the
+node's loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Aside:
             waits = row is not None and row.is_file and found is not None and stat.S_ISDIR(found.st_mode)
             above = split(above)[0]
         if waits:
-            raise OriginUnavailableError(os.fsdecode(path), why="what was there is not removed yet") from error
+            raise OriginUnavailableError(
+                os.fsdecode(path), why="what was there is not removed yet"
+            ) from error
 
     def keep(self, path: bytes, before: os.stat_result, why: str) -> None:
         """What the origin has is what the name means from now on; ours, a file or a folder with all that is in it, gets

@@ -47,10 +47,11 @@ REMOVED_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """version: what the origin had last, as far as this node knows; ABSENT, or another one of -1 bytes: nothing. A row of
-    that, which is not begun, is of a path that this node removed there: what is put there again replaces nothing, whatever
-    its BASE says. mtime and token of it are those of what was removed, as a late listing may show that once more; so are
-    those of a directory, of which the inode is the rest. A row of -1 bytes that is begun is of a removal."""
+    """version: what the origin had last, as far as this node knows; ABSENT, or another one of -1 bytes: nothing. A row
+    of that, which is not begun, is of a path that this node removed there: what is put there again replaces nothing,
+    whatever its BASE says. Its mtime and token are those of what was removed, as a late listing may show that once
+    more. So are those of a directory's version, of which else only the inode counts. size_bytes -1 and begun: of a
+    removal."""
 
     path: bytes
     inode: int

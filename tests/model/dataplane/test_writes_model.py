@@ -21,7 +21,7 @@ from tests.model.dataplane.writer_node import Here, Moody, Session
 pytestmark = pytest.mark.timeout(300)
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
-SEEDS = 12
+SEEDS = 8
 CALLS = ("put", "remove", "make_directory", "remove_directory")
 
 
@@ -34,7 +34,9 @@ def _needs_root() -> None:
 @pytest.mark.parametrize("part", range(EXAMPLES))
 def test_what_was_acknowledged_is_at_the_origin_and_nothing_else(tmp_path: Path, part: int) -> None:
     words = ["-m", "tests.model.dataplane.writer_lives", tmp_path, str(part * SEEDS), str(SEEDS)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base import failpoint
+from headrace.layer.calls import EXCHANGE, rename
 from tests.model.dataplane.writer_node import Here, Session
 
 STEPS = (
@@ -34,7 +35,19 @@ STEPS = (
 NAMES = ("a", "b", "c")
 KINDS = (
     *("write", "write", "append", "replace", "truncate", "hold", "held", "chmod", "link"),
-    *("mkdir", "mkdir", "rmdir", "rmdir", "unlink", "unlink", "unlink", "rename", "rename", "exchange", "read"),
+    *(
+        "mkdir",
+        "mkdir",
+        "rmdir",
+        "rmdir",
+        "unlink",
+        "unlink",
+        "unlink",
+        "rename",
+        "rename",
+        "exchange",
+        "read",
+    ),
 )
 LOWER = {"a/a": 3000, "a/b/c": 50, "b": 100, "c/a": 0, "c/b": 300_000}
 LIFE_S = 60
@@ -48,6 +61,8 @@ class World:
         self.seed = seed
         self.cache, self.truth, self.plain = base / "cache", base / "truth", base / "plain"
         self.log, self.told = base / "log", base / "told"
+        self.begun: list[Any] | None = None
+        """The call that was under way when the last life ended."""
         for folder in (self.cache, self.truth, self.plain):
             folder.mkdir(parents=True)
         for name, size in LOWER.items():
@@ -153,7 +168,7 @@ class Plain:
             case "rename":
                 os.rename(at, self._folder + more[0])
             case "exchange":
-                exchange(at, self._folder + more[0])
+                rename(os.fsencode(at), os.fsencode(self._folder + more[0]), EXCHANGE)
             case "read":
                 if os.path.isdir(at) and not os.path.islink(at):
                     raise OSError(21, "a folder")
@@ -174,12 +189,6 @@ class Plain:
     def drop_held(self) -> None:
         while self._held:
             os.close(self._held.pop())
-
-
-def exchange(one: str, other: str) -> None:
-    from headrace.layer.calls import EXCHANGE, rename
-
-    rename(os.fsencode(one), os.fsencode(other), EXCHANGE)
 
 
 def tree_of(folder: Path, *, links: bool) -> Tree:
@@ -232,27 +241,6 @@ def trace(path: Path) -> None:
     handler.setFormatter(logging.Formatter("%(created).4f %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger().setLevel(logging.INFO)
-    if os.environ.get("TRACE"):
-        from headrace.layer.known import KnownTable
-        old = KnownTable.note
-        KnownTable.note = lambda self, row: (logging.info("note %s", row), old(self, row))[1]
-        oldd = KnownTable.drop
-        KnownTable.drop = lambda self, path: (logging.info("drop %s", path), oldd(self, path))[1]
-        from headrace.origin.local import LocalOrigin
-        for name in ("put", "remove", "make_directory", "remove_directory"):
-            def wrap(name=name):
-                real = getattr(LocalOrigin, name)
-                async def call(self, key, *a, **k):
-                    logging.info("origin %s %s %s", name, key, k.get("condition"))
-                    try:
-                        got = await real(self, key, *a, **k)
-                    except BaseException as e:
-                        logging.info("origin %s %s failed %r", name, key, e)
-                        raise
-                    logging.info("origin %s %s done %s", name, key, getattr(got, "version", ""))
-                    return got
-                setattr(LocalOrigin, name, call)
-            wrap()
 
 
 async def one_life(world: World, chance: random.Random, *, last: bool) -> dict[str, Any]:
@@ -275,7 +263,7 @@ async def one_life(world: World, chance: random.Random, *, last: bool) -> dict[s
             out["conflicts"] = [os.fsdecode(one.path) for one in here.write.known.conflicts()]
             out["dirty"] = here.write.status()["dirty"]
             await here.write.look_over()
-            out["dirty again"] = [os.fsdecode(path) for path in here.write._dirty]
+            out["dirty again"] = here.write.waiting(b"/")[0]
     finally:
         session.drop_held()
         await here.stop()
@@ -299,7 +287,6 @@ def work(world: World, session: Session, chance: random.Random) -> None:
                 by_session(session, *one)
             except OSError as error:
                 note("done", error.errno)
-                logging.info("done %s", error.errno)
             else:
                 note("done", 0)
             if chance.random() < pause:
@@ -322,7 +309,7 @@ def arm(chance: random.Random) -> None:
 
 
 class Failure(Exception):
-    pass
+    """Something was lost, or is there that should not be."""
 
 
 def run(base: Path, seed: int) -> str:
@@ -351,7 +338,7 @@ def in_child(work: Callable[[], None]) -> int:
             signal.alarm(LIFE_S)
             work()
             code = 0
-        except BaseException:
+        except Exception:  # noqa: BLE001 - the child ends with it
             traceback.print_exc()
         finally:
             sys.stderr.flush()
@@ -383,11 +370,14 @@ def check_life(world: World, status: int) -> None:
                 continue  # of a folder that the origin has: refused
             number = errno_of(plain, begun)
             if number != row[1] and not (number and row[1] and begun[0] in ("rename", "exchange", "chmod")):
-                raise Failure(f"{begun[:2]} {begun[2:] if begun[0] in ('rename', 'exchange') else ''}: "
-                              f"errno {row[1]}, and {number} in a plain folder")
+                raise Failure(f"{short_of(begun)}: errno {row[1]}, and {number} in a plain folder")
             begun = None
     plain.drop_held()
-    world.begun = begun  # type: ignore[attr-defined]
+    world.begun = begun
+
+
+def short_of(one: list[Any]) -> list[str]:
+    return [str(word)[:20] for word in one]
 
 
 def errno_of(plain: Plain, one: list[Any]) -> int:
@@ -401,8 +391,7 @@ def errno_of(plain: Plain, one: list[Any]) -> int:
 def check_tree(world: World, shown: Tree) -> None:
     """What a life begins with: the plain folder; and the call under way at the end of the one before has happened, or
     not, or a part of the bytes was written."""
-    begun = getattr(world, "begun", None)
-    world.begun = None  # type: ignore[attr-defined]
+    begun, world.begun = world.begun, None
     before = tree_of(world.plain, links=True)
     if shown == before or begun is None:
         compare("at the start of a life", shown, before)
@@ -415,22 +404,16 @@ def check_tree(world: World, shown: Tree) -> None:
         if after.get(path, "").startswith(part):
             (world.plain / path.lstrip("/")).write_bytes(bytes.fromhex(part))
             after[path] = part
-    if begun[0] == "held":
-        for name in after:
-            if shown.get(name) == before.get(name):
-                continue
-        if shown.keys() == before.keys():  # where the file is by now, is not known here
-            differ = [name for name in shown if shown[name] != before[name]]
-            if len(differ) == 1:
-                (world.plain / differ[0].lstrip("/")).write_bytes(bytes.fromhex(shown[differ[0]]))
-                return
+    if begun[0] == "held" and shown.keys() == before.keys():  # where the file is by now is not known here
+        differ = [name for name in shown if shown[name] != before[name]]
+        if len(differ) == 1:
+            (world.plain / differ[0].lstrip("/")).write_bytes(bytes.fromhex(shown[differ[0]]))
+            return
     compare(f"after {begun[:2]} was begun", shown, after)
 
 
 def check_end(world: World, found: dict[str, Any]) -> None:
-    begun = getattr(world, "begun", None)
-    if begun is not None or found.get("tree") is not None:
-        check_tree(world, found["tree"])
+    check_tree(world, found["tree"])
     compare("at the origin", tree_of(world.truth, links=True), tree_of(world.plain, links=False))
     for key in ("conflicts", "dirty again", "complaints"):
         if found.get(key):

@@ -18,12 +18,12 @@ from typing import TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError
-from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, ObjectInfo, Version
+from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
 from headrace.base.write_modes import WriteModes
-from headrace.dataplane import write as write_module
+from headrace.dataplane import dirty
 from headrace.dataplane.write import WritePath, WriteSettings
 from headrace.layer.known import KnownTable
-from headrace.layer.upper import Hidden, Upper, join, split
+from headrace.layer.upper import Upper, join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.local import LocalOrigin, version_of
@@ -98,7 +98,7 @@ class Here:
     """The node: what a start of it builds, of a folder that earlier ones left."""
 
     def __init__(self, folder: str, truth: str, chance: random.Random) -> None:
-        write_module.BACKOFF_S_MAX = 0.05
+        dirty.BACKOFF_S_MAX = 0.05
         self.loop = asyncio.get_running_loop()
         self.truth = truth
         self.chance = chance
@@ -274,9 +274,9 @@ class Session:
 
     def _listed(self, folder: bytes) -> None:
         entry = self._tree.below(folder)
-        if entry is not None and entry.kind is Kind.DIRECTORY and self._tree.look(folder) is not Hidden:
-            if not self._lower.listing_fresh(entry.id):
-                self._lower.ensure_listed(entry.id)
+        if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
+            return
+        self._lower.ensure_listed(entry.id)
 
     def tree(self) -> dict[str, str]:
         """Path → "dir", "link", or the bytes of a file as hex."""
@@ -304,7 +304,9 @@ class Session:
                 if entry is None or entry.kind is not Kind.DIRECTORY
                 else self._lower.children(entry.id)
             )
-            found = [(n, self._tree.seen(join(folder, n))) for n, _ in merged(self._tree.names(folder), children)]
+            found = [
+                (n, self._tree.seen(join(folder, n))) for n, _ in merged(self._tree.names(folder), children)
+            ]
         return [(name, one) for name, one in found if one is not None]
 
     def read(self, path: bytes) -> bytes:
@@ -318,17 +320,19 @@ class Session:
                 if not isinstance(found, Entry):
                     with open(self._upper.at(path), "rb") as file:
                         return file.read()
-                file = OfTheOrigin(self._here.truth + os.fsdecode(path), found.version)
-                try:
-                    size = found.version.size_bytes
-                    return os.pread(file.wait(0, size), size, 0)
-                finally:
-                    file.close()
-            except (FileNotFoundError, OSError) as error:
+                return self._read_below(path, found.version)
+            except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
                 self._look_again(path)
         raise OSError(errno.ESTALE, "again and again")
+
+    def _read_below(self, path: bytes, version: Version) -> bytes:
+        file = OfTheOrigin(self._here.truth + os.fsdecode(path), version)
+        try:
+            return os.pread(file.wait(0, version.size_bytes), version.size_bytes, 0)
+        finally:
+            file.close()
 
     def _look_again(self, path: bytes) -> None:
         """The index is behind the origin, as a fill finds out by If-Match."""
@@ -357,9 +361,7 @@ class Session:
         found = self.look(path)
         if is_link(found):
             raise OSError(errno.ELOOP, "a link")
-        fd, _ = self.change(
-            lambda: self._created(path, flags), path
-        )
+        fd, _ = self.change(lambda: self._created(path, flags), path)
         try:
             if flags & os.O_APPEND:
                 os.lseek(fd, 0, os.SEEK_END)
@@ -438,8 +440,7 @@ class Session:
 
     def rename(self, source: bytes, target: bytes, flags: int) -> None:
         """As the kernel's session does: at once, or after a copy of all that is in it."""
-        split_ok = [self.look(path) for path in (split(source)[0], split(target)[0])]
-        del split_ok
+        self.look(split(target)[0])
         if self.look(source) is None:
             raise OSError(errno.ENOENT, "nothing there")
         if source == target:
@@ -490,6 +491,3 @@ async def _quietly(call: Awaitable[None]) -> None:
         await call
     except HeadraceError:
         pass
-
-
-assert ROOT_ID == 1
