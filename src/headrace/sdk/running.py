@@ -16,9 +16,9 @@ from headrace.config.schema import socket_path_of
 
 
 class State(msgspec.Struct, kw_only=True):
-    """kind: "up", "fuse", "s3", "webhdfs" or "node". s3, webhdfs: where a gateway of it listens. Pids are 0 where there is
-    no such process. began: of `pid`, by `began_at`, so that another process that got its number later is not taken for
-    it."""
+    """kind: "up", "fuse", "s3", "webhdfs" or "node". s3, webhdfs: where a gateway of it listens. Pids are 0 where there
+    is no such process. began: of `pid`, by `began_at`, so that another process that got its number later is not taken
+    for it."""
 
     kind: str
     pid: int
