@@ -73,7 +73,7 @@ def make_images(bench: Bench, count: int) -> None:
 
 
 def loader(bench: Bench) -> None:
-    count = max(4, round(48 * bench.scale)) * 64
+    count = max(4, round(24 * bench.scale)) * 64
     make_images(bench, count)
     bench.bytecode = bench.bytecode or bench.place.folder("bytecode")
     bench.upload("images")

@@ -106,6 +106,15 @@ class Connection:
                 self._left_bytes -= len(piece)
             yield piece
 
+    def receive_now(self, count: int) -> bytes | None:
+        """None: nothing has come. b"" at the end of the connection."""
+        try:
+            return self.sock.recv(count)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
     def receive(self, count: int) -> bytes:
         """Waits. HungUpError at the end of the connection."""
         while True:
@@ -213,11 +222,11 @@ class Connection:
             except OSError as error:
                 raise HungUpError(str(error)) from error
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int, limit_ms: float = STALL_MS) -> None:
         poll = select.poll()
         poll.register(self.number, event)
-        if not poll.poll(STALL_MS):
-            raise HungUpError("the client has done nothing for a minute")
+        if not poll.poll(limit_ms):
+            raise HungUpError("the client has done nothing for too long")
 
     def close(self) -> None:
         self.sock.close()

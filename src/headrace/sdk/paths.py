@@ -223,13 +223,25 @@ class Paths:
         """A descriptor of all bytes, and the size, of a file that can be found and read without asking anybody, by the
         shortest way; None: `content` says. The caller closes it."""
         client = self.client
-        if self._may_write or client.write != self._modes_text:
+        if client.write != self._modes_text or (self._may_write and not self._is_untouched(path)):
             return None
         folder, _, name = path.rpartition(b"/")
-        known = self._folders.get(folder)
+        known = self._folders.get(folder or b"/")
         if known is None or time.monotonic() >= known[1] or known[2] != client.generation:
             return None
         return client.open_whole(known[0], name)
+
+    def _is_untouched(self, path: bytes) -> bool:
+        """Whether the upper layer has nothing above and at a path: its topmost name is not there."""
+        slash = path.find(b"/", 1)
+        top = path if slash < 0 else path[:slash]
+        if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
+            return False
+        try:
+            os.lstat(self.tree.upper.tree + top)
+        except FileNotFoundError:
+            return True
+        return False
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
         """As content, and of that the bytes start..end; fewer where the file ends before."""
@@ -269,6 +281,11 @@ class Paths:
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """As content, when all bytes are on this host's disk."""
+        found = self.content_or_entry(path)
+        return found if isinstance(found, Content) else None
+
+    def content_or_entry(self, path: bytes) -> Content | Entry:
+        """As content, when all bytes are on this host's disk; else what the origin has there, a folder perhaps."""
         at_once = self.open_whole(path)
         if at_once is not None:
             return Content(at_once[1], fd=at_once[0])
@@ -276,7 +293,7 @@ class Paths:
         if not isinstance(found, Entry):
             return self.content(whole)
         cached = None if is_directory(found) else self.client.complete_path(found.id)
-        return None if cached is None else self._cached_content(found, cached)
+        return (None if cached is None else self._cached_content(found, cached)) or found
 
     def open(self, path: bytes) -> ReadStream:
         """As content."""
