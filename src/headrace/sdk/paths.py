@@ -10,7 +10,6 @@ Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the name
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -20,15 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from headrace.base.errors import (
-    DirectoryNotEmptyError,
-    HeadraceError,
     IsADirectoryPathError,
-    NoSpaceError,
     NotADirectoryPathError,
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
-    ReadOnlyError,
     StaleIdError,
     StoreError,
     VersionChangedError,
@@ -42,6 +37,8 @@ from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.elsewhere import NeedsRightError
 from headrace.sdk.listing import merged
 from headrace.sdk.streams import Content, ReadStream, WriteStream, read_range
+from headrace.sdk.system_errors import read_only as _read_only
+from headrace.sdk.system_errors import told as _told
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
 LINKS_MAX = 40
@@ -678,44 +675,3 @@ def _umask() -> int:
 def _reset_after_fork(paths: Paths | None) -> None:
     if paths is not None:
         paths.tree.lock.reset_after_fork()
-
-
-@contextlib.contextmanager
-def _told(path: bytes) -> Iterator[None]:
-    """Errors of the system become ours."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise _ours(error, os.fsdecode(path)) from None
-
-
-def _ours(error: OSError, path: str) -> HeadraceError:
-    why = (error.strerror or str(error)).lower()
-    kinds: dict[int | None, type[HeadraceError]] = {
-        errno.ENOENT: PathNotFoundError,
-        errno.ENOTDIR: NotADirectoryPathError,
-        errno.EISDIR: IsADirectoryPathError,
-        errno.EEXIST: PathExistsError,
-        errno.ENOTEMPTY: DirectoryNotEmptyError,
-        errno.EINVAL: NotSupportedError,
-    }
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")
-    if error.errno == errno.EROFS:
-        return _read_only(path)
-    if error.errno == errno.EXDEV:
-        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
-        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return StoreError(path, why=why, hint="write as the user who runs the node")
-    return kinds.get(error.errno, StoreError)(path, why=why)
-
-
-def _read_only(path: str) -> ReadOnlyError:
-    return ReadOnlyError(
-        path,
-        why="nothing can be written here: the node's mode of writing is off for it",
-        hint="start the node with --write back, or with --write PATH=MODE",
-    )
