@@ -37,7 +37,7 @@ def diagnose(
         typer.Option(
             "--seconds",
             metavar="S",
-            help=f"How long to watch. {PID_SECONDS:.0f} of a --pid, else {COMMAND_SECONDS:.0f}.",
+            help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
         ),
     ] = None,
     rate: Annotated[int, typer.Option("--rate", metavar="HZ", help="Looks a second.", min=1, max=200)] = 50,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
-from headrace.cli.gateways import log_to_stderr
+from headrace.cli.gateways import kind_of, log_to_stderr
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
 
@@ -59,8 +59,8 @@ def rest(
     state = State(kind="rest", pid=os.getpid(), socket=find_target(socket, cache).socket)
     make_run_folder(found.run_folder)
 
-    def on_ready(url: str) -> None:
-        state.rest = url
+    def on_ready(address: str) -> None:
+        url = state.rest = kind_of("rest").url(found, address)
         write_state(found.run_folder, state)
         if json:
             print_json({"ready": True, "url": url, "socket": state.socket, "pid": state.pid})

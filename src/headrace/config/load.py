@@ -31,6 +31,11 @@ def trace_wanted() -> bool:
     return os.environ.get("HEADRACE_TRACE", "") not in ("", "0")
 
 
+def environment_of(prefix: str) -> dict[str, str]:
+    """Variables of others, such as a batch system's; not ours."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
 def default_run_folder() -> str:
     if os.geteuid() == 0:
         return "/run/headrace"

@@ -199,6 +199,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
         ),
     ] = ""
+    s3_tls_certificate: Annotated[
+        str,
+        Meta(description="PEM file with the S3 gateway's certificate and its chain: the gateway speaks TLS."),
+    ] = ""
+    s3_tls_key: Annotated[str, Meta(description="PEM file with the key of s3_tls_certificate.")] = ""
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -290,6 +295,8 @@ def _check_cluster(config: Config) -> None:
         raise UsageError(
             "settings tls_certificate, tls_key, tls_authority", why="all three are needed, or none of them"
         )
+    if bool(config.s3_tls_certificate) != bool(config.s3_tls_key):
+        raise UsageError("settings s3_tls_certificate, s3_tls_key", why="both are needed, or none of them")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

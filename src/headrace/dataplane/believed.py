@@ -12,7 +12,7 @@ from dataclasses import replace
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
-from headrace.layer.known import ABSENT, KnownTable, Row
+from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Base, Upper, base_at, drop_base, is_whiteout, set_base
 from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
@@ -66,30 +66,34 @@ class Believed:
             return version is not None
 
     async def resolved(self, row: Row | None, origin: Origin, key: str, deadline: Deadline) -> Row | None:
-        """What became of a put that had begun when its node died, or its answer was lost: the row as if it had been
-        noted, when the origin has the object; the file may be another one by now."""
+        """What became of a put, or a removal, that had begun when its node died, or its answer was lost: the row as if
+        it had been noted, when the origin has the object, or has it no more; the file may be another one by now."""
         if row is None or not row.begun or row.is_directory:
             return row
         try:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
-            return row
+            return self._note(Row.removed(row.path, row.version)) if row.is_removal else row
         told = info.attributes
         if told is None or info.version.size_bytes != row.size_bytes:
             return row
         if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
             return row
-        done = replace(row, version=info.version, begun=False)
-        self._known.note(done)
-        return done
+        return self._note(replace(row, version=info.version, begun=False))
+
+    def _note(self, row: Row) -> Row:
+        self._known.note(row)
+        return row
 
     def condition(self, path: bytes, row: Row | None, base: Version | None) -> Condition:
         """Of a put. base: what the file says that it replaces."""
         if row is None:
             return base or Absent()
-        if row.version != ABSENT:
+        if row.is_there and not row.is_directory:
             return row.version
-        return base if base is not None and self._shows(path, base) else Absent()
+        if base is None or row.was_removed(base) or not self._shows(path, base):
+            return Absent()
+        return base
 
     def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
         """The origin's version that what is at a path stands for, or hides; None: there is none."""
@@ -116,10 +120,10 @@ class Believed:
     def version_to_remove(
         self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
     ) -> Version | None:
-        if row is not None and row.version != ABSENT:
+        if row is not None and row.is_there and not row.is_directory:
             return row.version
         base = base_at(at, path)
-        if base is not None and (row is None or self._shows(path, base)):
+        if base is not None and (row is None or (self._shows(path, base) and not row.was_removed(base))):
             return base
         if row is not None and row.is_absent:
             return None  # it was removed; what the name means since then is somebody else's

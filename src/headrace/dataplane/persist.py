@@ -12,6 +12,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
@@ -19,13 +20,16 @@ from headrace.base.errors import (
     ConflictError,
     DirectoryNotEmptyError,
     NotADirectoryPathError,
+    PathExistsError,
     PathNotFoundError,
 )
-from headrace.base.model import Kind, Version
+from headrace.base.model import Kind
+from headrace.dataplane.aside import Aside
 from headrace.dataplane.believed import Believed
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
+    Hidden,
     Upper,
     base_at,
     is_removed,
@@ -48,6 +52,7 @@ class Persist:
         known: KnownTable,
         believed: Believed,
         *,
+        aside: Aside,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
@@ -55,10 +60,9 @@ class Persist:
         self._upper = upper
         self._known = known
         self._believed = believed
+        self._aside = aside
         self._limit_s = limit_s
         self._on_written = on_written
-        self._removed: dict[bytes, Version] = {}
-        """By whiteouts that are still there: a listing of before may show it once more."""
 
     # ------------------------------------------------------------ removals
 
@@ -75,14 +79,16 @@ class Persist:
         deadline = Deadline.after(self._limit_s)
         entry = self._namespace.known(path)
         row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
-        if row is not None and row.begun and row.version == ABSENT and base_at(at, path) is None:
+        if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
             self._give_way(path, at)
             return False
         version = self._believed.version_to_remove(path, at, row, entry)
         if version is None:
-            self._known.note(Row.removed(path))
+            if row is None or not row.is_absent:
+                self._known.note(Row.removed(path))
             return True
+        self._known.note(Row.removal(path, version))
         failpoint.hit("persist.removing")
         try:
             await mount.origin.remove(key, condition=version, deadline=deadline)
@@ -95,11 +101,10 @@ class Persist:
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._give_way(path, at)
             return False
-        self._removed[path] = version
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
             self._namespace.was_removed(path)
-        self._known.note(Row.removed(path))
+        self._known.note(Row.removed(path, version))
         return True
 
     def _give_way(self, path: bytes, at: bytes) -> None:
@@ -139,12 +144,28 @@ class Persist:
             entry, at = self._namespace.known(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 row = self._known.get(path)
-                removed = (base_at(at, path), self._removed.get(path))
-                if row is None or not row.is_absent or entry.version in removed:
+                if row is None or not row.is_absent or row.was_removed(entry.version):
                     return False
-            self._removed.pop(path, None)
+                if base_at(at, path) == entry.version:
+                    return False
             self.drop_marker(path, at)
             return True
+
+    def went(self, path: bytes) -> list[Row]:
+        """Nothing is at a path any more, and nothing hides it. Rows of what may be at the origin there and below, and
+        is to be removed: a put that was not noted; and what was put, and was removed or renamed by who could not know
+        of it, as a listing of before the put had taken it out of the index again. What left the layer for the cache is
+        in the index."""
+        row = self._known.get(path)
+        if row is None or row.is_absent:
+            return []
+        if row.begun:
+            return [row]
+        if self._namespace.known(path) is not None:
+            self._known.drop(path)
+            return []
+        below = self._known.below(path).values() if row.is_directory else ()
+        return [row, *(one for one in below if not one.is_absent)]
 
     def drop_marker(self, path: bytes, at: bytes) -> None:
         with self._upper.lock:
@@ -158,23 +179,55 @@ class Persist:
 
     # ------------------------------------------------------------ directories
 
+    async def clear(self, path: bytes) -> None:
+        """What the origin has at a path in whose place something else is now goes."""
+        row, at = self._known.get(path), self._upper.at(path)
+        if row is not None and row.is_directory and base_at(at, path) is None:
+            await self.unmake(path)
+        else:
+            await self.remove(path, at)
+        self.drop_marker(path, at)
+
     async def make_directory(self, path: bytes) -> list[bytes]:
         """What must be looked at again."""
         mount, key = self._believed.place(path)
+        row = self._known.get(path)
+        if row is not None and row.is_file:
+            await self.clear(path)  # it came there while this one waited for its turn
         found = self._upper.look(path)
-        if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
+        if isinstance(found, Hidden):
+            return [path]
+        if found is None or not stat.S_ISDIR(found.st_mode):
             return []
-        self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0), begun=True))
-        if key:
-            await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s))
+        row = Row.made(path, found.st_ino, self._known.get(path), begun=True)
+        self._known.note(row)
+        try:
+            if key:
+                await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s))
+        except PathExistsError as error:
+            self._aside.keep(path, found, str(error))
+            return []
         failpoint.hit("persist.made")
         with self._upper.lock:
             hidden = self._upper.hide_missing(
                 path, None, directory=True
             )  # removed, or renamed, while it was made
             self._namespace.was_made(path)
-            self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0)))
+            self._known.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
+
+    async def unmake(self, path: bytes) -> None:
+        """A folder that this node made at the origin, or was making, goes: something else is in its place now. Nothing
+        where it made none."""
+        row = self._known.get(path)
+        if row is None or not row.is_directory:
+            return
+        await self._remove_gone_directory(path)
+        failpoint.hit("persist.unmade")
+        entry = self._namespace.known(path)
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path)
+        self._known.note(Row.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
         """A directory marked as removed, when nothing is left in it. False: something is."""
@@ -195,7 +248,8 @@ class Persist:
                 return True
             self._namespace.was_removed(path)
             os.rmdir(at)
-            self._known.drop(path)
+            row = self._known.get(path)
+            self._known.note(Row.removed(path, ABSENT if row is None else row.last_removed))
         self._namespace.look_again(path)
         self._on_written([path])
         return True

@@ -7,7 +7,6 @@ happen to be at the same step. On the node's loop; what touches the disk for lon
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import stat
 import time
@@ -28,18 +27,17 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.model import Attributes, Version
+from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.work import size_of
 from headrace.layer.calls import begin_write_back, may_be_written, write_back
-from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
-from headrace.layer.upper import Upper, base_at, join, seen_at, split
+from headrace.layer.known import ABSENT, KnownTable, Row
+from headrace.layer.upper import Upper, base_at, seen_at
 from headrace.layer.written import is_written
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.source import FileSource
-
-log = logging.getLogger(__name__)
 
 COMPARE_BYTES = 8 << 20
 CONTENT_BYTES_MAX = 256 << 10
@@ -95,7 +93,7 @@ class _Landed:
 
 
 class Puts:
-    """limit_s: of one object, by its bytes. on_written: told paths of which the node itself changed what they mean."""
+    """limit_s: of one object, by its bytes."""
 
     def __init__(
         self,
@@ -106,7 +104,7 @@ class Puts:
         threads: Executor,
         *,
         limit_s: Callable[[int], float],
-        on_written: Callable[[list[bytes]], None],
+        aside: Aside,
     ) -> None:
         self._namespace = namespace
         self._upper = upper
@@ -114,7 +112,7 @@ class Puts:
         self._believed = believed
         self._threads = threads
         self._limit_s = limit_s
-        self._on_written = on_written
+        self._aside = aside
         self._under_way = 0
         self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
         self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
@@ -177,7 +175,8 @@ class Puts:
             if same is None and not asked and await self._believed.others_put(path):
                 return await self._put_opened(opened, origin, key, asked=True)
             if same is None:
-                self._set_aside(path, found, str(error))
+                self._aside.check_way(path, error)
+                self._aside.keep(path, found, str(error))
                 return None
             version = same
         failpoint.hit("persist.put")
@@ -190,7 +189,9 @@ class Puts:
         for one in files:
             condition = self._believed.condition(one.path, self._known.get(one.path), one.base)
             failpoint.hit("persist.chosen")
-            before = condition if isinstance(condition, Version) else ABSENT
+            row = self._known.get(one.path)
+            last = ABSENT if row is None else row.last_removed
+            before = condition if isinstance(condition, Version) else last
             rows.append(_row_of(one.path, one.found, before, begun=True))
             begun.append(_Begun(one, condition, rows[-1].put_id))
         self._known.note_all(rows)
@@ -234,37 +235,6 @@ class Puts:
         except PathNotFoundError:
             return None
         return version
-
-    def _set_aside(self, path: bytes, before: os.stat_result, why: str) -> None:
-        """The origin has something else there: that is what the name means from now on; ours gets another name, and
-        is persisted under that."""
-        with self._upper.lock:
-            found = self._upper.look(path)
-            if not isinstance(found, os.stat_result) or found.st_ino != before.st_ino:
-                self._known.drop(path)
-                return
-            kept = self._free_name(path)
-            os.rename(self._upper.at(path), self._upper.at(kept))
-            self._known.drop(path)
-        self._known.add_conflict(Conflict(path, kept, why, time.time()))
-        log.warning(
-            "changed at the origin by somebody else, ours is kept beside path=%s kept=%s",
-            os.fsdecode(path),
-            os.fsdecode(kept),
-        )
-        self._namespace.look_again(path)
-        self._on_written([path, kept])
-
-    def _free_name(self, path: bytes) -> bytes:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
-        count = 0
-        while True:
-            tail = b".conflict-" + stamp + (b"-%d" % count if count else b"")
-            directory, name = split(path)
-            candidate = join(directory, name[: 255 - len(tail)] + tail)
-            if self._upper.look(candidate) is None and self._namespace.known(candidate) is None:
-                return candidate
-            count += 1
 
 
 def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +98,36 @@ class ReadPath:
     async def open(self, id: FileId) -> bool:
         """The cache file exists on return; True when it is complete."""
         return (await self._filling(id, background=False)) is None
+
+    async def open_many(self, ids: Iterable[FileId]) -> AsyncIterator[list[FileId]]:
+        """As open, of small files: those that are whole, as they become so. One that can't be had, and one that is
+        large, is left out: `open` says why."""
+        whole: list[FileId] = []
+        under_way: set[asyncio.Task[bool]] = set()
+        news = asyncio.Event()
+
+        def ended(id: FileId, task: asyncio.Task[bool]) -> None:
+            under_way.discard(task)
+            if not task.cancelled() and task.exception() is None and task.result():
+                whole.append(id)
+            news.set()
+
+        for id in dict.fromkeys(ids):
+            cached = self._store.index.cached(id)
+            if cached is not None and cached.trusted and self._store.holds(cached):
+                whole.append(id)
+                continue
+            work = partial(self._open, id, background=False, for_peer=False, together=True)
+            task = self._opens.begin(id, work)
+            under_way.add(task)
+            task.add_done_callback(partial(ended, id))
+        while whole or under_way:
+            if whole:
+                found, whole = whole, []
+                yield found
+            else:
+                news.clear()
+                await news.wait()
 
     async def fill(self, id: FileId, start: int, end: int, *, sequential: bool = True) -> bool:
         """start..end is in the cache file on return; True when the file is complete."""
@@ -199,7 +229,8 @@ class ReadPath:
             if fill is not None:  # else it became complete, or went, before we had our turn
                 return fill
 
-    async def _open(self, id: FileId, *, background: bool, for_peer: bool) -> bool:
+    async def _open(self, id: FileId, *, background: bool, for_peer: bool, together: bool = False) -> bool:
+        """together: a small file may wait for others, to be committed with them."""
         cached = self._store.index.cached(id)
         if cached is not None and cached.unverified:
             cached = await self._verified(id)
@@ -217,7 +248,10 @@ class ReadPath:
             return True
         source = self._sources.of(mount, key, entry, path)
         if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
-            await self._fetch_small(source, entry, path, background=background, for_peer=for_peer)
+            together = together or background
+            await self._fetch_small(
+                source, entry, path, background=background, for_peer=for_peer, together=together
+            )
             return True
         writer = self._store.writer(id) if cached is not None else None
         if writer is not None and writer.complete:  # killed, or the disk failed, before it was committed
@@ -259,7 +293,14 @@ class ReadPath:
             log.warning("cached file failed its checksum, bad blocks are dropped id=%x path=%s", id, path)
 
     async def _fetch_small(
-        self, source: Source, entry: Entry, path: bytes, *, background: bool, for_peer: bool
+        self,
+        source: Source,
+        entry: Entry,
+        path: bytes,
+        *,
+        background: bool,
+        for_peer: bool,
+        together: bool,
     ) -> None:
         body: Body = b""
         size_bytes = entry.version.size_bytes
@@ -273,7 +314,7 @@ class ReadPath:
         loop = asyncio.get_running_loop()
         landed: asyncio.Future[None] = loop.create_future()
         self._small.append((entry, body, not self._sources.owns(path), landed))
-        if not background or len(self._small) >= SMALL_BATCH:
+        if not together or len(self._small) >= SMALL_BATCH:
             loop.call_soon(self._commit_small)
         elif len(self._small) == 1:
             loop.call_later(SMALL_DELAY_S, self._commit_small)

@@ -24,17 +24,16 @@ def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, i
     """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
     if is_whiteout(found):
         return Work.REMOVE
+    replaces_file = (row is not None and row.is_file) or base_at(at, path) is not None
     if stat.S_ISDIR(found.st_mode):
-        if base_at(at, path) is not None:
+        if replaces_file:
             return Work.CLEAR
         if is_removed(at):
             return Work.REMOVE_DIRECTORY
         made = row is not None and row.inode == found.st_ino and not row.begun
         return None if made or is_top else Work.MAKE
     if not stat.S_ISREG(found.st_mode):
-        known_file = row is not None and not row.is_directory and not row.is_absent
-        replaces = known_file or base_at(at, path) is not None
-        return Work.CLEAR if replaces else None
+        return Work.CLEAR if replaces_file or (row is not None and row.is_directory) else None
     return None if row is not None and row.describes(found) else Work.PUT
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.aside import Aside
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.dirty import DirtyPaths
@@ -101,13 +102,15 @@ class WritePath:
         self._settings = settings
         self._on_written = on_written
         self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
+        aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
         self._puts = Puts(
             *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
-            on_written=lambda paths: self._changed_here(paths),
+            aside=aside,
         )
         self._persist = Persist(
             *(namespace, upper, known, self._believed),
+            aside=aside,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
         )
@@ -506,11 +509,7 @@ class WritePath:
     def _gone(self, path: bytes) -> None:
         """Nothing is at the path any more, and nothing hides it."""
         self._dirty.drop(path)
-        row = self._known.get(path)
-        if row is not None and row.begun:
-            self._hide([row])  # of an earlier node, or its answer was lost: it may have landed
-        elif row is not None and not row.is_absent:
-            self._known.drop(path)
+        self._hide(self._persist.went(path))
 
     def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:
         now_s, rows = time.monotonic(), self._known.below(top)
@@ -578,6 +577,7 @@ class WritePath:
 
     async def _put(self, path: bytes) -> None:
         before = self._dirty[path]
+        await self._persist.unmake(path)
         done = await self._puts.put(path)
         if done is not None:
             self.counts.files_persisted += 1
@@ -597,8 +597,7 @@ class WritePath:
         return []
 
     async def _clear(self, path: bytes) -> None:
-        await self._persist.remove(path, self._upper.at(path))
-        self._persist.drop_marker(path, self._upper.at(path))
+        await self._persist.clear(path)
         await self._make_directory(path)  # nothing for what is no directory
 
     async def _remove(self, path: bytes, gone: list[bytes]) -> None:

@@ -14,7 +14,21 @@ StatusOf = Callable[[str], dict[str, Any] | None]
 """Mountpoint → what the node says of itself, or None."""
 
 _SHARES = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "orangefs", "wekafs")
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "9p",
+        "virtiofs",
+        "afs",
+        "orangefs",
+        "wekafs",
+    )
 )
 _MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "proc", "sysfs", "hugetlbfs"))
 _HEADRACE = "fuse.headrace"
@@ -44,7 +58,9 @@ class PlaceWatch:
         self._pid = pid
         self._began = _disks()
         self._mounts = mounts(pid)
-        self._nodes = {one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE}
+        self._nodes = {
+            one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
+        }
 
     def seen(self, paths: Iterable[str], wall_s: float) -> tuple[Place, ...]:
         """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended."""
@@ -54,7 +70,9 @@ class PlaceWatch:
             pass
         disks = _disks()
         wanted = {mount for path in paths if (mount := _mount_of(path, self._mounts)) is not None}
-        return tuple(self._place(mount, disks, wall_s) for mount in sorted(wanted, key=lambda one: one.mountpoint))
+        return tuple(
+            self._place(mount, disks, wall_s) for mount in sorted(wanted, key=lambda one: one.mountpoint)
+        )
 
     def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> Place:
         if mount.kind == _HEADRACE:
@@ -123,7 +141,9 @@ def _plain(word: str) -> str:
 
 
 def _mount_of(path: str, known: list[_Mount]) -> _Mount | None:
-    above = [one for one in known if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/")]
+    above = [
+        one for one in known if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/")
+    ]
     return max(above, key=lambda one: len(one.mountpoint), default=None)
 
 

@@ -1,7 +1,7 @@
 """Looks at a running job many times a second, from outside, and makes a recording of it.
 
-One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and are
-laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
+One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and
+are laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from headrace.diagnose.watch import MarksReader
 
 RATE_HZ = 50
 TREE_EVERY_S = 0.2
+NAME_MAX = 200
+"""Letters of a command on the time line."""
 SPIED_WORKERS_MAX = 8
 """Of a trainer's workers, whose stacks are taken: they do the same work, and each costs a py-spy."""
 _TOLD = (Call.RUN, Call.READ, Call.OPEN, Call.WRITE, Call.FAULT)
@@ -46,6 +48,7 @@ class Sampler:
         self._places = PlaceWatch(status_of, root)
         self._processes: dict[int, Found] = {}
         self._marks: dict[int, MarksReader] = {}
+        self._marked_before: dict[int, tuple[int, int]] = {}
         self._untraceable: set[int] = set()
         self._bytes_read: dict[int, list[int]] = {}
         self._looks: list[_Look] = []
@@ -75,10 +78,10 @@ class Sampler:
         self._gpus.close()
         workers = self._workers(lines)
         trainers = self._trainers(workers)
-        moments = tuple(
-            moment for trainer in trainers for moment in self._moments(trainer, workers, lines)
-        )
-        marks = [self._marks[pid].read() for pid in trainers if pid in self._marks]
+        moments = tuple(moment for trainer in trainers for moment in self._moments(trainer, workers, lines))
+        counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
+        before = [self._marked_before[pid] for pid in counts]
+        marks = list(counts.values())
         return Recording(
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
@@ -86,8 +89,8 @@ class Sampler:
             places=self._places.seen(_paths(moments), wall_s),
             link_bytes_s=link_bytes_s(),
             bytes_read=sum(last - first for first, last in self._bytes_read.values()),
-            steps=sum(one.steps for one in marks) if marks else None,
-            samples=sum(one.samples for one in marks) if marks else None,
+            steps=sum(one.steps for one in marks) - sum(steps for steps, _ in before) if marks else None,
+            samples=sum(one.samples for one in marks) - sum(count for _, count in before) if marks else None,
             loader=next((one.loader for one in marks if one.loader), None),
             gpus=self._gpus.names,
             missing=self._missing(trainers, lines),
@@ -111,6 +114,7 @@ class Sampler:
                 reader = MarksReader.find(one.pid)
                 if reader is not None:
                     self._marks[one.pid] = reader
+                    self._marked_before[one.pid] = reader.read().steps, reader.read().samples
             read = kernel.bytes_read(one.pid)
             self._bytes_read.setdefault(one.pid, [read, read])[1] = read
         return bool(found)
@@ -141,7 +145,11 @@ class Sampler:
         parents = {parent for parent in workers.values() if parent in self._processes}
         if parents:
             return sorted(parents)
-        python = {pid for pid, one in self._processes.items() if one.python and "resource_tracker" not in one.command}
+        python = {
+            pid
+            for pid, one in self._processes.items()
+            if one.python and "resource_tracker" not in one.command
+        }
         inner = {self._processes[pid].parent for pid in python}
         return sorted(python - inner) or sorted(python)
 
@@ -186,7 +194,7 @@ class Sampler:
 
     def _names(self, workers: dict[int, int]) -> dict[int, str]:
         return {
-            pid: f"loader worker {pid}" if pid in workers else one.command[:80]
+            pid: f"loader worker {pid}" if pid in workers else one.command[:NAME_MAX]
             for pid, one in self._processes.items()
         }
 
@@ -197,7 +205,9 @@ class Sampler:
         elif not self._stacks.available:
             said.append("Python stacks: py-spy is missing (pip install 'headrace[diagnose]')")
         elif not any(pid == tid and pid in trainers for pid, tid in lines):
-            why = next((self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came")
+            why = next(
+                (self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came"
+            )
             said.append(f"Python stacks of the trainer: {why}")
         if self._untraceable & set(self._processes):
             said.append(
@@ -205,7 +215,9 @@ class Sampler:
                 "/proc/sys/kernel/yama/ptrace_scope at 0, or root; in a container: --cap-add SYS_PTRACE)"
             )
         if not self._gpus.names:
-            said.append("GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does")
+            said.append(
+                "GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does"
+            )
         return tuple(said)
 
 

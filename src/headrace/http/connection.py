@@ -22,7 +22,6 @@ from headrace.http.messages import (
     parse_head,
     render_head,
 )
-from headrace.http.tls import TlsSocket
 
 RECEIVE_BYTES = 256 << 10
 STALL_MS = 60_000
@@ -36,9 +35,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection:
-    def __init__(self, sock: socket.socket | TlsSocket) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        if not (isinstance(sock, socket.socket) and sock.family == socket.AF_UNIX):
+        if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.number = sock.fileno()
@@ -49,7 +48,6 @@ class Connection:
         self._reusable = True
         self.buffer_out = b""
         self.at = 0
-        self._send_from = sock.send_from if isinstance(sock, TlsSocket) else self._send_file_directly
 
     # ------------------------------------------------------------ in
 
@@ -109,6 +107,15 @@ class Connection:
                 self._left_bytes -= len(piece)
             yield piece
 
+    def receive_now(self, count: int) -> bytes | None:
+        """None: nothing has come. b"" at the end of the connection."""
+        try:
+            return self.sock.recv(count)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
     def receive(self, count: int) -> bytes:
         """Waits. HungUpError at the end of the connection."""
         while True:
@@ -157,7 +164,7 @@ class Connection:
             sent = self.sock.send(head, socket.MSG_MORE if count else 0)
             self.buffer_out = head[sent:]
             if not self.buffer_out and count:
-                self.at += self._send_from(content.fd, self.at, count)
+                self.at += os.sendfile(self.number, content.fd, self.at, count)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -196,7 +203,7 @@ class Connection:
     def _send_file(self, fd: int, end: int) -> None:
         while self.at < end:
             try:
-                sent = self._send_from(fd, self.at, end - self.at)
+                sent = os.sendfile(self.number, fd, self.at, end - self.at)
             except BlockingIOError:
                 self._wait(select.POLLOUT)
                 continue
@@ -205,9 +212,6 @@ class Connection:
             if sent == 0:
                 raise HungUpError("the file was cut short while it was sent")
             self.at += sent
-
-    def _send_file_directly(self, fd: int, at: int, count: int) -> int:
-        return os.sendfile(self.number, fd, at, count)
 
     def send_all(self, data: bytes, *, more: bool = False) -> None:
         view = memoryview(data)
@@ -219,11 +223,11 @@ class Connection:
             except OSError as error:
                 raise HungUpError(str(error)) from error
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int, limit_ms: float = STALL_MS) -> None:
         poll = select.poll()
         poll.register(self.number, event)
-        if not poll.poll(STALL_MS):
-            raise HungUpError("the client has done nothing for a minute")
+        if not poll.poll(limit_ms):
+            raise HungUpError("the client has done nothing for too long")
 
     def close(self) -> None:
         self.sock.close()

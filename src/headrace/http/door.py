@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from headrace.base.errors import HeadraceError
 from headrace.http.connection import Connection
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
-from headrace.http.tls import TlsSocket
+from headrace.http.tls import ServerTls, TlsConnection
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Application(Protocol):
 
 
 class Door:
-    """listening: belongs to this from now on. name: of the pool's threads. tls: of the server, where there is one."""
+    """listening: belongs to this from now on. name: of the pool's threads. tls: None for plain connections."""
 
     def __init__(
         self,
@@ -66,13 +65,13 @@ class Door:
         listening: socket.socket,
         *,
         name: str,
+        tls: ServerTls | None = None,
         idle_s: float = IDLE_S,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._application = application
         self._listening = listening
-        self._idle_s = idle_s
         self._tls = tls
+        self._idle_s = idle_s
         self._waiting: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._working = 0
@@ -128,11 +127,20 @@ class Door:
                 sock.close()
                 continue
             try:
-                connection = Connection(sock if self._tls is None else TlsSocket(sock, self._tls))
+                self._begin(sock)
             except OSError:  # gone already
                 sock.close()
-                continue
-            self._wait_for_request(connection)
+
+    def _begin(self, sock: socket.socket) -> None:
+        if self._tls is None:
+            self._wait_for_request(Connection(sock))
+            return
+        connection = self._tls.connection(sock)
+        self._submit(lambda: self._shake_hands(connection), connection)
+
+    def _shake_hands(self, connection: TlsConnection) -> None:
+        connection.shake_hands()
+        self._wait_for_request(connection)
 
     def _wait_for_request(self, connection: Connection) -> None:
         """From any thread that has the connection."""
@@ -148,12 +156,9 @@ class Door:
         connection = self._waiting.get(number)
         if connection is None:
             return
-        try:
-            piece = connection.sock.recv(RECEIVE_BYTES)
-        except BlockingIOError:
+        piece = connection.receive_now(RECEIVE_BYTES)
+        if piece is None:
             return
-        except OSError:
-            piece = b""
         if not piece:
             self._drop(connection)
             return

@@ -250,6 +250,7 @@ class Namespace:
         with self._index.batch():
             for part in folders:
                 directory = self._index.ensure_directory(directory, part)
+            self._index.outdate(directory, name)
             self._index.put_file(directory, name, version, attributes)
 
     def was_made(self, path: bytes) -> None:
@@ -257,12 +258,14 @@ class Namespace:
         directory = ROOT_ID
         with self._index.batch():
             for part in [part for part in path.split(b"/") if part]:
+                self._index.outdate(directory, part)
                 directory = self._index.ensure_directory(directory, part)
 
     def was_removed(self, path: bytes) -> None:
         """This node removed what was there, with all below it: so does the index."""
         entry = self._known(path)
         if entry is not None and entry.id != ROOT_ID:
+            self._index.outdate(entry.parent, entry.name)
             self._index.remove(entry.parent, entry.name)
 
     def look_again(self, path: bytes) -> None:

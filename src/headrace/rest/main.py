@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 
 from headrace.base.errors import StoreError, UsageError
-from headrace.base.tls import build_contexts
 from headrace.config.load import read_token
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.tls import ServerTls
 from headrace.rest.gateway import Gateway, Handlers
 from headrace.sdk.client import Client
 from headrace.sdk.paths import Paths
@@ -49,7 +48,7 @@ def check_access(config: Config) -> None:
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> None:
-    """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told the URL, unix:PATH where there is no
+    """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told HOST:PORT, or unix:PATH where there is no
     other. UsageError, StoreError, NodeUnavailableError."""
     by_tcp = config.rest_address not in ("", ONLY_UNIX)
     if by_tcp:
@@ -68,7 +67,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     else:
         beside = threading.Thread(target=unix.run, name="rest-unix", daemon=True)
         beside.start()
-        on_ready(f"{'https' if tls else 'http'}://{bound_to(tcp)}")
+        on_ready(bound_to(tcp))
         run_until_signal(Door(Gateway(handlers, token), tcp, name="rest", tls=tls))
         unix.stop()
         beside.join()
@@ -76,11 +75,13 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     paths.close()
 
 
-def server_tls(config: Config) -> ssl.SSLContext | None:
+def server_tls(config: Config) -> ServerTls | None:
     """As between nodes: who has a certificate of the authority may ask."""
     if not config.tls_certificate:
         return None
-    return build_contexts(config.tls_certificate, config.tls_key, config.tls_authority).server
+    return ServerTls(
+        config.tls_certificate, config.tls_key, "tls_certificate", authority=config.tls_authority
+    )
 
 
 def _listen_unix(path: str) -> socket.socket:

@@ -20,6 +20,7 @@ from headrace.http.messages import Request, Response
 from headrace.s3 import signature, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
+from headrace.s3.counts import UNKNOWN, Counts, Received
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.multipart import Multipart
 from headrace.s3.objects import Objects
@@ -64,6 +65,7 @@ class Gateway:
         self._buckets = Buckets(paths, self.objects)
         self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
         self._parts = Multipart(self.objects, self.uploads)
+        self.counts = Counts()
         self._ids = itertools.count(secrets.randbits(48))
 
     def new_id(self) -> str:
@@ -79,17 +81,33 @@ class Gateway:
             if call.operation not in ("get_object", "head_object"):
                 return None
             self._check(request)
-            return self.objects.get_cached(request, call)
+            response = self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
             return None  # told by `answer`
         except Exception:  # the door's thread has to go on; `answer` will meet it, too
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
+        if response is not None:
+            self.counts.add(call.operation, response.status, _length(response))
+        return response
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
+        operation, received = UNKNOWN, Received(pieces)
         try:
             call = route(request, self._access.domains)
+            operation = call.operation
+            response = self._answered(request, call, received)
+        except S3Error as error:
+            response = self.error(request, error)
+        finally:
+            self.counts.received(operation, received.count)
+        self.counts.add(operation, response.status, _length(response))
+        return response
+
+    def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
+        """Errors are answers. HungUpError."""
+        try:
             return self._do(request, call, pieces, self._check(request))
         except S3Error as error:
             return self.error(request, error)
@@ -181,6 +199,13 @@ class Gateway:
             "abort_upload": lambda: self._parts.abort(request, call),
         }
         return work[call.operation]()
+
+
+def _length(response: Response) -> int:
+    """Bytes of its body."""
+    if response.bodiless:
+        return 0
+    return len(response.body) if response.content is None else response.end - response.start
 
 
 def _check_length(request: Request) -> None:

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from headrace.sdk.cache import Cache, Part, Stat, Wanted, connect
+from headrace.sdk.cache import Cache, Stat, connect
 from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.many import Part, Wanted
 from headrace.wire.messages import JobState
 
 THREADS = 32

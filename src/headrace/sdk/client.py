@@ -39,6 +39,8 @@ from headrace.wire.messages import (
     Lookup,
     Message,
     Open,
+    OpenedMany,
+    OpenMany,
     Report,
     Resolve,
     Resolved,
@@ -209,6 +211,20 @@ class Client:
             return [reader.checksum(block) for block in blocks] if sound else None
         finally:
             reader.close()
+
+    def open_many(self, ids: list[FileId]) -> Iterator[list[FileId]]:
+        """Small files: those that are whole, as they become so. What is left out at the end, `open` says why; likewise
+        after an error, NodeUnavailableError among them: this does not wait for a node that is away."""
+        connection = self._connections.take()
+        try:
+            for answer in connection.stream(OpenMany(ids=[*ids])):
+                assert isinstance(answer, OpenedMany)
+                yield [FileId(id) for id in answer.ids]
+        finally:
+            if connection.usable:
+                self._connections.give(connection)
+            else:
+                connection.close()
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
         """Pieces of the file in order."""

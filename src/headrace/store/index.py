@@ -298,6 +298,15 @@ class Index:
             self._delete(self._entries, entry_key(parent, name))
             return True
 
+    def outdate(self, parent: FileId, name: bytes) -> None:
+        """What a name means is about to be over, by this node's own doing: listings under way don't bring it back."""
+        writers = self._listings.get(parent, ())
+        old = self.lookup(parent, name) if writers else None
+        for writer in writers:
+            writer.keep(name)
+            if old is not None:
+                writer.outdate(name, old.kind, old.version)
+
     def listing(self, directory: FileId) -> ListingWriter:
         """Takes in a whole listing, page by page."""
         writer = ListingWriter(self, directory, was_empty=not self._children_batch(directory, b"", 1))

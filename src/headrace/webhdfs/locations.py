@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.ring.ring import Member, Ring, key_of
 from headrace.ring.view import SEGMENT_BYTES
-from headrace.sdk.client import Client
 
 MEMBERS_MAX_AGE_S = 5.0
 HOSTS_MAX = 3
@@ -27,12 +27,15 @@ class Part:
 
 
 class Locations:
-    def __init__(self, client: Client, *, replicas: int) -> None:
-        self._client = client
+    """status: of the node."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], *, replicas: int) -> None:
+        self._status = status
         self._replicas = min(replicas, HOSTS_MAX)
         self._lock = threading.Lock()
         self._until_s = 0.0
         self._ring: Ring | None = None
+        """None: the node is alone."""
         self._hosts: dict[str, str] = {}
 
     def parts(self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int) -> list[Part]:
@@ -52,10 +55,9 @@ class Locations:
         return found
 
     def _look(self) -> None:
-        """None: this node is alone."""
         if time.monotonic() < self._until_s:
             return
-        members = _members(self._client.status())
+        members = _members(self._status())
         owning = [row for row in members if not row["draining"]] or members
         self._hosts = {str(row["id"]): _host_of(str(row["address"])) for row in members}
         self._ring = None

@@ -46,6 +46,12 @@ class Open(Message, frozen=True):
     id: int
 
 
+class OpenMany(Message, frozen=True):
+    """As Open, of many small files at once. → OpenedMany, many: as they are whole; the last has done=True."""
+
+    ids: list[int]
+
+
 class Fill(Message, frozen=True):
     """Wait until the bytes start..end of the file are in its cache file. → Filled.
     sequential: the caller reads on from here; the node may read ahead."""
@@ -146,6 +152,26 @@ class Claim(Message, frozen=True):
     path: bytes
 
 
+class OperationRow(msgspec.Struct, frozen=True):
+    """Of one operation, since the gateway began. refused: answered 4xx; failed: 5xx. Bytes are of bodies."""
+
+    operation: str
+    requests: int
+    refused: int
+    failed: int
+    bytes_in: int
+    bytes_out: int
+
+
+class GatewayCounts(Message, frozen=True):
+    """What a gateway of this host has answered; told every two seconds. kind: "s3". → Done."""
+
+    pid: int
+    kind: str
+    address: str
+    rows: list[OperationRow]
+
+
 class Shutdown(Message, frozen=True):
     """Stop the node in order. → Done."""
 
@@ -174,6 +200,13 @@ class Done(Message, frozen=True):
 class Opened(Message, frozen=True):
     complete: bool
     path: str  # of the cache file
+
+
+class OpenedMany(Message, frozen=True):
+    """ids: whole now. What was asked for and never named is to be asked for by an Open, which says why."""
+
+    ids: list[int]
+    done: bool
 
 
 class Filled(Message, frozen=True):
@@ -289,6 +322,7 @@ Request = (
     | Lookup
     | List
     | Open
+    | OpenMany
     | Fill
     | Touch
     | Subscribe
@@ -304,12 +338,14 @@ Request = (
     | Changed
     | Secure
     | Claim
+    | GatewayCounts
     | Shutdown
 )
 Answer = (
     Welcome
     | Done
     | Opened
+    | OpenedMany
     | Filled
     | Resolved
     | Mounts

@@ -32,7 +32,8 @@ BY_OPERATION = {
 }
 """Requests to a node that the CLI sends, and what does the same by HTTP."""
 OF_THE_HOST = {
-    *("Hello", "Lookup", "Open", "Fill", "Touch", "Subscribe", "Changed", "Secure", "Claim"),
+    *("Hello", "Lookup", "Open", "OpenMany", "Fill", "Touch", "Subscribe", "Changed", "Secure", "Claim"),
+    "GatewayCounts",
     "Shutdown",
 }
 """They mean nothing without the host's index and cache files; a node is ended by its service manager."""

@@ -162,6 +162,29 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
     index.close(clean=True)
 
 
+def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    for name in (b"removed", b"replaced", b"theirs"):
+        index.put_file(ROOT_ID, name, V1)
+    index.ensure_directory(ROOT_ID, b"gone")
+    writer = index.listing(ROOT_ID)
+    for name in (b"removed", b"replaced", b"theirs", b"gone", b"new"):
+        index.outdate(ROOT_ID, name)
+    for name in (b"removed", b"gone", b"theirs"):
+        index.remove(ROOT_ID, name)
+    for name in (b"replaced", b"new"):
+        index.put_file(ROOT_ID, name, V2)
+    writer.add([(b"removed", V1), (b"replaced", V1), (b"theirs", V2)], [b"gone"])
+    writer.finish(1)
+    found = {one.name: one.version for one in index.children(ROOT_ID)}
+    assert found == {b"replaced": V2, b"new": V2, b"theirs": V2}
+    later = index.listing(ROOT_ID)
+    later.add([(b"removed", V1)], [])
+    later.finish(1)
+    assert [one.name for one in index.children(ROOT_ID)] == [b"removed"]
+    index.close(clean=True)
+
+
 def test_children_over_many_batches_and_names_too_long(folder: str) -> None:
     index = Index.open(folder, writable=True)
     names = [b"%05d" % number for number in range(1500)]

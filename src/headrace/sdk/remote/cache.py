@@ -6,10 +6,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Literal, cast
+from typing import cast
 
 from headrace.base.errors import HeadraceError
-from headrace.sdk.cache import Cache, Part, Wanted
+from headrace.sdk.cache import Cache
+from headrace.sdk.many import OnError, Part, Wanted
 from headrace.sdk.paths import Paths
 from headrace.sdk.remote.paths import RemotePaths
 from headrace.wire.messages import JobStart, JobState
@@ -32,7 +33,7 @@ class RemoteCache(Cache):
         wanted: Iterable[Wanted],
         *,
         ordered: bool = True,
-        on_error: Literal["raise", "return"] = "raise",
+        on_error: OnError = "raise",
     ) -> Iterator[Part]:
         under_way: deque[Future[Part]] = deque()
         try:
