@@ -144,7 +144,7 @@ class Files:
     def _content(self, request: Request, path: str, found: Seen, content: Content) -> Response:
         etag = etag_of(version_text(found))
         wanted = request.header("if-match")
-        if wanted not in ("", "*") and etag not in [one.strip() for one in wanted.split(",")]:
+        if wanted not in ("", "*", etag) and etag not in [one.strip() for one in wanted.split(",")]:
             raise VersionChangedError(path, why="it is another version now", hint="look at it again")
         size_bytes = content.size_bytes
         mtime_ns = found.mtime_ns if isinstance(found, Entry) else found.st_mtime_ns

@@ -350,3 +350,8 @@ def test_the_command_line_from_another_host(city: City) -> None:
     assert host.headrace("load", "/nowhere").returncode == 3
     one = city.nodes.split(",")[0]
     assert "one" in host.ok("ls", "/", "--socket", one)
+    assert host.json("status", "--socket", one)["cluster"]["node"] == "n0"
+    assert host.headrace("node", "drain").returncode == 2  # several are named
+    assert host.json("node", "drain", "--socket", one)["done"]  # the last test of these nodes
+    members = host.json("status", "--socket", one)["cluster"]["members"]
+    assert {row["id"]: row["draining"] for row in members} == {"n0": True, "n1": False}

@@ -89,7 +89,7 @@ class RemoteClient:
         if not isinstance(found, Entry):
             raise NotSupportedError(os.fsdecode(path), why="it is neither a file nor a directory")
         state = {"cached": row.cached, "version": row.version, "origin": row.origin}
-        self._last[found.id] = {"socket": self._paths.where, **state}
+        self._last[found.id] = {"socket": "", **state}
         return found
 
     def list_path(self, path: bytes) -> Iterator[Entry]:

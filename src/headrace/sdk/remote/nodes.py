@@ -87,6 +87,8 @@ class Nodes:
 
     def __init__(self, addresses: Sequence[Address], token: str, *, patience_s: float) -> None:
         self._known = {one.url: Node(one) for one in addresses}
+        self._named = list(self._known.values())
+        self._changed_at: list[Node] = []
         self._tls = next((one.tls for one in addresses if one.tls is not None), None)
         self._token = token
         self._patience_s = patience_s
@@ -125,20 +127,40 @@ class Nodes:
             link.close()
 
     @property
-    def who(self) -> str:
-        return self._home.address.url
+    def home(self) -> Node:
+        """That is asked for names just now, and changed."""
+        return self._order()[0]
+
+    @property
+    def only(self) -> Node | None:
+        """The one that was named; None where several were."""
+        return self._named[0] if len(self._named) == 1 else None
+
+    @property
+    def changed_at(self) -> list[Node]:
+        """Those through which something was changed here."""
+        return list(self._changed_at)
 
     # ------------------------------------------------------------ operations of the table
 
-    def ask(self, name: str, kind: type[Found], *, body: Value | None = None, **query: Word) -> Found:
-        """An operation that may be repeated, of whichever node answers. The errors that it answers."""
+    def ask(
+        self,
+        name: str,
+        kind: type[Found],
+        *,
+        body: Value | None = None,
+        at: Node | None = None,
+        **query: Word,
+    ) -> Found:
+        """An operation that may be repeated, of whichever node answers; at: of this one only. The errors that it
+        answers."""
 
         def one(node: Node) -> Found:
             answer, link = self._send(node, name, query, body)
             data = self._read_all(node, answer, link)
             return msgspec.convert(json.loads(data), kind)
 
-        return self._first(self._order(), one)
+        return self._first(self._order() if at is None else [at], one, only=at is not None)
 
     def change(
         self,
@@ -155,6 +177,8 @@ class Nodes:
 
         def one(node: Node) -> None:
             nonlocal broken_off
+            if node not in self._changed_at:
+                self._changed_at.append(node)
             link = self._connect(node)  # a kept one might be dead, and nobody could tell what was done by it
             data = body() if callable(body) else body
             try:
@@ -243,10 +267,16 @@ class Nodes:
         return [*(one for one in order if not one.bad), *(one for one in order if one.bad)]
 
     def _first(
-        self, order: list[Node], call: Callable[[Node], Result], *, missing_of_home: bool = False
+        self,
+        order: list[Node],
+        call: Callable[[Node], Result],
+        *,
+        missing_of_home: bool = False,
+        only: bool = False,
     ) -> Result:
         """What the first node answers that can; while none answers, all are asked again for `patience_s`.
-        missing_of_home: that something is not there is believed of home only; others may not have heard of it yet."""
+        missing_of_home: that something is not there is believed of home only; others may not have heard of it yet.
+        only: of the order no other node is asked."""
         give_up = Deadline.after(self._patience_s)
         while True:
             failed: HeadraceError | None = None
@@ -264,14 +294,14 @@ class Nodes:
                     failed = error
                     continue
                 node.bad = False
-                if self._home.bad:
+                if self._home.bad and not only:
                     self._home = node
                 return result
             assert failed is not None
             if not isinstance(failed, NodeUnavailableError) or give_up.passed():
                 raise failed
             time.sleep(PAUSE_S)
-            order = self._order()
+            order = order if only else self._order()
 
     def _refresh(self) -> None:
         """Who is there now; by one thread at a time, the others go by what is known."""

@@ -11,6 +11,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 
+import msgspec
 import xxhash
 
 from headrace.base.errors import (
@@ -22,6 +23,7 @@ from headrace.base.errors import (
     PathExistsError,
     PathNotFoundError,
     StoreError,
+    UsageError,
     VersionChangedError,
     error_classes,
 )
@@ -29,7 +31,7 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import split
 from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.remote.content import RemoteContent, fetch_into
-from headrace.sdk.remote.nodes import STEP_BYTES, Nodes
+from headrace.sdk.remote.nodes import STEP_BYTES, Node, Nodes
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen
 from headrace.wire.api import (
@@ -47,6 +49,8 @@ from headrace.wire.api import (
 from headrace.wire.messages import JobStart, JobState
 
 JOB_LOOK_S = 1.0
+SHARED = ("load", "free", "pin", "unpin")
+"""Jobs of a cluster: whichever node takes them."""
 _SUM_STEP_BYTES = 4 << 20
 _NO_MOUNT = "a node must run on this host for that"
 
@@ -57,10 +61,6 @@ class RemotePaths:
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.closed = False
-
-    @property
-    def where(self) -> str:
-        return self.nodes.who
 
     @property
     def client(self) -> RemotePaths:
@@ -230,24 +230,43 @@ class RemotePaths:
     # ------------------------------------------------------------ the cache
 
     def status(self) -> dict[str, object]:
-        return self.nodes.ask("status", Report).status
+        """Of the node that was named, where only one was; else of any."""
+        return self.nodes.ask("status", Report, at=self.nodes.only).status
 
     def run_job(self, start: JobStart) -> Iterator[JobState]:
-        """Its states, the last with done=True. One of a node that is not iterated to its end is cancelled."""
+        """Its states, the last with done=True. One of a node that is not iterated to its end is cancelled. What this
+        process wrote is persisted by the nodes that took it; a node that is drained is the one that was named."""
+        nodes = self._nodes_of(start.kind)
+        for number, node in enumerate(nodes):
+            for state in self._run_at(node, start):
+                last = number + 1 == len(nodes)
+                yield state if last else msgspec.structs.replace(state, done=False)
+
+    def _nodes_of(self, kind: str) -> list[Node]:
+        only = self.nodes.only
+        if kind == "drain" and only is None:
+            raise UsageError("node drain", why="several nodes are named", hint="name the one that is meant")
+        if kind in ("drain", "fsck") and only is not None:
+            return [only]
+        written = self.nodes.changed_at if kind.startswith("persist") else []
+        return written or [only or self.nodes.home]
+
+    def _run_at(self, node: Node, start: JobStart) -> Iterator[JobState]:
         if start.kind == "watch":
             job = self.nodes.ask("getJob", Job, id=start.path)
         else:
             body = NewJob(start.kind, start.path, start.options)  # type: ignore[arg-type]  # the node says
-            job = self.nodes.ask("startJob", Job, body=body)
+            job = self.nodes.ask("startJob", Job, body=body, at=node if start.kind not in SHARED else None)
+        at = node if job.scope == "node" else None
         try:
             while _runs(job):
                 yield state_of(job)
-                job = self.nodes.ask("getJob", Job, id=job.id, wait_s=JOB_LOOK_S)
+                job = self.nodes.ask("getJob", Job, id=job.id, wait_s=JOB_LOOK_S, at=at)
             yield state_of(job)
         finally:
-            if _runs(job) and job.scope == "node":
+            if _runs(job) and at is not None:
                 with contextlib.suppress(HeadraceError):
-                    self.nodes.ask("cancelJob", Job, id=job.id)
+                    self.nodes.ask("cancelJob", Job, id=job.id, at=at)
 
     def jobs(self) -> list[Job]:
         return self.nodes.ask("listJobs", Jobs).jobs
