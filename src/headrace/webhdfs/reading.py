@@ -14,6 +14,7 @@ from headrace.layer.upper import join
 from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.paths import Paths, is_directory
 from headrace.sdk.streams import Content
+from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen
 from headrace.webhdfs import answers
 from headrace.webhdfs.checksum import file_checksum
@@ -219,8 +220,9 @@ class Reading:
         if isinstance(found, Entry):
             return {}
         at = self.paths.tree.upper.at(path)
-        names = [name for name in os.listxattr(at) if name.startswith("user.")]
-        return {name: os.getxattr(at, name) for name in names}
+        with told(call.path):
+            names = [name for name in os.listxattr(at) if name.startswith("user.")]
+            return {name: os.getxattr(at, name) for name in names}
 
     # ------------------------------------------------------------ sums
 

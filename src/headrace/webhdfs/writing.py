@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 
 from headrace.base.errors import (
     DirectoryNotEmptyError,
-    HeadraceError,
     NotADirectoryPathError,
     PathExistsError,
     PathNotFoundError,
@@ -19,7 +18,7 @@ from headrace.base.errors import (
 from headrace.http.messages import Response
 from headrace.layer.upper import join, split
 from headrace.sdk.paths import Paths, is_directory
-from headrace.sdk.streams import WriteStream
+from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
@@ -47,8 +46,9 @@ class Writing:
         replace = call.flag("overwrite") or "OVERWRITE" in flags
         mode = call.permission(FILE_MODE)
         parents = call.flag("createparent", default=True)
-        with self.paths.create(call.path, replace=replace, parents=parents) as stream:
-            _pour(pieces, stream)
+        with told(call.path), self.paths.create(call.path, replace=replace, parents=parents) as stream:
+            for piece in pieces:
+                stream.write(piece)
             os.fchmod(stream.fileno(), mode)
         host = call.request.header("host")
         return answers.done(
@@ -61,8 +61,9 @@ class Writing:
         self.paths.check_writable(call.path)
         if not call.flag("data"):
             return answers.place(call)
-        with self.paths.append(call.path) as stream:
-            _pour(pieces, stream)
+        with told(call.path), self.paths.append(call.path) as stream:
+            for piece in pieces:
+                stream.write(piece)
         return answers.done()
 
     def truncate(self, call: Call) -> Response:
@@ -75,7 +76,8 @@ class Writing:
                 raise illegal(
                     f"Cannot truncate to a larger file size. Current size: {now}, truncate size: {size}."
                 )
-            os.ftruncate(fd, size)
+            with told(call.path):
+                os.ftruncate(fd, size)
         finally:
             os.close(fd)
         self.paths.tell(whole)
@@ -237,16 +239,6 @@ class Writing:
         if "w" in action:
             self.paths.check_writable(call.path)
         return answers.done()
-
-
-def _pour(pieces: Iterator[bytes], stream: WriteStream) -> None:
-    for piece in pieces:
-        try:
-            stream.write(piece)
-        except OSError as error:
-            if isinstance(error, HeadraceError):
-                raise
-            raise RemoteError("IOException", error.strerror or str(error)) from error
 
 
 def _id_of(name: str, look: Callable[[str], int], kind: str) -> int:
