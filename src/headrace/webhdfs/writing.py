@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 from headrace.base.errors import (
@@ -32,6 +34,8 @@ _ACTION = re.compile(r"[r-][w-][x-]")
 class Writing:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
+        self._lock = threading.Lock()
+        self._appended: set[bytes] = set()
 
     # ------------------------------------------------------------ bytes
 
@@ -61,10 +65,26 @@ class Writing:
         self.paths.check_writable(call.path)
         if not call.flag("data"):
             return answers.place(call)
-        with told(call.path), self.paths.append(call.path) as stream:
+        with self._only_appender(call.path), told(call.path), self.paths.append(call.path) as stream:
             for piece in pieces:
                 stream.write(piece)
         return answers.done()
+
+    @contextlib.contextmanager
+    def _only_appender(self, path: bytes) -> Iterator[None]:
+        """AlreadyBeingCreatedException, as HDFS has it: two bodies would be mixed. Of others than this gateway's
+        clients nothing is known."""
+        with self._lock:
+            if path in self._appended:
+                raise RemoteError(
+                    "AlreadyBeingCreatedException", f"{_text(path)} is being appended to by somebody else"
+                )
+            self._appended.add(path)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._appended.discard(path)
 
     def truncate(self, call: Call) -> Response:
         size = call.at_least_zero("newlength", -1)

@@ -104,6 +104,7 @@ def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     with socket.create_connection(webhdfs.address, timeout=10) as one:
         one.sendall(head.encode() + DATA)
         wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, what=lambda: "others see what was appended")
+        assert webhdfs.failure(webhdfs.append(path, b"x")) == ("AlreadyBeingCreatedException", 403)
     wait_until(lambda: webhdfs.bytes_of(path) == b"kept", 10, what=lambda: "nothing of the append is left")
     webhdfs.wait_persisted("cut.bin", b"kept")
 
