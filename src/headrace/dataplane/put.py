@@ -116,11 +116,7 @@ class Puts:
         self._under_way = 0
         self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
         self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
-        self._landing = Batches(
-            self._land_all,
-            most=LANDED_TOGETHER_MAX,
-            delay_s=lambda: LAND_DELAY_S if self._under_way > FEW else 0.0,
-        )
+        self._landing = Batches(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
 
     async def put(self, path: bytes) -> Put | None:
         """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
@@ -132,7 +128,9 @@ class Puts:
         self._under_way += 1
         try:
             landed = await self._put_opened(opened, mount.origin, key)
-            return await self._landing.one(landed) if landed is not None else None
+            if landed is None:
+                return None
+            return await self._landing.one(landed, soon=self._under_way <= FEW)
         finally:
             self._under_way -= 1
             opened.close()
@@ -149,7 +147,7 @@ class Puts:
 
     async def _open(self, path: bytes, at: bytes) -> _Opened | None:
         """A large one has a thread for itself: it may have to wait for the disk."""
-        return await self._opening.one(path, alone=size_of(at) > CONTENT_BYTES_MAX)
+        return await self._opening.one(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
@@ -162,7 +160,7 @@ class Puts:
         path, source, found = opened.path, opened.source, opened.found
         deadline = Deadline.after(self._limit_s(found.st_size))
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
-        begun = await self._beginning.one(opened)
+        begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")
         attributes = structs.replace(_attributes_of(found), put_id=begun.put_id)
         try:

@@ -37,7 +37,7 @@ def session() -> SparkSession:
 def same_rows(one: DataFrame, other: DataFrame) -> bool:
     """Row by row, as often in one as in the other."""
     other = other.select(one.columns)
-    return one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty()
+    return bool(one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty())
 
 
 def write_origin(spark: SparkSession, truth: Path) -> None:
