@@ -20,6 +20,7 @@ STATUS: dict[str, int] = {
     "org.apache.hadoop.fs.InvalidPathException": 400,
     "org.apache.hadoop.fs.ParentNotDirectoryException": 403,
     "org.apache.hadoop.fs.PathIsNotEmptyDirectoryException": 403,
+    "org.apache.hadoop.hdfs.protocol.AlreadyBeingCreatedException": 403,
     "org.apache.hadoop.hdfs.protocol.DSQuotaExceededException": 403,
     "org.apache.hadoop.ipc.RetriableException": 403,
     "org.apache.hadoop.security.AccessControlException": 403,

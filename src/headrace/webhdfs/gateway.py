@@ -134,4 +134,5 @@ def _as_taken(request: Request, response: Response) -> Response:
     at the type it wants a class that its shaded jar has not got."""
     if answers.JSON in response.headers and request.header("user-agent").startswith("Java/"):
         response.headers.remove(answers.JSON)
+    response.bodiless = request.method == "HEAD"  # no operation has it, and its answer must not have a body
     return response

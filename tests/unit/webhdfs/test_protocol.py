@@ -225,7 +225,7 @@ def test_the_checksum_of_nothing() -> None:
 
 
 def test_places_in_both_forms() -> None:
-    parts = [Part(0, 100, ("one", "two")), Part(100, 130, ("three",))]
+    parts = [Part(0, 100, ("one:1", "two:1")), Part(100, 130, ("three:1",))]
     told = block_locations(parts)
     assert [(row["offset"], row["length"], row["hosts"]) for row in told] == [
         (0, 100, ["one", "two"]),
@@ -261,7 +261,7 @@ def test_hosts_are_those_of_the_owners() -> None:
         ]
         for one in parts:
             owners = view.owners(path, one.start // SEGMENT_BYTES, replicas=2)
-            assert one.hosts == tuple(owner.address.split(":")[0] for owner in owners)
+            assert one.names == tuple(owner.address for owner in owners)
     assert [
         one.start for one in places.parts(b"/a", 200 << 20, 1 << 30, size_bytes=size, part_bytes=128 << 20)
     ][:2] == [128 << 20, 256 << 20]

@@ -109,3 +109,25 @@ def test_package_hdfs_writes(webhdfs: WebHdfs, hdfs: Any) -> None:
     webhdfs.wait_persisted("package/text", "grüße".encode())
     assert hdfs.delete(top, recursive=True)
     assert not hdfs.delete(top)
+
+
+def test_pandas_and_pyarrow_by_fsspec(webhdfs: WebHdfs, fs: Any) -> None:
+    """A partitioned data set: read by the gateway, written by it, and the rows held against the origins'."""
+    pa, dataset = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.dataset")
+    pandas = pytest.importorskip("pandas")
+    table = pa.table({"id": list(range(50_000)), "half": [n / 2 for n in range(50_000)]})
+    table = table.append_column("part", pa.array([n % 3 for n in range(50_000)]))
+    options = {"format": "parquet", "partitioning": ["part"], "partitioning_flavor": "hive"}
+    dataset.write_dataset(table, webhdfs.truth / "parquet", **options)
+    webhdfs.host.ok("sync", f"/{READ}")
+    through = dataset.dataset(f"/{READ}/parquet", filesystem=fs, format="parquet", partitioning="hive")
+    found = through.to_table().sort_by("id").select(table.column_names)
+    assert found.cast(table.schema).equals(table)
+    assert through.count_rows(filter=dataset.field("part") == 1) == 16_667
+    dataset.write_dataset(table, f"/{WRITE}/parquet", filesystem=fs, **options)
+    webhdfs.host.ok("persist", "--wait", f"/{WRITE}")
+    direct = dataset.dataset(webhdfs.origin / "parquet", format="parquet", partitioning="hive")
+    assert direct.to_table().sort_by("id").select(table.column_names).cast(table.schema).equals(table)
+    host, port = webhdfs.address
+    frame = pandas.read_parquet(f"webhdfs://{host}:{port}/{READ}/parquet/part=0")
+    assert frame["id"].sum() == sum(range(0, 50_000, 3))

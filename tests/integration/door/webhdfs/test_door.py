@@ -46,6 +46,8 @@ def test_it_listens_for_others_where_that_is_said(webhdfs: WebHdfs) -> None:
 def test_a_connection_is_used_again(webhdfs: WebHdfs) -> None:
     names = ("small.bin", "nothing", "more.bin", "one.bin")
     with requests.Session() as session:
+        head = session.head(f"{webhdfs.url}/webhdfs/v1/?op=OPEN", timeout=10)
+        assert (head.status_code, head.content) == (400, b"")
         for name in names:
             url = f"{webhdfs.url}/webhdfs/v1/{READ}/{name}?op=OPEN"
             answer = session.get(url, timeout=10)

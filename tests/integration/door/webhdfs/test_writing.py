@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import socket
+import subprocess
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -101,6 +104,7 @@ def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     with socket.create_connection(webhdfs.address, timeout=10) as one:
         one.sendall(head.encode() + DATA)
         wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, what=lambda: "others see what was appended")
+        assert webhdfs.failure(webhdfs.append(path, b"x")) == ("AlreadyBeingCreatedException", 403)
     wait_until(lambda: webhdfs.bytes_of(path) == b"kept", 10, what=lambda: "nothing of the append is left")
     webhdfs.wait_persisted("cut.bin", b"kept")
 
@@ -245,3 +249,17 @@ def test_of_two_who_rename_to_one_name_one_is_told_true(webhdfs: WebHdfs, attemp
     (loser,) = [name for name, won in said.items() if not won]
     assert webhdfs.bytes_of(f"{top}/committed") == winner.encode()
     assert webhdfs.bytes_of(f"{top}/{loser}") == loser.encode()
+
+
+def test_curl_as_the_specification_has_it(webhdfs: WebHdfs, tmp_path: Path) -> None:
+    """It sends the file with the first request, too, and asks before whether it may."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("server: curl is not installed")
+    (tmp_path / "file").write_bytes(DATA)
+    for op, verb in (("CREATE", "PUT"), ("APPEND", "POST")):
+        url = f"{webhdfs.url}/webhdfs/v1/{WRITE}/curl.bin?op={op}"
+        words = [curl, "-sS", "-f", "-L", "-X", verb, "-T", str(tmp_path / "file"), url]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+    assert webhdfs.bytes_of(f"/{WRITE}/curl.bin") == DATA + DATA
