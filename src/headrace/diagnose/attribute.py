@@ -14,7 +14,17 @@ from itertools import pairwise
 
 from headrace.diagnose.causes import Cause, gain_of
 from headrace.diagnose.evidence import evidence_of
-from headrace.diagnose.frames import Phase, Work, in_torch, innermost_own, phase_of, polls, waits, work_of
+from headrace.diagnose.frames import (
+    Phase,
+    Work,
+    asks_headrace,
+    in_torch,
+    innermost_own,
+    phase_of,
+    polls,
+    waits,
+    work_of,
+)
 from headrace.diagnose.recording import Call, Moment, Place, Recording, Storage, Thread, Worker
 
 HEALTHY_BELOW = 0.10
@@ -29,6 +39,7 @@ SPARE_CORES_FROM = 0.75
 _LOADER = (Phase.LOADER_START, Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
 _TRAINING = (*_LOADER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COPY, Phase.CHECKPOINT)
 _FILES = (Call.READ, Call.OPEN, Call.FAULT, Call.WRITE)
+_ANSWERS = (Call.SOCKET, Call.WAIT, Call.LOCK)
 _UNSETTLED = "one core"
 
 
@@ -150,7 +161,8 @@ def _blamed(moment: Moment, recording: Recording, places: Places) -> Iterator[Bl
     elif phase is Phase.LOADER_START:
         yield Cause.RESTARTS, 1.0, where
     elif phase is Phase.COPY:
-        yield Cause.COPIES, 1.0, where
+        if not _gpu_is_busy(moment):  # a copy also waits for what the GPU was given before
+            yield Cause.COPIES, 1.0, where
     elif phase in (Phase.UNPACK, Phase.WAIT_DATA):
         yield from _waiting(moment, recording, places)
     elif phase is Phase.FETCH or moment.main.call in _FILES:
@@ -188,7 +200,7 @@ def _fetching(thread: Thread, part: float, places: Places, *, in_main: bool) -> 
     """A thread that prepares samples. On a processor that is settled in the end: too few workers, or too few cores."""
     line = ("line", _line(thread))
     work = work_of(thread.stack)
-    if thread.call in _FILES:
+    if thread.call in _FILES or (thread.call in _ANSWERS and asks_headrace(thread.stack)):
         yield from places.blamed(thread, part)
     elif thread.call is Call.SOCKET or (work is Work.NETWORK and thread.call is not Call.RUN):
         yield Cause.DIRECT, part, (line,)
@@ -204,7 +216,7 @@ def _fetching(thread: Thread, part: float, places: Places, *, in_main: bool) -> 
 
 def _computing(moment: Moment, phase: Phase, recording: Recording) -> Iterator[Blamed]:
     main = moment.main
-    if moment.gpu_busy is not None and moment.gpu_busy >= GPU_BUSY_FROM:
+    if _gpu_is_busy(moment):
         return
     if main.call is Call.LOCK and main.stack and not waits(main.stack):
         others = [one for one in moment.others if one.call is Call.RUN and one.stack]
@@ -217,6 +229,10 @@ def _computing(moment: Moment, phase: Phase, recording: Recording) -> Iterator[B
         return
     kind = "overhead" if phase is Phase.OPTIMIZER or in_torch(main.stack) else "work"
     yield _UNSETTLED, 1.0, (("kind", kind), ("phase", phase.name.lower()), ("line", _line(main)))
+
+
+def _gpu_is_busy(moment: Moment) -> bool:
+    return moment.gpu_busy is not None and moment.gpu_busy >= GPU_BUSY_FROM
 
 
 def _settled(ledger: dict[str, Blame], recording: Recording) -> dict[Cause, Blame]:
@@ -268,14 +284,21 @@ class Places:
                 return one
         return None
 
+    def node(self) -> Place | None:
+        """What Headrace's library asks."""
+        return next((one for one in self._places if one.storage is Storage.HEADRACE), None)
+
     def blamed(self, thread: Thread, part: float) -> Iterator[Blamed]:
-        place = self.of(thread.path)
-        details = [("file", thread.path or "a mapped file"), ("call", thread.call), ("line", _line(thread))]
+        place = self.of(thread.path) if thread.call in _FILES else self.node()
+        file = thread.path or ("a mapped file" if thread.call in _FILES else "")
+        details = [("file", file), ("call", thread.call), ("line", _line(thread))]
         if place is not None:
             details.append(("place", place.mountpoint))
         if place is not None and place.storage is Storage.HEADRACE:
             for cause, weight in _sources(place):
                 yield cause, part * weight, tuple(details)
+        elif thread.call in _ANSWERS:
+            yield Cause.ORIGIN, part, tuple(details)  # its node could not be asked
         elif thread.call is Call.OPEN:
             yield Cause.METADATA, part, tuple(details)
         elif place is not None and place.storage is Storage.SHARE:

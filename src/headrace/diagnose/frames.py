@@ -55,7 +55,6 @@ _PHASES: tuple[tuple[Phase, str, _NAME], ...] = (
     (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"__init__|_get_iterator|_?shutdown_workers?"),
     (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"_reset|__del__|_shutdown_worker"),
     (Phase.FETCH, r"torch/utils/data/_utils/fetch\.py", r"fetch"),
-    (Phase.FETCH, r"headrace/integrations/torch_data\.py", r"__getitem__|__getitems__|__iter__"),
     (Phase.UNPACK, r"torch/multiprocessing/reductions\.py", r"rebuild_\w+"),
     (Phase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
     (Phase.WAIT_DATA, r"torch/utils/data/dataloader\.py", r"_next_data|_get_data|_try_get_data|__next__"),
@@ -104,6 +103,7 @@ _WAIT_LINE = re.compile(r"\.(acquire|wait|join|result|get|recv|put|select|poll|c
 _WAITS = re.compile(
     r"(.*/)?((threading|queue|selectors|subprocess)\.py|(concurrent/futures|multiprocessing|asyncio)/.*)"
 )
+_OURS = re.compile(r"(.*/)?headrace/(sdk|integrations)/.*")
 _POLLS = frozenset(("wait", "poll", "_poll", "select", "accept", "acquire"))
 _TORCH = re.compile(r"(.*/)?torch/(nn|optim|autograd|utils|_\w+|overrides|functional|cuda|amp)\b.*")
 
@@ -159,6 +159,11 @@ def waits(stack: Stack) -> bool:
     if not stack:
         return True
     return bool(_WAITS.fullmatch(stack[-1].file) or _WAIT_LINE.search(stack[-1].text))
+
+
+def asks_headrace(stack: Stack) -> bool:
+    """Whether it is below a call of Headrace's library, so that what it waits for is this host's node."""
+    return any(_OURS.fullmatch(frame.file) for frame in stack)
 
 
 def polls(stack: Stack) -> bool:

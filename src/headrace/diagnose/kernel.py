@@ -61,11 +61,10 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """threads: the main one first. cpu_ticks: user and system time of all, in clock ticks."""
+    """threads: the main one first."""
 
     pid: int
     threads: tuple[ThreadState, ...]
-    cpu_ticks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
     threads = [_thread(pid, pid, fields[0])]
     if all_threads and int(fields[17]) > 1:
         threads += _other_threads(pid)
-    return ProcessState(pid, tuple(threads), int(fields[11]) + int(fields[12]))
+    return ProcessState(pid, tuple(threads))
 
 
 def may_trace(pid: int) -> bool:

@@ -15,10 +15,10 @@ from headrace.diagnose import kernel
 from headrace.diagnose.frames import is_worker
 from headrace.diagnose.gpus import GpuWatch
 from headrace.diagnose.kernel import Found, ProcessState, ThreadState
+from headrace.diagnose.marks import MarksReader
 from headrace.diagnose.places import PlaceWatch, StatusOf, link_bytes_s
 from headrace.diagnose.recording import Call, Moment, Recording, Thread, Worker
 from headrace.diagnose.stacks import Line, StackSampler
-from headrace.diagnose.watch import MarksReader
 
 RATE_HZ = 50
 TREE_EVERY_S = 0.2
@@ -52,6 +52,8 @@ class Sampler:
         self._untraceable: set[int] = set()
         self._bytes_read: dict[int, list[int]] = {}
         self._looks: list[_Look] = []
+        self._alive: list[int] = []
+        self._kept: dict[ProcessState, ProcessState] = {}  # most looks find what an earlier one found
         self._began_s = time.monotonic()
         self._tree_at_s = float("-inf")
 
@@ -102,14 +104,16 @@ class Sampler:
     def _follow(self) -> bool:
         """Learns of new processes; False when the first one has gone."""
         found = kernel.tree(self._root)
-        spied = sum(one.loads for one in self._processes.values())
+        spied = 0
+        self._alive = [one.pid for one in found if one.python]
         for one in found:
             known = self._processes.get(one.pid)
             self._processes[one.pid] = one
             if known is None and not kernel.may_trace(one.pid):
                 self._untraceable.add(one.pid)
-            if one.python and (spied <= SPIED_WORKERS_MAX or not one.loads):
-                self._stacks.follow(one.pid)
+            spied += one.loads
+            if one.python and (not one.loads or (known is not None and spied <= SPIED_WORKERS_MAX)):
+                self._stacks.follow(one.pid)  # a worker at its second sight: some live for a moment only
             if not one.loads and one.pid not in self._marks:
                 reader = MarksReader.find(one.pid)
                 if reader is not None:
@@ -121,11 +125,11 @@ class Sampler:
 
     def _look(self, now_s: float) -> None:
         states = {}
-        for pid, process in self._processes.items():
-            if process.python:
-                state = kernel.state_of(pid, all_threads=True)
-                if state is not None:
-                    states[pid] = _told(state)
+        for pid in self._alive:
+            state = kernel.state_of(pid, all_threads=True)
+            if state is not None:
+                told = _told(state)
+                states[pid] = self._kept.setdefault(told, told)
         marked = {pid: reader.read().in_step for pid, reader in self._marks.items() if pid in states}
         self._looks.append(_Look(now_s, states, marked, self._gpus.busy(now_s, states)))
 
@@ -225,7 +229,7 @@ def _told(state: ProcessState) -> ProcessState:
     """Without the threads that wait: a recording of an hour must fit into memory."""
     main, *others = state.threads
     kept: list[ThreadState] = [one for one in others if one.call in _TOLD]
-    return ProcessState(state.pid, (main, *kept), state.cpu_ticks)
+    return ProcessState(state.pid, (main, *kept))
 
 
 def _paths(moments: tuple[Moment, ...]) -> set[str]:

@@ -15,6 +15,7 @@ from headrace.diagnose.recording import Call, Frame, Moment, Place, Recording, S
 from .moments import (
     AUGMENTS,
     DECODES,
+    FETCHES,
     IDLE,
     READS,
     SCRIPT,
@@ -87,6 +88,24 @@ def test_opens_are_names_on_other_storage_and_bytes_on_ours() -> None:
     assert shares(attribute(recording((1, opens), places=(share,)))) == {"storage.metadata": 1.0}
     ours = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB)
     assert shares(attribute(recording((1, opens), places=(ours,)))) == {"storage.origin": 1.0}
+
+
+def test_what_the_library_waits_for_is_asked_of_the_node() -> None:
+    library = (
+        *FETCHES,
+        Frame("Client.open", "/x/headrace/sdk/client.py", 3),
+        Frame("recv", "/x/socket.py", 1),
+    )
+    moment = waiting(worker(Call.SOCKET, library))
+    node = Place("headrace://", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=MIB)
+    assert shares(attribute(recording((1, moment), places=(node,)))) == {"storage.peer": 1.0}
+    assert shares(attribute(recording((1, moment)))) == {"storage.origin": 1.0}
+
+
+def test_a_copy_is_no_cause_while_the_gpu_is_busy() -> None:
+    line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
+    assert attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.97)))).healthy
+    assert shares(attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.1))))) == {"copies": 1.0}
 
 
 def test_a_thread_that_reads_for_a_worker_tells_for_it() -> None:

@@ -17,13 +17,13 @@ from headrace.diagnose import kernel, watch
 from headrace.diagnose.attribute import attribute
 from headrace.diagnose.frames import Phase, Work, is_worker, phase_of, work_of
 from headrace.diagnose.gpus import GpuWatch
+from headrace.diagnose.marks import MarksReader
 from headrace.diagnose.places import PlaceWatch, mounts
 from headrace.diagnose.recording import Call, Frame, Loader, Storage
 from headrace.diagnose.report import lines_of as words_of
 from headrace.diagnose.report import value_of
 from headrace.diagnose.stacks import lines_of
 from headrace.diagnose.timeline import events_of
-from headrace.diagnose.watch import MarksReader
 
 from .moments import (
     AUGMENTS,
@@ -191,6 +191,7 @@ def test_places_are_told_apart(tmp_path: Path) -> None:
     assert places["/proc"].storage is Storage.MEMORY
     assert {"/proc", "/"} <= {one.mountpoint for one in mounts(os.getpid())}
     assert len(places) == 2
+    assert asked[0] == ""
 
 
 def test_nvml_is_asked_for_the_gpus_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
