@@ -54,15 +54,31 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What an object has beside bytes and a file's attributes, as S3 tells it. metadata: the user's, names in lower
+    case; headers: Content-Type and the like; tags: None where they are not known."""
+
+    metadata: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] | None = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.metadata or self.headers or self.tags)
+
+
+@dataclass(frozen=True, slots=True)
 class Attributes:
     """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
-    a later attempt knows the object as its own; it is no attribute of the file and makes no two differ."""
+    a later attempt knows the object as its own; it is no attribute of the file and makes no two differ. Nor do extras,
+    which the index does not have."""
 
     mtime_ns: int | None = None
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
     put_id: str = field(default="", compare=False)
+    extras: Extras | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, Entry, Kind, Version
 from headrace.layer.calls import begin_write_back, may_be_written, write_back
+from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
@@ -158,7 +159,8 @@ class Persist:
         begun = _row_of(path, before, known, begun=True)
         self._known.note(begun)
         failpoint.hit("persist.begun")
-        attributes = replace(_attributes_of(before), put_id=begun.put_id)
+        extras = extras_of(source.file, before)
+        attributes = replace(_attributes_of(before), put_id=begun.put_id, extras=extras)
         try:
             info = await origin.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
