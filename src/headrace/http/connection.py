@@ -94,8 +94,7 @@ class Connection:
     def _received(self, count: int | None) -> Iterator[bytes]:
         if self._owes_continue:
             self._owes_continue = False
-            if count != 0:
-                self.send_all(CONTINUE)
+            self.send_all(CONTINUE)  # of no body, too: without it aws 1.46 misreads the next answer
         while count is None or self._left_bytes > 0:
             wanted = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
             piece = bytes(self.buffer[:wanted])

@@ -1,4 +1,5 @@
-"""What the gateways of this host said they have answered: for `headrace status`, and for nothing else."""
+"""What the node does for the gateways of its host alone: what they have answered, for `headrace status`; and what an
+origin tells of an object beside its bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.wire.messages import GatewayCounts
+from headrace.base.deadline import Deadline
+from headrace.base.errors import PathNotFoundError
+from headrace.base.model import Extras, FileId
+from headrace.namespace.tree import Namespace
+from headrace.wire.messages import Described, GatewayCounts
 
 SILENT_S_MAX = 15.0
 """One that says nothing for so long has ended."""
@@ -37,3 +42,16 @@ class Gateways:
             }
             for _, told in sorted(self._heard.values(), key=lambda one: one[1].pid)
         ]
+
+
+async def describe(namespace: Namespace, id: FileId, limit_s: float) -> Described:
+    """One HEAD at the origin. StaleIdError, and the origin's errors."""
+    mount, key, entry = namespace.locate(id)
+    try:
+        info = await mount.origin.head(key, deadline=Deadline.after(limit_s))
+    except PathNotFoundError:  # gone, or another node has not persisted it yet
+        return Described(known=False)
+    if info.version != entry.version:
+        return Described(known=False)
+    extras = (info.attributes.extras if info.attributes is not None else None) or Extras()
+    return Described(True, extras.metadata, extras.headers, extras.tags)

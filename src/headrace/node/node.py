@@ -34,7 +34,7 @@ from headrace.node.cache import (
     open_store,
     put_aside,
 )
-from headrace.node.gateways import Gateways
+from headrace.node.gateways import Gateways, describe
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.node.writing import build_persister, build_writing
 from headrace.origin.locate import build_origin, parse_origin
@@ -45,6 +45,7 @@ from headrace.wire.messages import (
     Changed,
     Claim,
     Completed,
+    Describe,
     Done,
     Evicted,
     Fill,
@@ -317,6 +318,8 @@ class Node:
                 if self.together is not None:
                     await self.together.claim(path)
                 return Done()
+            case Describe(id=id):
+                return await describe(self.namespace, FileId(id), self.config.origin_timeout_s)
             case GatewayCounts():
                 self.gateways.heard(request)
                 return Done()

@@ -22,6 +22,7 @@ from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
 from headrace.s3.counts import UNKNOWN, Counts, Received
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
+from headrace.s3.extras import checked_tags
 from headrace.s3.multipart import Multipart
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, route
@@ -38,10 +39,12 @@ _READING = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts."""
+    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts. asks: whether origins are
+    asked for the metadata of objects."""
 
     secrets: dict[str, str]
     domains: tuple[str, ...]
+    asks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Known:
 class Gateway:
     def __init__(self, paths: Paths, access: Access) -> None:
         self._access = access
-        self.objects = Objects(paths)
+        self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
         self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
         self._parts = Multipart(self.objects, self.uploads)
@@ -188,6 +191,11 @@ class Gateway:
                 self.objects.copy(request, call) if copies else self.objects.put(request, call, payload)
             ),
             "delete_object": lambda: self.objects.delete(request, call),
+            "get_tagging": lambda: self.objects.tags(call),
+            "put_tagging": lambda: self.objects.set_tags(
+                call, checked_tags(xml.read_tags(payload.read_all(BODY_BYTES_MAX))), status=200
+            ),
+            "delete_tagging": lambda: self.objects.set_tags(call, {}, status=204),
             "list_parts": lambda: self._parts.list_parts(request, call),
             "put_part": lambda: (
                 self._parts.copy_part(request, call)

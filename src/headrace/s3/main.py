@@ -41,7 +41,8 @@ def access_of(config: Config) -> Access:
                 why=f"others reach it, and there is no {' and no '.join(lacking)}",
                 hint=f"set {' and '.join(lacking)}, or say insecure = true",
             )
-    return Access(secrets, tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip()))
+    domains = tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip())
+    return Access(secrets, domains, asks=config.s3_metadata)
 
 
 def tls_of(config: Config) -> ServerTls | None:

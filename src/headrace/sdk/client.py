@@ -24,7 +24,7 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.changes import Changes
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
@@ -35,6 +35,8 @@ from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     Answer,
     Claim,
+    Describe,
+    Described,
     List,
     Lookup,
     Message,
@@ -131,6 +133,16 @@ class Client:
     def mount_of(self, path: bytes) -> str:
         """The path of the mount that answers for a path; "" above all mounts."""
         return _mount_of(os.fsdecode(path), self._local.index.mounts())
+
+    def mounts(self) -> dict[str, str]:
+        """Path: URL of the origin."""
+        return {path: record["url"] for path, record in self._local.index.mounts().items()}
+
+    def describe(self, id: FileId) -> Extras | None:
+        """What the origin tells of the object beside its bytes: it is asked. None: it has another version by now."""
+        answer = self._ask(Describe(id=id))
+        assert isinstance(answer, Described)
+        return Extras(answer.metadata, answer.headers, answer.tags) if answer.known else None
 
     def name_ttl_s(self, parent: FileId) -> float:
         """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and

@@ -414,6 +414,19 @@ class Paths:
         finally:
             content.close()
 
+    def dress(self, path: bytes, work: Callable[[int], object]) -> None:
+        """work: changes attributes of a file that is there, by a descriptor. It is put to its origin anew."""
+        whole, _ = self.get(path)
+        self._change(path, lambda: self._dress(whole, work))
+
+    def _dress(self, path: bytes, work: Callable[[int], object]) -> None:
+        fd = os.open(self.tree.at_upper(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            work(fd)
+        finally:
+            os.close(fd)
+        self._changed([path])
+
     def touch(self, path: bytes) -> None:
         """The time of modification is now; the file must be there."""
         self.alter(path, os.utime)

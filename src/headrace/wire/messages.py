@@ -152,6 +152,12 @@ class Claim(Message, frozen=True):
     path: bytes
 
 
+class Describe(Message, frozen=True):
+    """What the origin tells of a file's object beside its bytes, if it is the version of that id. → Described."""
+
+    id: int
+
+
 class OperationRow(msgspec.Struct, frozen=True):
     """Of one operation, since the gateway began. refused: answered 4xx; failed: 5xx. Bytes are of bodies."""
 
@@ -219,6 +225,15 @@ class Resolved(Message, frozen=True):
     size_bytes: int
     mtime_ns: int
     token: str
+
+
+class Described(Message, frozen=True):
+    """known: False where the origin has another version by now, or does not tell."""
+
+    known: bool
+    metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    tags: dict[str, str] | None = None
 
 
 class MountRow(msgspec.Struct, frozen=True):
@@ -338,6 +353,7 @@ Request = (
     | Changed
     | Secure
     | Claim
+    | Describe
     | GatewayCounts
     | Shutdown
 )
@@ -348,6 +364,7 @@ Answer = (
     | OpenedMany
     | Filled
     | Resolved
+    | Described
     | Mounts
     | Report
     | JobState
