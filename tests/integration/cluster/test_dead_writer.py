@@ -1,5 +1,5 @@
-"""Mode back:2: the writer's host dies right after close, with many files, large ones too, of which some are on their way
-to a slow origin, or an origin that is away. All of them are read from the other node, and persisted by it."""
+"""Mode back:2: the writer's host dies right after close, with many files, large ones too, of which some are on their
+way to a slow origin, or an origin that is away. All are read from the other node, and persisted by it."""
 
 from __future__ import annotations
 
