@@ -14,12 +14,15 @@ __version__ = "0.1.0"
 
 
 async def connect_async(
-    *, cache: str | None = None, socket: str | None = None, patience_s: float | None = None
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float | None = None,
 ) -> AsyncCache:
     """As connect, for a program with an event loop."""
     from headrace.sdk.cache_async import connect_async
     from headrace.sdk.client import PATIENCE_S
 
-    return await connect_async(
-        cache=cache, socket=socket, patience_s=PATIENCE_S if patience_s is None else patience_s
-    )
+    patience = PATIENCE_S if patience_s is None else patience_s
+    return await connect_async(nodes, cache=cache, socket=socket, patience_s=patience)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,14 @@ from nodebench.server import Server
 from . import readers
 
 PLAIN, OURS = "plain", "headrace"
+
+
+class _Mount(HeadraceMount):
+    more: Mapping[str, str] = {}
+    """Of the environment."""
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.more}
 
 
 @dataclass
@@ -57,10 +65,17 @@ class Bench:
     def worker(self, *words: object, timeout_s: float = 300) -> dict[str, Any]:
         """In a process of its own, whose modules are compiled once for all, as installed ones are."""
         command = [sys.executable, readers.__file__, *map(str, words)]
-        environment = {"PYTHONPYCACHEPREFIX": self.bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+        environment = self.environment() | {
+            "PYTHONPYCACHEPREFIX": self.bytecode,
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
         lines = run(command, timeout_s=timeout_s, env=environment).strip().splitlines()
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
+
+    def environment(self) -> dict[str, str]:
+        """Its nodes are the only ones that its programs find."""
+        return {"HEADRACE_RUN_FOLDER": os.path.join(self.place.root, "run")}
 
     def make_small(self) -> None:
         """The small files, in the plain folder and at the server; once for all cases."""
@@ -80,7 +95,8 @@ class Bench:
         """A mount in passthrough mode, its node, and an empty cache."""
         options = {key: value for key, value in self.server.options().items() if key != "endpoint"}
         url, endpoint = self.server.url(""), self.server.endpoint
-        mount = HeadraceMount(self.place, url, io="passthrough", endpoint=endpoint, options=options)
+        mount = _Mount(self.place, url, io="passthrough", endpoint=endpoint, options=options)
+        mount.more = self.environment()
         try:
             mount.start()
             yield mount

@@ -29,11 +29,11 @@ CALLS = ("read", "read_many", "open")
 
 def start(bench: Bench) -> None:
     bench.make_small()
-    with bench.up() as mount:
+    with bench.up():
         with bench.attempt(START, OURS):
-            bench.worker("start", mount.cache)  # modules are compiled
+            bench.worker("start")  # modules are compiled
             for _ in range(max(3, STARTS * bench.repeat // 3)):
-                got = bench.worker("start", mount.cache)
+                got = bench.worker("start")
                 bench.results.add(f"{START}: import headrace", OURS, got["import_ms"], unit="ms")
                 bench.results.add(f"{START}: connect", OURS, got["connect_ms"], unit="ms")
 
@@ -73,7 +73,7 @@ def make_images(bench: Bench, count: int) -> None:
 
 
 def loader(bench: Bench) -> None:
-    count = max(4, round(48 * bench.scale)) * 64
+    count = max(4, round(24 * bench.scale)) * 64
     make_images(bench, count)
     bench.bytecode = bench.bytecode or bench.place.folder("bytecode")
     bench.upload("images")

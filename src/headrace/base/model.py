@@ -59,15 +59,30 @@ class Version(msgspec.Struct, frozen=True, eq=False, gc=False):
         return hash(self._identity())
 
 
+class Extras(msgspec.Struct, frozen=True):
+    """What an object has beside bytes and a file's attributes, as S3 tells it. metadata: the user's, names in lower
+    case; headers: Content-Type and the like; tags: None where they are not known."""
+
+    metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    tags: dict[str, str] | None = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.metadata or self.headers or self.tags)
+
+
 class Attributes(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
-    a later attempt knows the object as its own; it is no attribute of the file and makes no two differ."""
+    a later attempt knows the object as its own; it is no attribute of the file and makes no two differ. Nor do extras,
+    which the index does not have."""
 
     mtime_ns: int | None = None
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
     put_id: str = ""
+    extras: Extras | None = None
 
     def _identity(self) -> tuple[int | None, ...]:
         return self.mtime_ns, self.mode, self.uid, self.gid

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from headrace.diagnose.sampler import Sampler
 
 PID_SECONDS = 30.0
-COMMAND_SECONDS = 600.0
+COMMAND_SECONDS = 300.0
 KILLED_BASE = 128
 """A shell's way to say which signal ended a program."""
 
 
 def register(app: typer.Typer) -> None:
-    app.command("diagnose", context_settings={"ignore_unknown_options": True})(diagnose)
+    app.command("diagnose", context_settings={"allow_interspersed_args": False})(diagnose)
 
 
 def diagnose(
@@ -37,10 +37,12 @@ def diagnose(
         typer.Option(
             "--seconds",
             metavar="S",
-            help=f"How long to watch. {PID_SECONDS:.0f} of a --pid, else {COMMAND_SECONDS:.0f}.",
+            help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
         ),
     ] = None,
-    rate: Annotated[int, typer.Option("--rate", metavar="HZ", help="Looks a second.", min=1, max=200)] = 50,
+    rate: Annotated[
+        int, typer.Option("--rate", metavar="HZ", help="Looks a second. More cost more.", min=1, max=200)
+    ] = 10,
     timeline: Annotated[
         str | None, typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev.")
     ] = None,
@@ -67,6 +69,7 @@ def diagnose(
         return 0
     assert command is not None
     job = _start(command, quiet=json)
+    signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's word is for the job
     sampler = Sampler(job.pid, _status_of, rate)
     _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)
     _report(sampler, timeline, as_json=json)
@@ -123,13 +126,13 @@ def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
 
 
 def _status_of(mountpoint: str) -> dict[str, Any] | None:
-    """Of the node behind a mountpoint; None when it doesn't answer."""
+    """Of the node behind a mountpoint, of the only one with ""; None when it doesn't answer."""
     from headrace.cli.target import find_target
     from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
     try:
-        connection = Connection(find_target(None, None, mountpoint).socket, role="cli")
+        connection = Connection(find_target(None, None, mountpoint or None).socket, role="cli")
         try:
             answer = connection.ask(StatusAsk())
         finally:

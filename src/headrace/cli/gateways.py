@@ -17,18 +17,31 @@ PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """word: of the module, headrace.WORD.main, of the command and of the state. setting: where it listens."""
+    """word: of the module, headrace.WORD.main, of the command and of the state. setting: where it listens. certificate:
+    the setting by which it speaks TLS."""
 
     word: str
     name: str
     setting: str
+    certificate: str = ""
+
+    def url(self, config: Config, address: object) -> str:
+        if str(address).startswith("unix:"):
+            return str(address)
+        secure = self.certificate and getattr(config, self.certificate)
+        return f"{'https' if secure else 'http'}://{address}"
 
 
 KINDS = (
-    Kind("s3", "S3 gateway", "s3_address"),
+    Kind("s3", "S3 gateway", "s3_address", "s3_tls_certificate"),
     Kind("webhdfs", "WebHDFS gateway", "webhdfs_address"),
+    Kind("rest", "REST API", "rest_address", "tls_certificate"),
 )
 WORDS = tuple(kind.word for kind in KINDS)
+
+
+def kind_of(word: str) -> Kind:
+    return next(kind for kind in KINDS if kind.word == word)
 
 
 def wanted(config: Config) -> list[Kind]:

@@ -58,7 +58,7 @@ def s3(
     make_run_folder(found.run_folder)
 
     def on_ready(bound: str) -> None:
-        state.s3 = f"http://{bound}"
+        state.s3 = f"{'https' if found.s3_tls_certificate else 'http'}://{bound}"
         write_state(found.run_folder, state)
         if json:
             print_json({"ready": True, "url": state.s3, "socket": state.socket, "pid": state.pid})

@@ -24,14 +24,14 @@ def status(
     json: options.Json = False,
 ) -> None:
     """Print what a node holds and does. --json says more."""
+    from headrace.cli.ask import connection_to
     from headrace.cli.state import read_states
     from headrace.cli.target import find_target
     from headrace.config.load import load
-    from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
     at = find_target(socket, cache, path).socket
-    connection = Connection(at, role="cli")
+    connection = connection_to(at)
     try:
         answer = connection.ask(StatusAsk())
     finally:
@@ -87,6 +87,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     )
     lines += _write_lines(report.get("write") or {})
     lines += _cluster_lines(report)
+    lines += _gateway_lines(report["gateways"])
     for one in report["sessions"]:
         lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
     return lines
@@ -109,6 +110,23 @@ def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
     for one in write["conflicts"]:
         kept = f"ours is {one['kept']}" if one["kept"] else "it was not removed"
         lines.append(("conflict", f"{one['path']}: {one['why']}; {kept}"))
+    return lines
+
+
+def _gateway_lines(gateways: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The operations that were asked for most, the first eight."""
+    lines = []
+    for one in gateways:
+        lines.append((one["kind"], f"{one['address']}, pid {one['pid']}"))
+        rows = sorted(one["operations"].items(), key=lambda row: -row[1]["requests"])
+        for operation, row in rows[:8]:
+            lines.append(
+                (
+                    "",
+                    f"{operation}: {row['requests']} requests, {show_size(row['bytes_in'])} in, "
+                    f"{show_size(row['bytes_out'])} out, {row['refused']} refused, {row['failed']} failed",
+                )
+            )
     return lines
 
 

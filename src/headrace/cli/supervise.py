@@ -92,7 +92,7 @@ class Supervisor:
             for kind in wanted(self._config):
                 gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
                 self._gateways.append(gateway)
-                setattr(self.state, kind.word, f"http://{self._await(gateway.child)['address']}")
+                setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""

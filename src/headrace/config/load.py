@@ -31,6 +31,11 @@ def trace_wanted() -> bool:
     return os.environ.get("HEADRACE_TRACE", "") not in ("", "0")
 
 
+def environment_of(prefix: str) -> dict[str, str]:
+    """Variables of others, such as a batch system's; not ours."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
 def default_run_folder() -> str:
     if os.geteuid() == 0:
         return "/run/headrace"
@@ -82,6 +87,20 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
         raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
+
+
+def read_token(path: str) -> str:
+    """Of the file that rest_token names; "" where none is named. UsageError."""
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as source:
+            token = source.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"setting rest_token = {path}", why=str(error)) from error
+    if not token or not token.isascii() or any(one.isspace() for one in token):
+        raise UsageError(f"setting rest_token = {path}", why="the file has no token in it: one word of ASCII")
+    return token
 
 
 def remember_capacity(config: Config) -> None:

@@ -172,12 +172,45 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
     ] = "localhost"
+    rest_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace rest` listens beside its unix socket; if it is set, "
+            "`headrace up` starts it, too. `unix`: only the socket."
+        ),
+    ] = ""
+    rest_token: Annotated[
+        str,
+        Meta(
+            description="File with the token that the REST API asks for over TCP, and that programs and commands show "
+            "to it."
+        ),
+    ] = ""
+    nodes: Annotated[
+        str,
+        Meta(
+            description="REST APIs of a cluster, http://HOST:PORT or https://, with commas between: for programs and "
+            "commands on a host where no node runs."
+        ),
+    ] = ""
     webhdfs_address: Annotated[
         str,
         Meta(
             description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
         ),
     ] = ""
+    s3_metadata: Annotated[
+        bool,
+        Meta(
+            description="The S3 gateway keeps and tells user metadata, content headers and tags where the origin has "
+            "them, and asks the origin for those of each object once."
+        ),
+    ] = True
+    s3_tls_certificate: Annotated[
+        str,
+        Meta(description="PEM file with the S3 gateway's certificate and its chain: the gateway speaks TLS."),
+    ] = ""
+    s3_tls_key: Annotated[str, Meta(description="PEM file with the key of s3_tls_certificate.")] = ""
     log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
 
     def __post_init__(self) -> None:
@@ -236,6 +269,11 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
     return os.path.join(run_folder, f"{mark:08x}.sock")
 
 
+def rest_socket_of(socket_path: str) -> str:
+    """Where the REST API of the node with that socket listens. Not `.sock`: whatever is called so is a node."""
+    return os.path.splitext(socket_path)[0] + ".rest"
+
+
 def _check_volumes(volumes: list[CacheVolume]) -> None:
     if not volumes:
         raise UsageError("no cache folder", why="at least one is needed", hint="--cache DIR:SIZE")
@@ -264,6 +302,8 @@ def _check_cluster(config: Config) -> None:
         raise UsageError(
             "settings tls_certificate, tls_key, tls_authority", why="all three are needed, or none of them"
         )
+    if bool(config.s3_tls_certificate) != bool(config.s3_tls_key):
+        raise UsageError("settings s3_tls_certificate, s3_tls_key", why="both are needed, or none of them")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

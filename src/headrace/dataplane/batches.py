@@ -12,16 +12,15 @@ Result = TypeVar("Result")
 
 class Batches(Generic[Item, Result]):
     """work: gives what comes of each item, in their order; an exception is raised to the one who gave the item, and one
-    that work itself raises, to all. most: items at one time. delay_s: how long the first waits for others; 0: for those
-    of the same turn of the loop. unclaimed: told of a result for which nobody waits any more.
-    """
+    that work itself raises, to all. most: items at one time. delay_s: how long the first waits for others. unclaimed:
+    told of a result for which nobody waits any more."""
 
     def __init__(
         self,
         work: Callable[[list[Item]], Awaitable[list[Result | Exception]]],
         *,
         most: int,
-        delay_s: Callable[[], float] = lambda: 0.0,
+        delay_s: float = 0.0,
         unclaimed: Callable[[Result], None] | None = None,
     ) -> None:
         self._work = work
@@ -31,8 +30,8 @@ class Batches(Generic[Item, Result]):
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._working: set[asyncio.Task[None]] = set()
 
-    async def one(self, item: Item, *, alone: bool = False) -> Result:
-        """alone: it waits for no others, and none for it."""
+    async def one(self, item: Item, *, soon: bool = False, alone: bool = False) -> Result:
+        """soon: with those that wait, and come in this turn of the loop. alone: with no others."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Result] = loop.create_future()
         if alone:
@@ -41,10 +40,18 @@ class Batches(Generic[Item, Result]):
         self._waiting.append((item, result))
         if len(self._waiting) == self._most:
             self._begin_all()
+        elif soon:
+            loop.call_soon(self._begin_all)
         elif len(self._waiting) == 1:
-            delay_s = self._delay_s()
-            loop.call_later(delay_s, self._begin_all) if delay_s else loop.call_soon(self._begin_all)
+            loop.call_later(self._delay_s, self._begin_all)
         return await result
+
+    async def stop(self) -> None:
+        """What waits is given up; what is worked on is done on return."""
+        for _, result in self._waiting:
+            result.cancel()
+        self._waiting.clear()
+        await asyncio.gather(*self._working)
 
     def _begin_all(self) -> None:
         taken, self._waiting = self._waiting, []

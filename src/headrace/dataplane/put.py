@@ -26,12 +26,13 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
-from headrace.base.model import Attributes, Version
+from headrace.base.model import Attributes, Extras, Version
 from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.work import size_of
 from headrace.layer.calls import begin_write_back, may_be_written, write_back
+from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Upper, base_at, seen_at
 from headrace.layer.written import is_written
@@ -65,12 +66,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """base: what the file replaces."""
+    """base: what the file replaces. extras: what its object is to have beside its bytes."""
 
     path: bytes
     source: FileSource
     found: os.stat_result
     base: Version | None
+    extras: Extras | None
 
     def close(self) -> None:
         os.close(self.source.file)
@@ -116,11 +118,7 @@ class Puts:
         self._under_way = 0
         self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
         self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
-        self._landing = Batches(
-            self._land_all,
-            most=LANDED_TOGETHER_MAX,
-            delay_s=lambda: LAND_DELAY_S if self._under_way > FEW else 0.0,
-        )
+        self._landing = Batches(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
 
     async def put(self, path: bytes) -> Put | None:
         """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
@@ -132,7 +130,9 @@ class Puts:
         self._under_way += 1
         try:
             landed = await self._put_opened(opened, mount.origin, key)
-            return await self._landing.one(landed) if landed is not None else None
+            if landed is None:
+                return None
+            return await self._landing.one(landed, soon=self._under_way <= FEW)
         finally:
             self._under_way -= 1
             opened.close()
@@ -149,7 +149,7 @@ class Puts:
 
     async def _open(self, path: bytes, at: bytes) -> _Opened | None:
         """A large one has a thread for itself: it may have to wait for the disk."""
-        return await self._opening.one(path, alone=size_of(at) > CONTENT_BYTES_MAX)
+        return await self._opening.one(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
@@ -162,9 +162,9 @@ class Puts:
         path, source, found = opened.path, opened.source, opened.found
         deadline = Deadline.after(self._limit_s(found.st_size))
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
-        begun = await self._beginning.one(opened)
+        begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")
-        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id)
+        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id, extras=opened.extras)
         try:
             info = await origin.put(
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline
@@ -264,7 +264,7 @@ def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceErr
         if content is not None and len(content) != found.st_size:
             content = None
         source = FileSource(fd, found.st_size, name=name, content=content)
-        return _Opened(path, source, found, base_at(fd, path))
+        return _Opened(path, source, found, base_at(fd, path), extras_of(fd, found))
     except OSError as error:
         os.close(fd)
         return StoreError(name, why=os.strerror(error.errno or 0))

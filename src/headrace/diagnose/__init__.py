@@ -3,6 +3,6 @@
 `watch` is the one line that a training script may add; nothing here imports torch.
 """
 
-from headrace.diagnose.watch import watch
+from headrace.diagnose.marks import watch
 
 __all__ = ["watch"]

@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from headrace.diagnose.causes import Cause, gain_of
 from headrace.diagnose.evidence import evidence_of
-from headrace.diagnose.frames import Phase, Work, in_torch, innermost_own, phase_of, waits, work_of
+from headrace.diagnose.frames import (
+    Phase,
+    Work,
+    asks_headrace,
+    in_torch,
+    innermost_own,
+    phase_of,
+    polls,
+    waits,
+    work_of,
+)
 from headrace.diagnose.recording import Call, Moment, Place, Recording, Storage, Thread, Worker
 
 HEALTHY_BELOW = 0.10
@@ -21,7 +32,6 @@ HEALTHY_BELOW = 0.10
 SHOWN_FROM = 0.02
 GPU_BUSY_FROM = 0.8
 IDLE_FROM = 0.5  # of the workers; fewer are a matter of chance
-METADATA_FROM = 0.6  # of the waits for files
 OVERHEAD_FROM = 0.10  # of the time on one core, spent in the optimizer's Python
 SHORT_STEP_S = 0.02
 SPARE_CORES_FROM = 0.75
@@ -29,6 +39,7 @@ SPARE_CORES_FROM = 0.75
 _LOADER = (Phase.LOADER_START, Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
 _TRAINING = (*_LOADER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COPY, Phase.CHECKPOINT)
 _FILES = (Call.READ, Call.OPEN, Call.FAULT, Call.WRITE)
+_ANSWERS = (Call.SOCKET, Call.WAIT, Call.LOCK)
 _UNSETTLED = "one core"
 
 
@@ -99,13 +110,16 @@ def attribute(recording: Recording) -> Diagnosis:
 
 
 def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
-    """From the first sight of a loader on, or of anything but imports where there is none; and the seconds before. Of a
-    job that ended, without what came after its last batch: an interpreter takes its time to end."""
+    """Without what came before, and the seconds of that. Of a job whose imports were seen: from its first step on, as
+    benchmarks leave out the first batch, too. Else from the first sight of a loader on. Of a job that ended, without
+    what came after its last batch: an interpreter takes its time to end."""
     moments = recording.moments
     phases = [phase_of(one.main.stack) for one in moments]
     seen = [at for at, one in enumerate(phases) if one in _LOADER or moments[at].workers]
     if seen:
         first, last = seen[0], max(at for at, one in enumerate(phases) if one in _TRAINING or at == seen[-1])
+        if Phase.IMPORT in phases[:first]:
+            first = next((at for at in range(first, last) if phases[at] not in (*_LOADER, None)), first)
     else:
         known = [at for at, one in enumerate(phases) if one not in (None, Phase.IMPORT)]
         first, last = (known[0], known[-1]) if known else (0, len(moments))
@@ -147,7 +161,8 @@ def _blamed(moment: Moment, recording: Recording, places: Places) -> Iterator[Bl
     elif phase is Phase.LOADER_START:
         yield Cause.RESTARTS, 1.0, where
     elif phase is Phase.COPY:
-        yield Cause.COPIES, 1.0, where
+        if not _gpu_is_busy(moment):  # a copy also waits for what the GPU was given before
+            yield Cause.COPIES, 1.0, where
     elif phase in (Phase.UNPACK, Phase.WAIT_DATA):
         yield from _waiting(moment, recording, places)
     elif phase is Phase.FETCH or moment.main.call in _FILES:
@@ -159,7 +174,7 @@ def _blamed(moment: Moment, recording: Recording, places: Places) -> Iterator[Bl
 def _waiting(moment: Moment, recording: Recording, places: Places) -> Iterator[Blamed]:
     """The trainer's main thread asks its loader, and does nothing else. While it takes a batch apart it waits as well:
     tensors are fetched from the worker, which has to have a moment for it."""
-    if moment.main.call is Call.RUN:
+    if moment.main.call is Call.RUN and not polls(moment.main.stack):
         yield Cause.HAND_OVER, 1.0, (("line", _line(moment.main)),)
         return
     if not moment.workers:
@@ -185,7 +200,7 @@ def _fetching(thread: Thread, part: float, places: Places, *, in_main: bool) -> 
     """A thread that prepares samples. On a processor that is settled in the end: too few workers, or too few cores."""
     line = ("line", _line(thread))
     work = work_of(thread.stack)
-    if thread.call in _FILES:
+    if thread.call in _FILES or (thread.call in _ANSWERS and asks_headrace(thread.stack)):
         yield from places.blamed(thread, part)
     elif thread.call is Call.SOCKET or (work is Work.NETWORK and thread.call is not Call.RUN):
         yield Cause.DIRECT, part, (line,)
@@ -201,17 +216,23 @@ def _fetching(thread: Thread, part: float, places: Places, *, in_main: bool) -> 
 
 def _computing(moment: Moment, phase: Phase, recording: Recording) -> Iterator[Blamed]:
     main = moment.main
-    if moment.gpu_busy is not None and moment.gpu_busy >= GPU_BUSY_FROM:
+    if _gpu_is_busy(moment):
         return
     if main.call is Call.LOCK and main.stack and not waits(main.stack):
         others = [one for one in moment.others if one.call is Call.RUN and one.stack]
         if others:
             yield Cause.LOCK, 1.0, (("line", _line(main)), *(("holder", _line(one)) for one in others))
         return
-    if main.call is not Call.RUN or moment.running > 1 or recording.cores == 1:
-        return  # it waits for the accelerator, or for whatever stands in for one; or it uses the cores
+    if main.call is not Call.RUN or (main.stack and waits(main.stack)):
+        return  # it waits for the accelerator, or for whatever stands in for one, or was woken just now
+    if moment.running > 1 or recording.cores == 1:
+        return
     kind = "overhead" if phase is Phase.OPTIMIZER or in_torch(main.stack) else "work"
     yield _UNSETTLED, 1.0, (("kind", kind), ("phase", phase.name.lower()), ("line", _line(main)))
+
+
+def _gpu_is_busy(moment: Moment) -> bool:
+    return moment.gpu_busy is not None and moment.gpu_busy >= GPU_BUSY_FROM
 
 
 def _settled(ledger: dict[str, Blame], recording: Recording) -> dict[Cause, Blame]:
@@ -236,7 +257,7 @@ def _steps_are_small(alone: Blame, recording: Recording) -> bool:
         wall_s = sum(one.span_s for one in recording.moments)
         return wall_s / recording.steps < SHORT_STEP_S
     phases = [phase_of(one.main.stack) for one in recording.moments]
-    changes = sum(one is not other for one, other in zip(phases, phases[1:], strict=False))
+    changes = sum(one is not other for one, other in pairwise(phases))
     return changes >= 0.25 * len(phases)
 
 
@@ -263,14 +284,21 @@ class Places:
                 return one
         return None
 
+    def node(self) -> Place | None:
+        """What Headrace's library asks."""
+        return next((one for one in self._places if one.storage is Storage.HEADRACE), None)
+
     def blamed(self, thread: Thread, part: float) -> Iterator[Blamed]:
-        place = self.of(thread.path)
-        details = [("file", thread.path or "a mapped file"), ("call", thread.call), ("line", _line(thread))]
+        place = self.of(thread.path) if thread.call in _FILES else self.node()
+        file = thread.path or ("a mapped file" if thread.call in _FILES else "")
+        details = [("file", file), ("call", thread.call), ("line", _line(thread))]
         if place is not None:
             details.append(("place", place.mountpoint))
         if place is not None and place.storage is Storage.HEADRACE:
             for cause, weight in _sources(place):
                 yield cause, part * weight, tuple(details)
+        elif thread.call in _ANSWERS:
+            yield Cause.ORIGIN, part, tuple(details)  # its node could not be asked
         elif thread.call is Call.OPEN:
             yield Cause.METADATA, part, tuple(details)
         elif place is not None and place.storage is Storage.SHARE:
@@ -280,7 +308,7 @@ class Places:
 
 
 def _sources(place: Place) -> list[tuple[Cause, float]]:
-    """Of a wait in a Headrace mount: origin and peers by the bytes that came from them, the local disk when none did."""
+    """Of a wait in a Headrace mount: origin and peers by the bytes that came from them, the disk when none did."""
     whole = place.origin_bytes + place.peer_bytes
     if whole == 0:
         return [(Cause.ORIGIN if place.origin_requests else Cause.DISK, 1.0)]

@@ -1,7 +1,7 @@
 """The causes that there are: what each is called, what to try, and what that is expected to gain.
 
-A gain is a speed-up by Amdahl's law: the part of the time that a remedy takes away, with the assumption beside it. It is
-a bound to judge by, and no promise.
+A gain is a speed-up by Amdahl's law: the part of the time that a remedy takes away, with the assumption beside it. It
+is a bound to judge by, and no promise.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ def _half(share: float, recording: Recording) -> float:
 
 def _quarter(share: float, recording: Recording) -> float:
     return share / 4
+
+
+def _beside_the_step(share: float, recording: Recording) -> float:
+    """It goes on while the rest does; what is longer than that stays."""
+    return max(0.0, share - (1 - share))
 
 
 def _one_core_of_all(share: float, recording: Recording) -> float:
@@ -159,7 +164,7 @@ REMEDIES: dict[Cause, Remedy] = {
         "copies of batches between host and device, or between types",
         "set pin_memory=True and copy with non_blocking=True; convert types in the workers",
         "copies go on beside the step",
-        _none,
+        _beside_the_step,
     ),
     Cause.CHECKPOINT: Remedy(
         "training stops while a checkpoint is saved",

@@ -11,6 +11,8 @@ from headrace.diagnose.causes import Cause
 from headrace.diagnose.recording import Place, Recording, Storage
 
 LINES_MAX = 3
+BUSY_FROM = 0.5
+"""Of a disk; below, it is not the disk itself that is at its end."""
 _CALLS = {
     "run": "on a processor",
     "read": "in reads",
@@ -28,15 +30,13 @@ Details = Mapping[tuple[str, str], float]
 
 def evidence_of(cause: Cause, details: Details, seconds: float, recording: Recording) -> tuple[str, ...]:
     """details: seconds by kind and text. The strongest first."""
-    return tuple(
-        [
-            *_places(cause, details, seconds, recording),
-            *_workers(cause, details, seconds, recording),
-            *_loader(cause, recording),
-            *_kinds(details, seconds),
-            *_files(details, seconds),
-            *_lines(details, seconds),
-        ]
+    return (
+        *_places(cause, details, seconds, recording),
+        *_workers(cause, details, seconds, recording),
+        *_loader(cause, recording),
+        *_kinds(details, seconds),
+        *_files(details, seconds),
+        *_lines(details, seconds),
     )
 
 
@@ -60,7 +60,8 @@ def _speeds(cause: Cause, place: Place, wall_s: float, recording: Recording) -> 
     elif cause is Cause.PEER:
         yield f"other nodes gave {_rate(place.peer_bytes / wall_s)} in {place.peer_reads} reads{link}"
     elif place.busy is not None:
-        yield f"the disk gave {_rate(place.bytes_read / wall_s)} and was busy {place.busy:.0%} of the time"
+        why = "" if place.busy >= BUSY_FROM else ": a quota above it, or one small read at a time"
+        yield f"the disk gave {_rate(place.bytes_read / wall_s)} and was busy {place.busy:.0%} of the time{why}"
     elif place.storage is Storage.SHARE:
         yield f"the job read {_rate(recording.bytes_read / wall_s)} in all{link}"
 

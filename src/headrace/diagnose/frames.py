@@ -25,11 +25,11 @@ class Phase(IntEnum):
     FETCH = 3  # the data set itself, in the trainer's process
     UNPACK = 4  # takes a batch that came apart
     WAIT_DATA = 5
-    BACKWARD = 6
-    OPTIMIZER = 7
-    FORWARD = 8
-    COPY = 9
-    IMPORT = 10
+    IMPORT = 6
+    BACKWARD = 7
+    OPTIMIZER = 8
+    FORWARD = 9
+    COPY = 10
     OWN = 11  # the script's own code
 
 
@@ -55,7 +55,6 @@ _PHASES: tuple[tuple[Phase, str, _NAME], ...] = (
     (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"__init__|_get_iterator|_?shutdown_workers?"),
     (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"_reset|__del__|_shutdown_worker"),
     (Phase.FETCH, r"torch/utils/data/_utils/fetch\.py", r"fetch"),
-    (Phase.FETCH, r"headrace/integrations/torch_data\.py", r"__getitem__|__getitems__|__iter__"),
     (Phase.UNPACK, r"torch/multiprocessing/reductions\.py", r"rebuild_\w+"),
     (Phase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
     (Phase.WAIT_DATA, r"torch/utils/data/dataloader\.py", r"_next_data|_get_data|_try_get_data|__next__"),
@@ -81,7 +80,11 @@ _WORKS: tuple[tuple[Work, str, _NAME], ...] = (
     (Work.DECODE, r".*", r"\w*(decode|decompress|parse|unpack)\w*"),
     (Work.COLLATE, r"torch/utils/data/_utils/collate\.py", r".*"),
     (Work.COLLATE, r".*", r"\w*collate\w*"),
-    (Work.PACK, r"multiprocessing/(reduction|connection|queues)\.py", r"dumps|_?send\w*|_feed|put|send_bytes"),
+    (
+        Work.PACK,
+        r"multiprocessing/(reduction|connection|queues)\.py",
+        r"dumps|_?send\w*|_feed|put|send_bytes",
+    ),
     (Work.NETWORK, r"(fsspec|s3fs|gcsfs|adlfs|boto3|botocore|aiobotocore|obstore|smart_open)/.*", r".*"),
     (Work.NETWORK, r"(urllib3|requests|aiohttp|httpx|httpcore|http|urllib)/.*", r".*"),
     (Work.NETWORK, r"(socket|ssl)\.py", r".*"),
@@ -90,12 +93,18 @@ _IDLE = re.compile(r"(.*/)?multiprocessing/(queues|connection)\.py")
 _WORKER_LOOP = re.compile(r"(.*/)?torch/utils/data/_utils/worker\.py")
 
 _COPY_LINE = re.compile(r"\.(to|cuda|pin_memory|copy_)\(")
-_SAVE_LINE = re.compile(r"\b(torch|pickle|np|numpy|joblib|orbax)\.(save|dump|savez\w*)\(|\.state_dict\(\)|fsync\(")
-_DECODE_LINE = re.compile(r"\b(zlib|gzip|bz2|lzma|zstandard|zstd|lz4|blosc|snappy)\b|imdecode|decode|np\.load\(")
+_SAVE_LINE = re.compile(
+    r"\b(torch|pickle|np|numpy|joblib|orbax)\.(save|dump|savez\w*)\(|\.state_dict\(\)|fsync\("
+)
+_DECODE_LINE = re.compile(
+    r"\b(zlib|gzip|bz2|lzma|zstandard|zstd|lz4|blosc|snappy)\b|imdecode|decode|np\.load\("
+)
 _WAIT_LINE = re.compile(r"\.(acquire|wait|join|result|get|recv|put|select|poll|communicate|sleep)\(")
 _WAITS = re.compile(
     r"(.*/)?((threading|queue|selectors|subprocess)\.py|(concurrent/futures|multiprocessing|asyncio)/.*)"
 )
+_OURS = re.compile(r"(.*/)?headrace/(sdk|integrations)/.*")
+_POLLS = frozenset(("wait", "poll", "_poll", "select", "accept", "acquire"))
 _TORCH = re.compile(r"(.*/)?torch/(nn|optim|autograd|utils|_\w+|overrides|functional|cuda|amp)\b.*")
 
 
@@ -139,7 +148,9 @@ def work_of(stack: Stack) -> Work:
 
 def is_worker(stack: Stack) -> bool:
     """Whether this is the main thread of a process of torch's loader."""
-    return any(_WORKER_LOOP.fullmatch(frame.file) and last_word(frame.name) == "_worker_loop" for frame in stack)
+    return any(
+        _WORKER_LOOP.fullmatch(frame.file) and last_word(frame.name) == "_worker_loop" for frame in stack
+    )
 
 
 def waits(stack: Stack) -> bool:
@@ -148,6 +159,16 @@ def waits(stack: Stack) -> bool:
     if not stack:
         return True
     return bool(_WAITS.fullmatch(stack[-1].file) or _WAIT_LINE.search(stack[-1].text))
+
+
+def asks_headrace(stack: Stack) -> bool:
+    """Whether it is below a call of Headrace's library, so that what it waits for is this host's node."""
+    return any(_OURS.fullmatch(frame.file) for frame in stack)
+
+
+def polls(stack: Stack) -> bool:
+    """Whether the innermost line waits for a message: a thread that runs there was woken just now."""
+    return bool(stack) and last_word(stack[-1].name) in _POLLS and bool(_WAITS.fullmatch(stack[-1].file))
 
 
 def in_torch(stack: Stack) -> bool:

@@ -39,12 +39,15 @@ _GENERIC: dict[Call, tuple[int, ...]] = {
 }
 _TABLE = _X86 if platform.machine() in ("x86_64", "AMD64") else _GENERIC
 _CALL = {number: call for call, numbers in _TABLE.items() for number in numbers}
-_ON_DESCRIPTOR = frozenset((0, 17, 19, 295, 327, 217, 78, 5, 3, 1, 18, 20, 74, 75, 296, 328, 77, 285)) if _TABLE is _X86 else (
-    frozenset((63, 65, 67, 69, 286, 61, 80, 57, 64, 66, 68, 82, 83, 70, 287, 46, 47))
+_ON_DESCRIPTOR = frozenset(
+    (0, 1, 3, 5, 17, 18, 19, 20, 74, 75, 77, 78, 217, 285, 295, 296, 327, 328)
+    if _TABLE is _X86
+    else (46, 47, 57, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287)
 )
-_PATH_FIRST = frozenset((2, 4, 6, 21, 89, 82, 87, 83)) if _TABLE is _X86 else frozenset()
-_PATH_SECOND = frozenset((257, 262, 267, 269, 332, 437, 439)) if _TABLE is _X86 else (
-    frozenset((48, 56, 78, 79, 291, 437, 439))
+"""Calls whose first argument is the descriptor of what they are about."""
+_PATH_FIRST = frozenset((2, 4, 6, 21, 82, 83, 87, 89) if _TABLE is _X86 else ())
+_PATH_SECOND = frozenset(
+    (257, 262, 267, 269, 332, 437, 439) if _TABLE is _X86 else (48, 56, 78, 79, 291, 437, 439)
 )
 _PATH_BYTES_MAX = 512
 
@@ -58,11 +61,10 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """threads: the main one first. cpu_ticks: user and system time of all, in clock ticks."""
+    """threads: the main one first."""
 
     pid: int
     threads: tuple[ThreadState, ...]
-    cpu_ticks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
     threads = [_thread(pid, pid, fields[0])]
     if all_threads and int(fields[17]) > 1:
         threads += _other_threads(pid)
-    return ProcessState(pid, tuple(threads), int(fields[11]) + int(fields[12]))
+    return ProcessState(pid, tuple(threads))
 
 
 def may_trace(pid: int) -> bool:
@@ -170,7 +172,7 @@ def _path(pid: int, number: int, words: list[bytes]) -> str:
             at = int(words[1], 16) & 0xFFFFFFFF
             if name.startswith("/"):
                 return name
-            folder = f"cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
+            folder = "cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
             return os.path.join(os.readlink(f"/proc/{pid}/{folder}"), name).rstrip("/")
     except (OSError, ValueError, IndexError):
         pass

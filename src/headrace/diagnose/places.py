@@ -11,13 +11,29 @@ from typing import Any
 from headrace.diagnose.recording import Place, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
-"""Mountpoint → what the node says of itself, or None."""
+"""Mountpoint → what the node says of itself, or None. "" is the node that Headrace's library would find."""
 
 _SHARES = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "orangefs", "wekafs")
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "9p",
+        "virtiofs",
+        "afs",
+        "orangefs",
+        "wekafs",
+    )
 )
 _MEMORY = frozenset(("tmpfs", "ramfs", "devtmpfs", "proc", "sysfs", "hugetlbfs"))
 _HEADRACE = "fuse.headrace"
+_LIBRARY = "headrace://"
+"""In place of a mountpoint, where the job asks the node without one."""
 _SECTOR_BYTES = 512
 _NETWORK_CARDS = "/sys/class/net"
 
@@ -44,7 +60,10 @@ class PlaceWatch:
         self._pid = pid
         self._began = _disks()
         self._mounts = mounts(pid)
-        self._nodes = {one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE}
+        self._node = status_of("")
+        self._nodes = {
+            one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
+        }
 
     def seen(self, paths: Iterable[str], wall_s: float) -> tuple[Place, ...]:
         """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended."""
@@ -54,7 +73,10 @@ class PlaceWatch:
             pass
         disks = _disks()
         wanted = {mount for path in paths if (mount := _mount_of(path, self._mounts)) is not None}
-        return tuple(self._place(mount, disks, wall_s) for mount in sorted(wanted, key=lambda one: one.mountpoint))
+        found = [self._place(one, disks, wall_s) for one in sorted(wanted, key=lambda one: one.mountpoint)]
+        if self._node is not None and not any(one.storage is Storage.HEADRACE for one in found):
+            found.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
+        return tuple(found)
 
     def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> Place:
         if mount.kind == _HEADRACE:
@@ -76,8 +98,9 @@ class PlaceWatch:
         )
 
     def _headrace(self, mount: _Mount) -> Place:
-        before = _counters(self._nodes.get(mount.mountpoint))
-        status = self._status_of(mount.mountpoint)
+        by_library = mount.mountpoint == _LIBRARY
+        before = _counters(self._node if by_library else self._nodes.get(mount.mountpoint))
+        status = self._status_of("" if by_library else mount.mountpoint)
         now = _counters(status)
         source = ", ".join(one["url"] for one in (status or {}).get("mounts", ())) or mount.source
         grown = {name: max(0, value - before.get(name, 0)) for name, value in now.items()}
@@ -107,9 +130,11 @@ def mounts(pid: int) -> list[_Mount]:
 
 
 def link_bytes_s() -> int:
-    """Of the fastest network card that tells its speed; virtual ones mostly don't."""
+    """Of the fastest network card that tells its speed; virtual ones don't count, which tell a speed of nobody's."""
     fastest = 0
     for name in os.listdir(_NETWORK_CARDS) if os.path.isdir(_NETWORK_CARDS) else ():
+        if not os.path.exists(f"{_NETWORK_CARDS}/{name}/device"):
+            continue
         try:
             with open(f"{_NETWORK_CARDS}/{name}/speed") as file:
                 fastest = max(fastest, int(file.read()) * 1_000_000 // 8)
@@ -123,7 +148,9 @@ def _plain(word: str) -> str:
 
 
 def _mount_of(path: str, known: list[_Mount]) -> _Mount | None:
-    above = [one for one in known if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/")]
+    above = [
+        one for one in known if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/")
+    ]
     return max(above, key=lambda one: len(one.mountpoint), default=None)
 
 

@@ -1,5 +1,5 @@
-"""What is known of a training job's run: moments, and what surrounded it. Values only; the sampler makes them, tests write
-them by hand, `attribute` reads them.
+"""What is known of a training job's run: moments, and what surrounded it. Values only; the sampler makes them, tests
+write them by hand, `attribute` reads them.
 
 A moment is one trainer at one instant, with its loader's workers, and stands for the time until the next one.
 """
@@ -113,9 +113,9 @@ class Loader:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """cores: that the job may use. ended: the job came to its end while it was watched. link_bytes_s: of the fastest network card that says it, 0 when none does.
-    bytes_read: that trainer and workers read by calls, sockets and pipes with it. steps, samples: counted by the hook.
-    missing: what could not be seen, in words for the user."""
+    """cores: that the job may use. ended: the job came to its end while it was watched. link_bytes_s: of the fastest
+    network card that says it, 0 when none does. bytes_read: that trainer and workers read by calls, sockets and pipes
+    with it. steps, samples: counted by the hook. missing: what could not be seen, in words for the user."""
 
     moments: tuple[Moment, ...]
     cores: int

@@ -10,13 +10,15 @@ from headrace.diagnose.attribute import HEALTHY_BELOW, Diagnosis, Found
 from headrace.diagnose.causes import REMEDIES
 
 WIDTH = 100
+GAIN_TOLD_BELOW = 10.0
+"""Beyond it the next cause decides, which nothing is known of yet."""
 
 
 def lines_of(diagnosis: Diagnosis) -> list[str]:
     """The report, ranked."""
     found = [_summary(diagnosis)]
     if diagnosis.before_s >= 0.5:
-        found.append(f"({diagnosis.before_s:.1f} s before the first batch are left out)")
+        found.append(f"({diagnosis.before_s:.1f} s before the first step are left out)")
     for number, cause in enumerate(diagnosis.causes, 1):
         found += ["", *_cause(number, cause)]
     if diagnosis.recording.missing:
@@ -79,7 +81,10 @@ def _cause(number: int, found: Found) -> list[str]:
     )
     for one in found.evidence:
         lines += textwrap.wrap(one, WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
-    gain = f"up to {found.gain:.2f}× as fast, if {remedy.assumes}"
+    speed = (
+        f"up to {found.gain:.2f}×" if found.gain < GAIN_TOLD_BELOW else f"more than {GAIN_TOLD_BELOW:.0f}×"
+    )
+    gain = f"{speed} as fast, if {remedy.assumes}"
     lines += textwrap.wrap(f"try: {remedy.attempt}", WIDTH, initial_indent=indent, subsequent_indent=indent)
     lines += textwrap.wrap(gain, WIDTH, initial_indent=indent, subsequent_indent=indent)
     return lines

@@ -1,7 +1,7 @@
 """Looks at a running job many times a second, from outside, and makes a recording of it.
 
-One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and are
-laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
+One thread, the caller's. Each look reads the states of the job's processes from /proc; Python stacks are py-spy's and
+are laid beside them in the end. Nothing of the job is stopped, and nothing in it is changed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from headrace.diagnose import kernel
 from headrace.diagnose.frames import is_worker
 from headrace.diagnose.gpus import GpuWatch
 from headrace.diagnose.kernel import Found, ProcessState, ThreadState
+from headrace.diagnose.marks import MarksReader
 from headrace.diagnose.places import PlaceWatch, StatusOf, link_bytes_s
 from headrace.diagnose.recording import Call, Moment, Recording, Thread, Worker
 from headrace.diagnose.stacks import Line, StackSampler
-from headrace.diagnose.watch import MarksReader
 
-RATE_HZ = 50
+RATE_HZ = 10
 TREE_EVERY_S = 0.2
+NAME_MAX = 200
+"""Letters of a command on the time line."""
 SPIED_WORKERS_MAX = 8
 """Of a trainer's workers, whose stacks are taken: they do the same work, and each costs a py-spy."""
 _TOLD = (Call.RUN, Call.READ, Call.OPEN, Call.WRITE, Call.FAULT)
@@ -46,9 +48,12 @@ class Sampler:
         self._places = PlaceWatch(status_of, root)
         self._processes: dict[int, Found] = {}
         self._marks: dict[int, MarksReader] = {}
+        self._marked_before: dict[int, tuple[int, int]] = {}
         self._untraceable: set[int] = set()
         self._bytes_read: dict[int, list[int]] = {}
         self._looks: list[_Look] = []
+        self._alive: list[int] = []
+        self._kept: dict[ProcessState, ProcessState] = {}  # most looks find what an earlier one found
         self._began_s = time.monotonic()
         self._tree_at_s = float("-inf")
 
@@ -75,10 +80,10 @@ class Sampler:
         self._gpus.close()
         workers = self._workers(lines)
         trainers = self._trainers(workers)
-        moments = tuple(
-            moment for trainer in trainers for moment in self._moments(trainer, workers, lines)
-        )
-        marks = [self._marks[pid].read() for pid in trainers if pid in self._marks]
+        moments = tuple(moment for trainer in trainers for moment in self._moments(trainer, workers, lines))
+        counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
+        before = [self._marked_before[pid] for pid in counts]
+        marks = list(counts.values())
         return Recording(
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
@@ -86,8 +91,8 @@ class Sampler:
             places=self._places.seen(_paths(moments), wall_s),
             link_bytes_s=link_bytes_s(),
             bytes_read=sum(last - first for first, last in self._bytes_read.values()),
-            steps=sum(one.steps for one in marks) if marks else None,
-            samples=sum(one.samples for one in marks) if marks else None,
+            steps=sum(one.steps for one in marks) - sum(steps for steps, _ in before) if marks else None,
+            samples=sum(one.samples for one in marks) - sum(count for _, count in before) if marks else None,
             loader=next((one.loader for one in marks if one.loader), None),
             gpus=self._gpus.names,
             missing=self._missing(trainers, lines),
@@ -99,29 +104,32 @@ class Sampler:
     def _follow(self) -> bool:
         """Learns of new processes; False when the first one has gone."""
         found = kernel.tree(self._root)
-        spied = sum(one.loads for one in self._processes.values())
+        spied = 0
+        self._alive = [one.pid for one in found if one.python]
         for one in found:
             known = self._processes.get(one.pid)
             self._processes[one.pid] = one
             if known is None and not kernel.may_trace(one.pid):
                 self._untraceable.add(one.pid)
-            if one.python and (spied <= SPIED_WORKERS_MAX or not one.loads):
-                self._stacks.follow(one.pid)
+            spied += one.loads
+            if one.python and (not one.loads or (known is not None and spied <= SPIED_WORKERS_MAX)):
+                self._stacks.follow(one.pid)  # a worker at its second sight: some live for a moment only
             if not one.loads and one.pid not in self._marks:
                 reader = MarksReader.find(one.pid)
                 if reader is not None:
                     self._marks[one.pid] = reader
+                    self._marked_before[one.pid] = reader.read().steps, reader.read().samples
             read = kernel.bytes_read(one.pid)
             self._bytes_read.setdefault(one.pid, [read, read])[1] = read
         return bool(found)
 
     def _look(self, now_s: float) -> None:
         states = {}
-        for pid, process in self._processes.items():
-            if process.python:
-                state = kernel.state_of(pid, all_threads=True)
-                if state is not None:
-                    states[pid] = _told(state)
+        for pid in self._alive:
+            state = kernel.state_of(pid, all_threads=True)
+            if state is not None:
+                told = _told(state)
+                states[pid] = self._kept.setdefault(told, told)
         marked = {pid: reader.read().in_step for pid, reader in self._marks.items() if pid in states}
         self._looks.append(_Look(now_s, states, marked, self._gpus.busy(now_s, states)))
 
@@ -141,7 +149,11 @@ class Sampler:
         parents = {parent for parent in workers.values() if parent in self._processes}
         if parents:
             return sorted(parents)
-        python = {pid for pid, one in self._processes.items() if one.python and "resource_tracker" not in one.command}
+        python = {
+            pid
+            for pid, one in self._processes.items()
+            if one.python and "resource_tracker" not in one.command
+        }
         inner = {self._processes[pid].parent for pid in python}
         return sorted(python - inner) or sorted(python)
 
@@ -186,7 +198,7 @@ class Sampler:
 
     def _names(self, workers: dict[int, int]) -> dict[int, str]:
         return {
-            pid: f"loader worker {pid}" if pid in workers else one.command[:80]
+            pid: f"loader worker {pid}" if pid in workers else one.command[:NAME_MAX]
             for pid, one in self._processes.items()
         }
 
@@ -197,7 +209,9 @@ class Sampler:
         elif not self._stacks.available:
             said.append("Python stacks: py-spy is missing (pip install 'headrace[diagnose]')")
         elif not any(pid == tid and pid in trainers for pid, tid in lines):
-            why = next((self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came")
+            why = next(
+                (self._stacks.trouble[pid] for pid in trainers if pid in self._stacks.trouble), "none came"
+            )
             said.append(f"Python stacks of the trainer: {why}")
         if self._untraceable & set(self._processes):
             said.append(
@@ -205,7 +219,9 @@ class Sampler:
                 "/proc/sys/kernel/yama/ptrace_scope at 0, or root; in a container: --cap-add SYS_PTRACE)"
             )
         if not self._gpus.names:
-            said.append("GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does")
+            said.append(
+                "GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does"
+            )
         return tuple(said)
 
 
@@ -213,7 +229,7 @@ def _told(state: ProcessState) -> ProcessState:
     """Without the threads that wait: a recording of an hour must fit into memory."""
     main, *others = state.threads
     kept: list[ThreadState] = [one for one in others if one.call in _TOLD]
-    return ProcessState(state.pid, (main, *kept), state.cpu_ticks)
+    return ProcessState(state.pid, (main, *kept))
 
 
 def _paths(moments: tuple[Moment, ...]) -> set[str]:

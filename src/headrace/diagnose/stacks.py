@@ -22,8 +22,8 @@ from typing import Any
 from headrace.diagnose.recording import Frame
 
 ENDS_WITHIN_S = 10.0
-STALE_S = 0.5
-"""py-spy says nothing of a stack that stays as it was; beyond its last word this long, its process has ended."""
+TRIES = 4
+"""Of a process whose interpreter may not be ready yet, as often as the tree is looked at."""
 _THREAD = "thread ("
 
 
@@ -67,16 +67,24 @@ class StackSampler:
         if self._program is None:
             return
         before = self._spies.get(pid)
-        if before is not None:
-            if before.process.poll() in (None, 0) or self._tries[pid] >= 4:
-                return
+        if before is not None and (before.process.poll() in (None, 0) or self._tries[pid] >= TRIES):
+            return
         self._tries[pid] = self._tries.get(pid, 0) + 1
         output = os.path.join(self._folder, f"{pid}-{self._tries[pid]}.json")
         with open(output + ".log", "wb") as log:
             began_s = time.monotonic()
             process = subprocess.Popen(
                 [
-                    *(self._program, "record", "--pid", str(pid), "--format", "chrometrace", "--idle", "--threads"),
+                    *(
+                        self._program,
+                        "record",
+                        "--pid",
+                        str(pid),
+                        "--format",
+                        "chrometrace",
+                        "--idle",
+                        "--threads",
+                    ),
                     *("--nonblocking", "--full-filenames", "--rate", str(self._rate_hz), "--output", output),
                 ],
                 stdin=subprocess.DEVNULL,

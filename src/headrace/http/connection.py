@@ -37,7 +37,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.number = sock.fileno()
         self.buffer = bytearray()
@@ -93,8 +94,7 @@ class Connection:
     def _received(self, count: int | None) -> Iterator[bytes]:
         if self._owes_continue:
             self._owes_continue = False
-            if count != 0:
-                self.send_all(CONTINUE)
+            self.send_all(CONTINUE)  # of no body, too: without it aws 1.46 misreads the next answer
         while count is None or self._left_bytes > 0:
             wanted = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
             piece = bytes(self.buffer[:wanted])
@@ -105,6 +105,15 @@ class Connection:
             if count is not None:
                 self._left_bytes -= len(piece)
             yield piece
+
+    def receive_now(self, count: int) -> bytes | None:
+        """None: nothing has come. b"" at the end of the connection."""
+        try:
+            return self.sock.recv(count)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     def receive(self, count: int) -> bytes:
         """Waits. HungUpError at the end of the connection."""
@@ -213,11 +222,11 @@ class Connection:
             except OSError as error:
                 raise HungUpError(str(error)) from error
 
-    def _wait(self, event: int) -> None:
+    def _wait(self, event: int, limit_ms: float = STALL_MS) -> None:
         poll = select.poll()
         poll.register(self.number, event)
-        if not poll.poll(STALL_MS):
-            raise HungUpError("the client has done nothing for a minute")
+        if not poll.poll(limit_ms):
+            raise HungUpError("the client has done nothing for too long")
 
     def close(self) -> None:
         self.sock.close()

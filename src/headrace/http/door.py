@@ -21,6 +21,7 @@ from headrace.base.errors import HeadraceError
 from headrace.http.connection import Connection
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
+from headrace.http.tls import ServerTls, TlsConnection
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +57,20 @@ class Application(Protocol):
 
 
 class Door:
-    """listening: belongs to this from now on. name: of the pool's threads."""
+    """listening: belongs to this from now on. name: of the pool's threads. tls: None for plain connections."""
 
     def __init__(
-        self, application: Application, listening: socket.socket, *, name: str, idle_s: float = IDLE_S
+        self,
+        application: Application,
+        listening: socket.socket,
+        *,
+        name: str,
+        tls: ServerTls | None = None,
+        idle_s: float = IDLE_S,
     ) -> None:
         self._application = application
         self._listening = listening
+        self._tls = tls
         self._idle_s = idle_s
         self._waiting: dict[int, Connection] = {}
         self._lock = threading.Lock()
@@ -119,11 +127,20 @@ class Door:
                 sock.close()
                 continue
             try:
-                connection = Connection(sock)
+                self._begin(sock)
             except OSError:  # gone already
                 sock.close()
-                continue
-            self._wait_for_request(connection)
+
+    def _begin(self, sock: socket.socket) -> None:
+        if self._tls is None:
+            self._wait_for_request(Connection(sock))
+            return
+        connection = self._tls.connection(sock)
+        self._submit(lambda: self._shake_hands(connection), connection)
+
+    def _shake_hands(self, connection: TlsConnection) -> None:
+        connection.shake_hands()
+        self._wait_for_request(connection)
 
     def _wait_for_request(self, connection: Connection) -> None:
         """From any thread that has the connection."""
@@ -139,12 +156,9 @@ class Door:
         connection = self._waiting.get(number)
         if connection is None:
             return
-        try:
-            piece = connection.sock.recv(RECEIVE_BYTES)
-        except BlockingIOError:
+        piece = connection.receive_now(RECEIVE_BYTES)
+        if piece is None:
             return
-        except OSError:
-            piece = b""
         if not piece:
             self._drop(connection)
             return

@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.snapshot import Shape, Snapshot
 from headrace.layer.upper import BASE, REMOVED, Base, Upper, join, set_base, split, throw_away
 
@@ -186,6 +187,8 @@ class Mirror:
             os.chmod(made, one.mode)
             own = msgspec.msgpack.encode((one.inode, one.ctime_ns, one.size_bytes))
             os.setxattr(made, COPY_OF, own)
+            if one.extras:
+                os.setxattr(made, EXTRAS, one.extras)
         os.utime(made, ns=(one.mtime_ns, one.mtime_ns), follow_symlinks=False)
         os.rename(made, self.upper.at(one.path))
         with contextlib.suppress(FileNotFoundError):

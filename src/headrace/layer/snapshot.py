@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.layer.extras import raw_extras
 from headrace.layer.upper import is_removed, is_whiteout
 
 SMALL_BYTES_MAX = 256 << 10
@@ -28,7 +29,8 @@ class Shape(IntEnum):
 
 class Snapshot(msgspec.Struct, frozen=True):
     """shape: a Shape. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
-    hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file."""
+    hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file. extras: as
+    `layer/extras.py` keeps them."""
 
     path: bytes
     shape: int
@@ -42,6 +44,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     replaces: Version | None = None
     content: bytes = b""
     sums: list[int] = []
+    extras: bytes = b""
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -70,7 +73,7 @@ def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
     OSError."""
     found = os.lstat(at)
     shape = shape_of(at, found)
-    content, sums = b"", []
+    content, sums, extras = b"", [], b""
     if shape is Shape.LINK:
         content = os.readlink(at)
     elif shape is Shape.FILE:
@@ -81,6 +84,7 @@ def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
                 content = os.pread(fd, SMALL_BYTES_MAX, 0)
             else:
                 sums = block_sums(fd, found.st_size)
+            extras = raw_extras(fd)
         finally:
             os.close(fd)
     return Snapshot(
@@ -92,6 +96,7 @@ def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
         replaces=replaces,
         content=content,
         sums=sums,
+        extras=extras,
     )
 
 

@@ -1,16 +1,25 @@
 """A file's attributes as the metadata of an object: mtime in decimal seconds, mode with its file type, uid and gid in
 decimal, under the names that s3fs and (for mtime) rclone use on S3; put_id under one of ours. The names are good on
-S3, GCS and Azure, which wants identifiers."""
+S3, GCS and Azure, which wants identifiers.
+
+What users gave a gateway (`Extras`) is metadata, too, under their own names. Tags are put as the store's tags where it
+has them, and once more as metadata, as obstore can't ask for tags."""
 
 from __future__ import annotations
 
 import re
 import stat
 from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlencode
 
-from headrace.base.model import Attributes
+from headrace.base.model import Attributes, Extras
 
 _PUT_ID = "headraceput"
+_TAGS = "headracetags"
+_USERS = "headraceusers"
+"""Which of these the user gave, not this node."""
+_FILES = ("mtime", "mode", "uid", "gid")
+_HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
 _MTIME = re.compile(r"(-?\d{1,11})(?:\.(\d{1,9})\d*)?")
 _NUMBER = re.compile(r"\d{1,10}")
 
@@ -28,21 +37,48 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
         found["gid"] = str(attributes.gid)
     if attributes.put_id:
         found[_PUT_ID] = attributes.put_id
+    return found if attributes.extras is None else {**found, **_of_extras(attributes.extras)}
+
+
+def _of_extras(extras: Extras) -> dict[str, str]:
+    found = {name: value for name, value in extras.metadata.items() if name not in (_PUT_ID, _TAGS, _USERS)}
+    found |= extras.headers
+    if users := [name for name in _FILES if name in extras.metadata]:
+        found[_USERS] = ",".join(users)
+    if extras.tags:
+        found[_TAGS] = urlencode(extras.tags)
     return found
+
+
+def tags_of(attributes: Attributes) -> dict[str, str] | None:
+    """To be put with the object; None for none."""
+    return (attributes.extras.tags or None) if attributes.extras is not None else None
+
+
+def extras_of(metadata: Mapping[str, str]) -> Extras:
+    """As users gave them: what this program added is left out."""
+    headers = {name: str(metadata[name]) for name in _HEADERS if name in metadata}
+    values = {str(name).lower(): str(value) for name, value in metadata.items() if name not in headers}
+    tags, users = values.pop(_TAGS, ""), values.pop(_USERS, "").split(",")
+    ours = bool(values.pop(_PUT_ID, ""))
+    if ours:
+        values = {name: value for name, value in values.items() if name not in _FILES or name in users}
+    return Extras(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None)
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:
     """None when there are none of these; one that makes no sense is left out. Names come in any case."""
     values = {str(name).lower(): str(value) for name, value in metadata.items()}
-    mode = _number(values.get("mode", ""))
+    mode, extras = _number(values.get("mode", "")), extras_of(metadata)
     found = Attributes(
         _mtime_ns(values.get("mtime", "")),
         None if mode is None else stat.S_IMODE(mode),
         _number(values.get("uid", "")),
         _number(values.get("gid", "")),
         values.get(_PUT_ID, ""),
+        extras,
     )
-    return found if found != Attributes() or found.put_id else None
+    return found if found != Attributes() or found.put_id or not extras.is_empty else None
 
 
 def _number(text: str) -> int | None:

@@ -23,7 +23,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, ObjectInfo, Version
 from headrace.origin.conditions import Conditions
-from headrace.origin.metadata import to_metadata
+from headrace.origin.metadata import tags_of, to_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import Absent, Condition, Source, check_condition, check_new_key
@@ -88,7 +88,9 @@ class ObjectWriter:
         async with within(deadline, what), self._budget.hold(upload.memory_bytes):
             mode = await self._mode(key, condition, what, deadline)
             with translated(what, translate_put):
-                return await upload.send(self._stores.puts, self._full(key), to_metadata(attributes), mode)
+                return await upload.send(
+                    self._stores.puts, self._full(key), to_metadata(attributes), tags_of(attributes), mode
+                )
 
     async def _put_parts(
         self,
@@ -109,7 +111,9 @@ class ObjectWriter:
                 await held.enter_async_context(self._budget.hold(upload.memory_bytes))
                 store = await self._conditions.store_for_parts(condition)
             with translated(what, translate_put):
-                return await upload.send_parts(store, self._full(key), to_metadata(attributes), check)
+                return await upload.send_parts(
+                    store, self._full(key), to_metadata(attributes), tags_of(attributes), check
+                )
 
     async def _version(self, key: str, deadline: Deadline) -> Version | None:
         try:

@@ -93,6 +93,9 @@ class _StoppedError(Exception):
     """What the source of parts fails with when the put is given up."""
 
 
+Tags = dict[str, str] | None
+
+
 class Upload:
     """One put. read: makes the call in a thread. The errors of obstore come out as they are."""
 
@@ -112,15 +115,24 @@ class Upload:
             return self._source.size_bytes
         return (self._sizes.in_flight(self._part_bytes) + 2) * self._part_bytes
 
-    async def send(self, store: ObjectStore, path: str, metadata: Metadata, mode: PutMode) -> PutResult:
+    async def send(
+        self, store: ObjectStore, path: str, metadata: Metadata, tags: Tags, mode: PutMode
+    ) -> PutResult:
         """In one request, by the condition of mode."""
         body: Body | None = getattr(self._source, "content", None)  # a thread less for a small file
         if body is None:
             body = await self._read(0, self._source.size_bytes) if self._source.size_bytes else b""
-        return await obstore.put_async(store, path, body, attributes=metadata, mode=mode, use_multipart=False)
+        return await obstore.put_async(
+            store, path, body, attributes=metadata, tags=tags, mode=mode, use_multipart=False
+        )
 
     async def send_parts(
-        self, store: ObjectStore, path: str, metadata: Metadata, before_end: Callable[[], Awaitable[None]]
+        self,
+        store: ObjectStore,
+        path: str,
+        metadata: Metadata,
+        tags: Tags,
+        before_end: Callable[[], Awaitable[None]],
     ) -> PutResult:
         """before_end: called when the last part was taken, and before the object comes to be; what it raises comes
         out, and the upload is aborted."""
@@ -130,6 +142,7 @@ class Upload:
                 path,
                 self._parts(before_end),
                 attributes=metadata,
+                tags=tags,
                 use_multipart=True,
                 chunk_size=self._part_bytes,
                 max_concurrency=self._sizes.in_flight(self._part_bytes),

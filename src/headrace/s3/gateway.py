@@ -20,7 +20,9 @@ from headrace.http.messages import Request, Response
 from headrace.s3 import signature, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
+from headrace.s3.counts import UNKNOWN, Counts, Received
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
+from headrace.s3.extras import checked_tags
 from headrace.s3.multipart import Multipart
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, route
@@ -37,10 +39,12 @@ _READING = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts."""
+    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts. asks: whether origins are
+    asked for the metadata of objects."""
 
     secrets: dict[str, str]
     domains: tuple[str, ...]
+    asks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,11 @@ class Known:
 class Gateway:
     def __init__(self, paths: Paths, access: Access) -> None:
         self._access = access
-        self.objects = Objects(paths)
+        self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
         self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
         self._parts = Multipart(self.objects, self.uploads)
+        self.counts = Counts()
         self._ids = itertools.count(secrets.randbits(48))
 
     def new_id(self) -> str:
@@ -79,17 +84,33 @@ class Gateway:
             if call.operation not in ("get_object", "head_object"):
                 return None
             self._check(request)
-            return self.objects.get_cached(request, call)
+            response = self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
             return None  # told by `answer`
         except Exception:  # the door's thread has to go on; `answer` will meet it, too
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
+        if response is not None:
+            self.counts.add(call.operation, response.status, _length(response))
+        return response
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
+        operation, received = UNKNOWN, Received(pieces)
         try:
             call = route(request, self._access.domains)
+            operation = call.operation
+            response = self._answered(request, call, received)
+        except S3Error as error:
+            response = self.error(request, error)
+        finally:
+            self.counts.received(operation, received.count)
+        self.counts.add(operation, response.status, _length(response))
+        return response
+
+    def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
+        """Errors are answers. HungUpError."""
+        try:
             return self._do(request, call, pieces, self._check(request))
         except S3Error as error:
             return self.error(request, error)
@@ -170,6 +191,11 @@ class Gateway:
                 self.objects.copy(request, call) if copies else self.objects.put(request, call, payload)
             ),
             "delete_object": lambda: self.objects.delete(request, call),
+            "get_tagging": lambda: self.objects.tags(call),
+            "put_tagging": lambda: self.objects.set_tags(
+                call, checked_tags(xml.read_tags(payload.read_all(BODY_BYTES_MAX))), status=200
+            ),
+            "delete_tagging": lambda: self.objects.set_tags(call, {}, status=204),
             "list_parts": lambda: self._parts.list_parts(request, call),
             "put_part": lambda: (
                 self._parts.copy_part(request, call)
@@ -181,6 +207,13 @@ class Gateway:
             "abort_upload": lambda: self._parts.abort(request, call),
         }
         return work[call.operation]()
+
+
+def _length(response: Response) -> int:
+    """Bytes of its body."""
+    if response.bodiless:
+        return 0
+    return len(response.body) if response.content is None else response.end - response.start
 
 
 def _check_length(request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from headrace.base.errors import UsageError
@@ -9,6 +10,8 @@ from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.tls import ServerTls
+from headrace.s3.counts import Teller
 from headrace.s3.credentials import read_credentials
 from headrace.s3.gateway import Access, Gateway
 from headrace.sdk.client import Client
@@ -24,13 +27,29 @@ def access_of(config: Config) -> Access:
     secrets = read_credentials(config.s3_credentials) if config.s3_credentials else {}
     host, _ = split_address(config.s3_address, SETTING)
     if not config.insecure and not is_loopback(host, SETTING):
-        raise UsageError(
-            f"setting s3_address = {config.s3_address!r}",
-            why="others reach it, and the gateway has no TLS of its own",
-            hint="put a proxy with TLS before 127.0.0.1, or say insecure = true"
-            + ("" if secrets else " (and then s3_credentials, or anybody may read)"),
-        )
-    return Access(secrets, tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip()))
+        lacking = [
+            name
+            for name, given in (
+                ("s3_tls_certificate", config.s3_tls_certificate),
+                ("s3_credentials", secrets),
+            )
+            if not given
+        ]
+        if lacking:
+            raise UsageError(
+                f"setting s3_address = {config.s3_address!r}",
+                why=f"others reach it, and there is no {' and no '.join(lacking)}",
+                hint=f"set {' and '.join(lacking)}, or say insecure = true",
+            )
+    domains = tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip())
+    return Access(secrets, domains, asks=config.s3_metadata)
+
+
+def tls_of(config: Config) -> ServerTls | None:
+    """UsageError."""
+    if not config.s3_tls_certificate:
+        return None
+    return ServerTls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> None:
@@ -38,11 +57,15 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     UsageError, NodeUnavailableError."""
     access = access_of(config)
     take_all_descriptors()
+    tls = tls_of(config)
     listening = listen(config.s3_address, SETTING)
     paths = Paths(Client(node_socket, role="s3", patience_s=PATIENCE_S))
-    door = Door(Gateway(paths, access), listening, name="s3")
+    gateway = Gateway(paths, access)
+    door = Door(gateway, listening, name="s3", tls=tls)
+    teller = Teller(gateway.counts, node_socket, pid=os.getpid(), address=bound_to(listening))
     on_ready(bound_to(listening))
     run_until_signal(door)
+    teller.stop()
     paths.close()
 
 

@@ -13,8 +13,9 @@ from headrace.s3 import conditions, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import answer
 from headrace.s3.errors import S3Error
+from headrace.s3.extras import metadata_of
 from headrace.s3.facts import note
-from headrace.s3.objects import Objects, check_put, copy_source
+from headrace.s3.objects import Objects, check_put, copy_source, keep
 from headrace.s3.routes import Call
 from headrace.s3.uploads import NUMBER_MAX, About, Part, Uploads
 from headrace.sdk.streams import Content
@@ -35,7 +36,8 @@ class Multipart:
         self._objects.paths.check_writable(call.path)
         if call.key.endswith(b"/"):
             raise S3Error("InvalidArgument", "a key that ends in / is a folder here, and has no bytes")
-        id = self._uploads.begin(About(call.bucket, call.key, time.time(), mtime_text))
+        extras = self._objects.extras.check_kept(call.path, metadata_of(request))
+        id = self._uploads.begin(About(call.bucket, call.key, time.time(), mtime_text, extras))
         return answer(xml.document("InitiateMultipartUploadResult", *_named(call), xml.text("UploadId", id)))
 
     def put_part(self, request: Request, call: Call, payload: Payload) -> Response:
@@ -50,7 +52,7 @@ class Multipart:
 
     def copy_part(self, request: Request, call: Call) -> Response:
         id, number = self._about_of_part(request, call)
-        facts, content = self._objects.opened(Call("get_object", *copy_source(request)))
+        facts, content, _ = self._objects.opened(Call("get_object", *copy_source(request)))
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
             start, end = _range_of_copy(request.header("x-amz-copy-source-range"), facts.size_bytes)
@@ -86,6 +88,7 @@ class Multipart:
             for part in chosen:
                 self._uploads.append(id, part.number, stream.fileno())
             note(stream.fileno(), etag, about.mtime_text)
+            keep(stream.fileno(), about.extras)
         self._uploads.remove(id)
         location = f"http://{request.header('host')}/{os.fsdecode(call.bucket)}/{os.fsdecode(call.key)}"
         return answer(

@@ -23,12 +23,14 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import Entry, Kind
+from headrace.base.model import Entry, Extras, Kind
 from headrace.http.messages import Request, Response, http_date
+from headrace.layer.extras import note_extras
 from headrace.layer.upper import split
 from headrace.s3 import conditions, xml
 from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
+from headrace.s3.extras import MISSING, ExtrasOf, answer_headers, metadata_of, with_copied
 from headrace.s3.facts import (
     Facts,
     facts_of,
@@ -46,15 +48,8 @@ from headrace.sdk.streams import Content, WriteStream
 from headrace.sdk.tree import Seen
 
 MTIME = "x-amz-meta-mtime"
-METADATA = (MTIME, "x-amz-meta-md5chksum")
-"""User metadata that is taken: the time, and rclone's checksum of uploads in parts, which is dropped: where it is not
-told, rclone does without."""
 REFUSED = {
-    "content-disposition": "Content-Disposition is not kept",
-    "content-language": "Content-Language is not kept",
-    "cache-control": "Cache-Control is not kept",
     "expires": "Expires is not kept",
-    "x-amz-tagging": "tags are not kept",
     "x-amz-website-redirect-location": "redirects are not kept",
     "x-amz-object-lock-mode": "objects are not locked",
     "x-amz-object-lock-legal-hold": "objects are not locked",
@@ -79,8 +74,10 @@ _FOLDER = Facts(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
 
 
 class Objects:
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, *, asks: bool) -> None:
+        """asks: as of ExtrasOf."""
         self.paths = paths
+        self.extras = ExtrasOf(paths, asks=asks)
 
     # ------------------------------------------------------------ reading
 
@@ -89,10 +86,11 @@ class Objects:
         if call.key.endswith(b"/"):
             return self._folder(request, call)
         if request.method == "HEAD":
-            facts, _ = self.facts(call)
-            return self._answer(request, call, facts, None)
-        facts, content = self.opened(call)
-        return self._answer(request, call, facts, content)
+            facts, found, path = self.facts(call)
+            extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
+            return self._answer(request, call, facts, None, extras)
+        facts, content, extras = self.opened(call)
+        return self._answer(request, call, facts, content, extras)
 
     def get_cached(self, request: Request, call: Call) -> Response | None:
         """As get, of what is whole in the cache; None: that may wait for the node or the disk."""
@@ -103,7 +101,8 @@ class Objects:
             return None
         facts = facts_of(found, b"")
         if request.method == "HEAD":
-            return self._answer(request, call, facts, None)
+            extras = self.extras.cached(call.path, found, -1)
+            return None if extras is None else self._answer(request, call, facts, None, extras)
         cached = self.paths.client.complete_path(found.id)
         if cached is None:
             return None
@@ -111,20 +110,24 @@ class Objects:
             fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        extras = self.extras.cached(call.path, found, fd)
+        if extras is None:
+            os.close(fd)
+            return None
         self.paths.client.touch(found.id)
-        return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd))
+        return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd), extras)
 
-    def facts(self, call: Call) -> tuple[Facts, Seen]:
-        """NoSuchKey, NoSuchBucket."""
+    def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:
+        """With what was found, and where. NoSuchKey, NoSuchBucket."""
         with self._as_key(call):
             path, found = self.paths.get(call.path)
             if is_directory(found) or not is_file(found):
                 raise PathNotFoundError("")
-            return facts_of(found, self.paths.tree.upper.at(path)), found
+            return facts_of(found, self.paths.tree.upper.at(path)), found, path
         raise AssertionError
 
-    def opened(self, call: Call) -> tuple[Facts, Content]:
-        """As facts, with the bytes of just that version."""
+    def opened(self, call: Call) -> tuple[Facts, Content, Extras | None]:
+        """With the bytes of just that version. extras: as of ExtrasOf.of."""
         with self._as_key(call):
             for attempt in range(CHANGED_ATTEMPTS):
                 path, found = self.paths.get(call.path)
@@ -137,8 +140,9 @@ class Objects:
                         raise
                     continue
                 if isinstance(found, Entry):
-                    return facts_of(found, b""), content
-                return facts_of(os.fstat(content.fd), content.fd), content
+                    return facts_of(found, b""), content, self.extras.of(path, found, content.fd)
+                now = os.fstat(content.fd)
+                return facts_of(now, content.fd), content, self.extras.of(path, now, content.fd)
         raise AssertionError
 
     @contextlib.contextmanager
@@ -163,10 +167,12 @@ class Objects:
             _, found = self.paths.get(call.path)
             if not is_directory(found):
                 raise PathNotFoundError("")
-        return self._answer(request, call, _FOLDER, None)
+        return self._answer(request, call, _FOLDER, None, Extras())
 
-    def _answer(self, request: Request, call: Call, facts: Facts, content: Content | None) -> Response:
-        """content None: nothing is sent."""
+    def _answer(
+        self, request: Request, call: Call, facts: Facts, content: Content | None, extras: Extras | None
+    ) -> Response:
+        """content None: nothing is sent. extras None: the origin could not be asked."""
         headers = request.headers
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns)
@@ -183,9 +189,13 @@ class Objects:
             ("Accept-Ranges", "bytes"),
             ("Last-Modified", http_date(facts.mtime_ns)),
             ("ETag", facts.etag),
-            ("Content-Type", content_type(call.key)),
+            ("Content-Type", (extras and extras.headers.get("Content-Type")) or content_type(call.key)),
         ]
-        if facts.mtime_text:
+        if extras is None:
+            answer.append(MISSING)
+        elif not extras.is_empty:
+            answer += answer_headers(extras)
+        if facts.mtime_text and (extras is None or "mtime" not in extras.metadata):
             answer.append((MTIME, facts.mtime_text))
         if part is not None:
             answer.append(("Content-Range", f"bytes {start}-{end - 1}/{facts.size_bytes}"))
@@ -208,11 +218,13 @@ class Objects:
         self.check_bucket(call)
         if call.key.endswith(b"/"):
             return self._put_folder(call, payload)
+        extras = self.extras.check_kept(call.path, metadata_of(request))
         with self.creating(request, call) as stream:
             for piece in payload:
                 stream.write(piece)
             etag = payload.md5.hexdigest()
             note(stream.fileno(), etag, mtime_text)
+            keep(stream.fileno(), extras)
         return Response(200, [("ETag", f'"{etag}"'), *payload.checksum_headers()])
 
     @contextlib.contextmanager
@@ -251,7 +263,7 @@ class Objects:
 
     def copy(self, request: Request, call: Call) -> Response:
         source = copy_source(request)
-        replaces = request.header("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
+        given, replaces = metadata_of(request), is_replaced(request)
         if source == (call.bucket, call.key) and not replaces:
             raise S3Error(
                 "InvalidRequest",
@@ -259,13 +271,15 @@ class Objects:
             )
         mtime_text = check_put(request) if replaces else ""
         self.check_bucket(call)
-        facts, content = self.opened(Call("get_object", *source))
+        facts, content, theirs = self.opened(Call("get_object", *source))
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
+            extras = self._copied(request, call, theirs, given)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
                 etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
                 found = note(stream.fileno(), etag, mtime_text if replaces else facts.mtime_text)
+                keep(stream.fileno(), extras)
                 made = facts_of(found, stream.fileno())
         finally:
             content.close()
@@ -278,6 +292,58 @@ class Objects:
                 xml.text("ETag", made.etag),
             ),
         )
+
+    def _copied(self, request: Request, call: Call, source: Extras | None, given: Extras) -> Extras:
+        """What the copy gets. Where its origin has no place for what the source has, that is left behind, as a copy
+        by any other client would."""
+        if source is None:
+            raise S3Error("ServiceUnavailable", "the source's metadata can't be asked for just now")
+        made = with_copied(request, source, given)
+        try:
+            return self.extras.check_kept(call.path, made)
+        except S3Error:
+            if made == given or not given.is_empty:
+                raise
+            return Extras()
+
+    # ------------------------------------------------------------ tags
+
+    def tags(self, call: Call) -> Response:
+        """NotImplemented for those of an object that somebody else put: obstore can't ask for them."""
+        _, found, path = self.facts(call)
+        extras = self._tagged(found, path)
+        if extras.tags is None:
+            raise S3Error("NotImplemented", "the tags of an object that was not put from here are not known")
+        rows = [
+            xml.element("Tag", xml.text("Key", name), xml.text("Value", value))
+            for name, value in extras.tags.items()
+        ]
+        body = xml.document("Tagging", xml.element("TagSet", *rows))
+        return Response(200, [("Content-Type", "application/xml")], body=body)
+
+    def set_tags(self, call: Call, tags: dict[str, str], *, status: int) -> Response:
+        """The object is put anew, with these."""
+        facts, found, path = self.facts(call)
+        before = self._tagged(found, path)
+        extras = Extras(before.metadata, before.headers, tags)
+        etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
+
+        def dress(fd: int) -> None:
+            note(fd, etag, facts.mtime_text)
+            keep(fd, extras)
+
+        self.paths.dress(path, dress)
+        if isinstance(found, Entry):
+            self.extras.forget(found.id)
+        return Response(status)
+
+    def _tagged(self, found: Seen, path: bytes) -> Extras:
+        if not self.extras.has_tags(path):
+            raise S3Error("NotImplemented", "tags are not kept, as the origin has no place for them")
+        extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
+        if extras is None:
+            raise S3Error("ServiceUnavailable", "the object's tags can't be asked for just now")
+        return extras
 
     # ------------------------------------------------------------ removing
 
@@ -328,16 +394,10 @@ def check_put(request: Request) -> str:
     for name, why in REFUSED.items():
         if name in headers:
             raise S3Error("NotImplemented", f"{name}: {why}")
-    encodings = [one.strip() for one in request.header("content-encoding").split(",")]
-    if any(one not in ("", "aws-chunked") for one in encodings):
-        raise S3Error("NotImplemented", "content-encoding: Content-Encoding is not kept")
     if request.header("x-amz-acl") not in ACLS or any(name.startswith("x-amz-grant-") for name in headers):
         raise S3Error("NotImplemented", "access control lists are not kept")
     if request.header("x-amz-storage-class", "STANDARD") != "STANDARD":
         raise S3Error("InvalidStorageClass", "The storage class you specified is not valid: STANDARD is")
-    for name in headers:
-        if name.startswith("x-amz-meta-") and name not in METADATA:
-            raise S3Error("NotImplemented", f"{name}: user metadata is not kept, but for {MTIME}")
     mtime_text = request.header(MTIME)
     if mtime_text:
         try:
@@ -345,6 +405,20 @@ def check_put(request: Request) -> str:
         except ValueError:
             raise S3Error("InvalidArgument", f"{MTIME} must be seconds since 1970") from None
     return mtime_text
+
+
+def is_replaced(request: Request) -> bool:
+    return request.header("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
+
+
+def keep(fd: int, extras: Extras) -> None:
+    """MetadataTooLarge for more than the cache's file system holds at a file."""
+    try:
+        note_extras(fd, extras)
+    except OSError as error:
+        raise S3Error(
+            "MetadataTooLarge", f"metadata and tags don't fit beside the file: {error.strerror}"
+        ) from error
 
 
 def copy_source(request: Request) -> tuple[bytes, bytes]:

@@ -51,6 +51,9 @@ OBJECT = {
     ("POST", "uploadId"): "complete_upload",
     ("DELETE", ""): "delete_object",
     ("DELETE", "uploadId"): "abort_upload",
+    ("GET", "tagging"): "get_tagging",
+    ("PUT", "tagging"): "put_tagging",
+    ("DELETE", "tagging"): "delete_tagging",
 }
 SUBRESOURCES = {
     "accelerate", "acl", "analytics", "attributes", "cors", "delete", "encryption",

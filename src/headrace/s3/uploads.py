@@ -24,6 +24,7 @@ from collections.abc import Iterator
 import msgspec
 
 from headrace.base.errors import NoSpaceError, StoreError
+from headrace.base.model import Extras
 from headrace.s3.errors import S3Error
 from headrace.s3.facts import facts_of
 
@@ -44,6 +45,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     begun_s: float
     mtime_text: str = ""
+    extras: Extras = Extras()
 
 
 class Part(msgspec.Struct, frozen=True):

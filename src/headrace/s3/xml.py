@@ -103,6 +103,16 @@ def read_complete(body: bytes) -> list[tuple[int, str]]:
     return found
 
 
+def read_tags(body: bytes) -> list[tuple[str, str]]:
+    found = []
+    for one in _parse(body, "Tagging").iter("Tag"):
+        name, value = one.findtext("Key"), one.findtext("Value")
+        if not name or value is None:
+            raise _malformed("a Tag needs Key and Value")
+        found.append((name, value))
+    return found
+
+
 def _parse(body: bytes, name: str) -> ElementTree.Element:
     if b"<!" in body:  # no client sends a DOCTYPE; with one, entities could be made to grow
         raise _malformed("declarations are not read")

@@ -24,7 +24,7 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.changes import Changes
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
@@ -35,10 +35,14 @@ from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     Answer,
     Claim,
+    Describe,
+    Described,
     List,
     Lookup,
     Message,
     Open,
+    OpenedMany,
+    OpenMany,
     Report,
     Resolve,
     Resolved,
@@ -130,6 +134,16 @@ class Client:
         """The path of the mount that answers for a path; "" above all mounts."""
         return _mount_of(os.fsdecode(path), self._local.index.mounts())
 
+    def mounts(self) -> dict[str, str]:
+        """Path: URL of the origin."""
+        return {path: record["url"] for path, record in self._local.index.mounts().items()}
+
+    def describe(self, id: FileId) -> Extras | None:
+        """What the origin tells of the object beside its bytes: it is asked. None: it has another version by now."""
+        answer = self._ask(Describe(id=id))
+        assert isinstance(answer, Described)
+        return Extras(answer.metadata, answer.headers, answer.tags) if answer.known else None
+
     def name_ttl_s(self, parent: FileId) -> float:
         """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and
         at most an hour: those above all mounts are fresh for ever, but a restarted node may have other mounts."""
@@ -195,6 +209,34 @@ class Client:
             why="it is evicted as soon as it is made",
             hint="give the cache more capacity",
         )
+
+    def checksums(self, id: FileId, blocks: range) -> list[int] | None:
+        """xxh3 of blocks that are in the cache, as they were when they were fetched; None where they are not."""
+        try:
+            reader = self._local.reader(id, sums=True)
+        except PathNotFoundError:
+            return None  # evicted, or whole by now
+        if reader is None:
+            return None
+        try:
+            sound = reader.present(blocks.start * BLOCK_SIZE_BYTES, blocks.stop * BLOCK_SIZE_BYTES)
+            return [reader.checksum(block) for block in blocks] if sound else None
+        finally:
+            reader.close()
+
+    def open_many(self, ids: list[FileId]) -> Iterator[list[FileId]]:
+        """Small files: those that are whole, as they become so. What is left out at the end, `open` says why; likewise
+        after an error, NodeUnavailableError among them: this does not wait for a node that is away."""
+        connection = self._connections.take()
+        try:
+            for answer in connection.stream(OpenMany(ids=[*ids])):
+                assert isinstance(answer, OpenedMany)
+                yield [FileId(id) for id in answer.ids]
+        finally:
+            if connection.usable:
+                self._connections.give(connection)
+            else:
+                connection.close()
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
         """Pieces of the file in order."""
@@ -276,6 +318,10 @@ class Client:
             path = self._local.index.path_of(id)
             state["origin"] = _origin_of(path, self._local.index.mounts()) if path is not None else ""
         return state
+
+    def ask(self, request: Message) -> Answer:
+        """One that has no call of its own here."""
+        return self._ask(request)
 
     def status(self) -> dict[str, object]:
         answer = self._ask(StatusAsk())

@@ -45,12 +45,13 @@ class LocalCache:
         id, size_bytes, volume = found
         return id, size_bytes, data_path(self._volumes[volume], id)
 
-    def reader(self, id: FileId) -> CacheReader | None:
-        """Opens the cache file, complete or not; None when nothing trusted is cached."""
+    def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
+        """Opens the cache file, complete or not; None when nothing trusted is cached. sums: its checksums will be
+        asked for."""
         cached = self.index.cached(id)
         if cached is None or cached.unverified:
             return None
-        return CacheReader.open(self._volumes[cached.volume], cached)
+        return CacheReader.open(self._volumes[cached.volume], cached, sums=sums)
 
     def present_share(self, id: FileId) -> float:
         """How much of a file is cached, 0 to 1; of one that was there before a power loss and was not checked

@@ -10,7 +10,6 @@ Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the name
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -20,15 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from headrace.base.errors import (
-    DirectoryNotEmptyError,
-    HeadraceError,
     IsADirectoryPathError,
-    NoSpaceError,
     NotADirectoryPathError,
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
-    ReadOnlyError,
     StaleIdError,
     StoreError,
     VersionChangedError,
@@ -42,6 +37,8 @@ from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.elsewhere import NeedsRightError
 from headrace.sdk.listing import merged
 from headrace.sdk.streams import Content, ReadStream, WriteStream, read_range
+from headrace.sdk.system_errors import read_only as _read_only
+from headrace.sdk.system_errors import told as _told
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
 LINKS_MAX = 40
@@ -226,13 +223,25 @@ class Paths:
         """A descriptor of all bytes, and the size, of a file that can be found and read without asking anybody, by the
         shortest way; None: `content` says. The caller closes it."""
         client = self.client
-        if self._may_write or client.write != self._modes_text:
+        if client.write != self._modes_text or (self._may_write and not self._is_untouched(path)):
             return None
         folder, _, name = path.rpartition(b"/")
-        known = self._folders.get(folder)
+        known = self._folders.get(folder or b"/")
         if known is None or time.monotonic() >= known[1] or known[2] != client.generation:
             return None
         return client.open_whole(known[0], name)
+
+    def _is_untouched(self, path: bytes) -> bool:
+        """Whether the upper layer has nothing above and at a path: its topmost name is not there."""
+        slash = path.find(b"/", 1)
+        top = path if slash < 0 else path[:slash]
+        if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
+            return False
+        try:
+            os.lstat(self.tree.upper.tree + top)
+        except FileNotFoundError:
+            return True
+        return False
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
         """As content, and of that the bytes start..end; fewer where the file ends before."""
@@ -272,6 +281,11 @@ class Paths:
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """As content, when all bytes are on this host's disk."""
+        found = self.content_or_entry(path)
+        return found if isinstance(found, Content) else None
+
+    def content_or_entry(self, path: bytes) -> Content | Entry:
+        """As content, when all bytes are on this host's disk; else what the origin has there, a folder perhaps."""
         at_once = self.open_whole(path)
         if at_once is not None:
             return Content(at_once[1], fd=at_once[0])
@@ -279,7 +293,7 @@ class Paths:
         if not isinstance(found, Entry):
             return self.content(whole)
         cached = None if is_directory(found) else self.client.complete_path(found.id)
-        return None if cached is None else self._cached_content(found, cached)
+        return (None if cached is None else self._cached_content(found, cached)) or found
 
     def open(self, path: bytes) -> ReadStream:
         """As content."""
@@ -399,6 +413,19 @@ class Paths:
                 content.copy_to(stream.fileno())
         finally:
             content.close()
+
+    def dress(self, path: bytes, work: Callable[[int], object]) -> None:
+        """work: changes attributes of a file that is there, by a descriptor. It is put to its origin anew."""
+        whole, _ = self.get(path)
+        self._change(path, lambda: self._dress(whole, work))
+
+    def _dress(self, path: bytes, work: Callable[[int], object]) -> None:
+        fd = os.open(self.tree.at_upper(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            work(fd)
+        finally:
+            os.close(fd)
+        self._changed([path])
 
     def touch(self, path: bytes) -> None:
         """The time of modification is now; the file must be there."""
@@ -661,44 +688,3 @@ def _umask() -> int:
 def _reset_after_fork(paths: Paths | None) -> None:
     if paths is not None:
         paths.tree.lock.reset_after_fork()
-
-
-@contextlib.contextmanager
-def _told(path: bytes) -> Iterator[None]:
-    """Errors of the system become ours."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise _ours(error, os.fsdecode(path)) from None
-
-
-def _ours(error: OSError, path: str) -> HeadraceError:
-    why = (error.strerror or str(error)).lower()
-    kinds: dict[int | None, type[HeadraceError]] = {
-        errno.ENOENT: PathNotFoundError,
-        errno.ENOTDIR: NotADirectoryPathError,
-        errno.EISDIR: IsADirectoryPathError,
-        errno.EEXIST: PathExistsError,
-        errno.ENOTEMPTY: DirectoryNotEmptyError,
-        errno.EINVAL: NotSupportedError,
-    }
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")
-    if error.errno == errno.EROFS:
-        return _read_only(path)
-    if error.errno == errno.EXDEV:
-        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
-        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return StoreError(path, why=why, hint="write as the user who runs the node")
-    return kinds.get(error.errno, StoreError)(path, why=why)
-
-
-def _read_only(path: str) -> ReadOnlyError:
-    return ReadOnlyError(
-        path,
-        why="nothing can be written here: the node's mode of writing is off for it",
-        hint="start the node with --write back, or with --write PATH=MODE",
-    )

@@ -170,7 +170,7 @@ class ReadStream(io.BufferedReader):
 
     def __init__(self, content: Content, name: str) -> None:
         self.size = content.size_bytes
-        if content.file is None:
+        if content.fd >= 0:
             raw = io.FileIO(content.fd, "rb")
             raw.name = name
             super().__init__(raw)

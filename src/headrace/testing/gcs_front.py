@@ -21,6 +21,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _BOUNDARY = "headrace-front"
+_FIELDS = {
+    "content-type": "contentType",
+    "content-encoding": "contentEncoding",
+    "content-disposition": "contentDisposition",
+    "content-language": "contentLanguage",
+    "cache-control": "cacheControl",
+}
 _DROPPED = ("transfer-encoding", "connection", "content-length", "date", "server", "host")
 
 
@@ -106,14 +113,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         lower = {name.lower(): value for name, value in headers.items()}
         prefix = "x-goog-meta-"
         metadata = {name[len(prefix) :]: value for name, value in lower.items() if name.startswith(prefix)}
-        about = json.dumps({"name": key, "metadata": metadata}).encode()
+        given = {field: lower[name] for name, field in _FIELDS.items() if name in lower}
+        about = json.dumps({"name": key, "metadata": metadata, **given}).encode()
+        kind_of_bytes = lower.get("content-type", "application/octet-stream").encode()
         query = {"uploadType": "multipart"}
         if "x-goog-if-generation-match" in lower:
             query["ifGenerationMatch"] = lower["x-goog-if-generation-match"]
         sent = b"\r\n".join(
             [
                 b"--%b\r\nContent-Type: application/json\r\n\r\n%b" % (_BOUNDARY.encode(), about),
-                b"--%b\r\nContent-Type: application/octet-stream\r\n\r\n%b" % (_BOUNDARY.encode(), body),
+                b"--%b\r\nContent-Type: %b\r\n\r\n%b" % (_BOUNDARY.encode(), kind_of_bytes, body),
                 b"--%b--\r\n" % _BOUNDARY.encode(),
             ]
         )

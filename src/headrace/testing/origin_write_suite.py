@@ -32,7 +32,7 @@ from headrace.base.errors import (
     StoreError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.base.model import Attributes, Extras, ObjectInfo, Version
 from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
 from headrace.origin.source import BytesSource, FileSource
 from headrace.testing.origin_suite import NAMES, Subject, listing_of, read, run, soon
@@ -232,6 +232,27 @@ class OriginWriteSuite:
                 assert found is None
             await put(origin, "g", b"1234")
             assert (await origin.head("g", deadline=soon())).version.size_bytes == 4
+
+        run(lambda: subject.attach(place), body)
+
+    def test_what_a_user_gave_comes_back(self, subject: Subject, place: str) -> None:
+        """Also beside a file's attributes of the same names; large ones go in parts."""
+
+        async def body(origin: Origin) -> None:
+            tags = {"a b": "c/d=é"} if origin.url.startswith("s3:") else {}
+            given = Extras(
+                {"colour": "red", "mode": "33188"},
+                {"Content-Type": "text/x", "Cache-Control": "no-store"},
+                tags,
+            )
+            if not origin.url.startswith(("s3:", "gs:")):
+                return
+            for key, data in (("f", b"1234"), ("large", MULTIPART)):
+                attributes = Attributes(mtime_ns=10**18, mode=0o600, put_id="id", extras=given)
+                await put(origin, key, data, None, attributes)
+                found = (await origin.head(key, deadline=soon())).attributes
+                assert found is not None
+                assert found.extras == given
 
         run(lambda: subject.attach(place), body)
 

@@ -27,7 +27,7 @@ class Gateway:
     """replicas: how many nodes own a file, for who asks where it is."""
 
     def __init__(self, paths: Paths, *, replicas: int) -> None:
-        self._reading = Reading(paths, Locations(paths.client, replicas=replicas))
+        self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
         self._writing = Writing(paths)
 
     def cached(self, request: Request) -> Response | None:
@@ -40,7 +40,8 @@ class Gateway:
             if call.operation == "open":
                 return self._reading.open_cached(call)
             if call.operation == "get_status":
-                return self._reading.get_status_cached(call)
+                found = self._reading.get_status_cached(call)
+                return None if found is None else _as_taken(request, found)
         except (RemoteError, HeadraceError):
             return None  # told by `answer`
         except Exception:  # the door's thread has to go on; `answer` will meet it, too
@@ -49,6 +50,9 @@ class Gateway:
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
+        return _as_taken(request, self._answer(request, pieces))
+
+    def _answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         try:
             _check_sender(request)
             return self._do(route(request), pieces)
@@ -123,3 +127,12 @@ def _check_sender(request: Request) -> None:
     of Hadoop's does."""
     if "origin" in request.headers:
         raise RemoteError("AccessControlException", "requests of web pages are refused (Origin)")
+
+
+def _as_taken(request: Request, response: Response) -> Response:
+    """Hadoop's client (3.5.0, as Spark 4.3 ships it) reads JSON whose type is not told, and fails where it is: to look
+    at the type it wants a class that its shaded jar has not got."""
+    if answers.JSON in response.headers and request.header("user-agent").startswith("Java/"):
+        response.headers.remove(answers.JSON)
+    response.bodiless = request.method == "HEAD"  # no operation has it, and its answer must not have a body
+    return response

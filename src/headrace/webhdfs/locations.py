@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.ring.ring import Member, Ring, key_of
 from headrace.ring.view import SEGMENT_BYTES
-from headrace.sdk.client import Client
 
 MEMBERS_MAX_AGE_S = 5.0
 HOSTS_MAX = 3
@@ -19,45 +19,51 @@ HOSTS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes start..end of a file, and who has them."""
+    """Bytes start..end of a file, and who has them. names: HOST:PORT of the nodes; the port is the one peers use."""
 
     start: int
     end: int
-    hosts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def hosts(self) -> list[str]:
+        return [name.rpartition(":")[0].strip("[]") for name in self.names]
 
 
 class Locations:
-    def __init__(self, client: Client, *, replicas: int) -> None:
-        self._client = client
+    """status: of the node."""
+
+    def __init__(self, status: Callable[[], dict[str, Any]], *, replicas: int) -> None:
+        self._status = status
         self._replicas = min(replicas, HOSTS_MAX)
         self._lock = threading.Lock()
         self._until_s = 0.0
         self._ring: Ring | None = None
-        self._hosts: dict[str, str] = {}
+        """None: the node is alone."""
+        self._addresses: dict[str, str] = {}
 
     def parts(self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int) -> list[Part]:
         """Those of a file that bytes start..end touch, cut at multiples of part_bytes, of which a segment has a whole
         number."""
         with self._lock:
             self._look()
-            ring, hosts = self._ring, self._hosts
+            ring, addresses = self._ring, self._addresses
         found = []
         for at in range(start - start % part_bytes, end, part_bytes):
             if ring is None:
-                names: tuple[str, ...] = (socket.gethostname(),)
+                names: tuple[str, ...] = (f"{socket.gethostname()}:0",)
             else:
                 owners = ring.owners(key_of(path, at // SEGMENT_BYTES), self._replicas)
-                names = tuple(dict.fromkeys(hosts[one.id] for one in owners))
+                names = tuple(addresses[one.id] for one in owners)
             found.append(Part(at, min(size_bytes, at + part_bytes), names))
         return found
 
     def _look(self) -> None:
-        """None: this node is alone."""
         if time.monotonic() < self._until_s:
             return
-        members = _members(self._client.status())
+        members = _members(self._status())
         owning = [row for row in members if not row["draining"]] or members
-        self._hosts = {str(row["id"]): _host_of(str(row["address"])) for row in members}
+        self._addresses = {str(row["id"]): str(row["address"]) for row in members}
         self._ring = None
         if len(members) > 1:
             self._ring = Ring(
@@ -71,22 +77,18 @@ def _members(status: dict[str, Any]) -> list[dict[str, Any]]:
     return list(cluster["members"]) if isinstance(cluster, dict) and cluster.get("members") else []
 
 
-def _host_of(address: str) -> str:
-    return address.rpartition(":")[0].strip("[]")
-
-
 def block_locations(parts: list[Part]) -> list[dict[str, Any]]:
     """Hadoop's BlockLocation, as GETFILEBLOCKLOCATIONS tells it."""
     return [
         {
             "cachedHosts": [],
             "corrupt": False,
-            "hosts": list(one.hosts),
+            "hosts": one.hosts,
             "length": one.end - one.start,
-            "names": list(one.hosts),
+            "names": list(one.names),
             "offset": one.start,
-            "storageTypes": ["DISK"] * len(one.hosts),
-            "topologyPaths": [f"/default-rack/{host}" for host in one.hosts],
+            "storageTypes": ["DISK"] * len(one.names),
+            "topologyPaths": [f"/default-rack/{name}" for name in one.names],
         }
         for one in parts
     ]
@@ -117,7 +119,7 @@ def _located(part: Part, file_id: int) -> dict[str, Any]:
         "isCorrupt": False,
         "locations": [_datanode(host) for host in part.hosts],
         "startOffset": part.start,
-        "storageTypes": ["DISK"] * len(part.hosts),
+        "storageTypes": ["DISK"] * len(part.names),
     }
 
 

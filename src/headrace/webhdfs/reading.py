@@ -14,6 +14,7 @@ from headrace.layer.upper import join
 from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.paths import Paths, is_directory
 from headrace.sdk.streams import Content
+from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen
 from headrace.webhdfs import answers
 from headrace.webhdfs.checksum import file_checksum
@@ -153,24 +154,24 @@ class Reading:
         return path, found
 
     def list_status(self, call: Call) -> Response:
-        return answers.of("FileStatuses", {"FileStatus": self._rows(call, b"", None)})
+        rows = [self._row(*one) for one in self._below(call, b"")]
+        return answers.of("FileStatuses", {"FileStatus": rows})
 
     def list_batch(self, call: Call) -> Response:
-        after = call.text("startafter").encode("utf-8", "surrogateescape")
-        rows = self._rows(call, after, 2 * BATCH)
-        page, left = rows[:BATCH], len(rows[BATCH:])
-        listing = {"partialListing": {"FileStatuses": {"FileStatus": page}}, "remainingEntries": left}
+        below = self._below(call, call.text("startafter").encode("utf-8", "surrogateescape"))
+        rows = [self._row(*one) for one in itertools.islice(below, BATCH)]
+        left = sum(1 for _ in itertools.islice(below, BATCH))
+        listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": left}
         return answers.of("DirectoryListing", listing)
 
-    def _rows(self, call: Call, after: bytes, count: int | None) -> list[dict[str, Any]]:
-        """Of a directory its names; of a file itself, without a name."""
+    def _below(self, call: Call, after: bytes) -> Iterator[tuple[bytes, bytes, Seen]]:
+        """Of a directory itself, each name, and what it is; of a file itself, without a name."""
         path, found = self.find(call)
-        if not is_directory(found):
-            return [] if after else [self._status(found, b"")]
-        return [
-            self._row(path, name, one)
-            for name, one in itertools.islice(self.paths.children(path, after=after), count)
-        ]
+        if is_directory(found):
+            for name, one in self.paths.children(path, after=after):
+                yield path, name, one
+        elif not after:
+            yield path, b"", found
 
     def _row(self, folder: bytes, name: bytes, found: Seen) -> dict[str, Any]:
         """A link is shown as what it leads to, where that is a path here."""
@@ -219,8 +220,9 @@ class Reading:
         if isinstance(found, Entry):
             return {}
         at = self.paths.tree.upper.at(path)
-        names = [name for name in os.listxattr(at) if name.startswith("user.")]
-        return {name: os.getxattr(at, name) for name in names}
+        with told(call.path):
+            names = [name for name in os.listxattr(at) if name.startswith("user.")]
+            return {name: os.getxattr(at, name) for name in names}
 
     # ------------------------------------------------------------ sums
 
@@ -261,8 +263,7 @@ class Reading:
     # ------------------------------------------------------------ places
 
     def get_locations(self, call: Call) -> Response:
-        found, parts = self._parts(call)
-        del found
+        _, parts = self._parts(call)
         return answers.of("BlockLocations", {"BlockLocation": block_locations(parts)})
 
     def get_located_blocks(self, call: Call) -> Response:

@@ -5,6 +5,7 @@ Hadoop's "WebHDFS REST API" is the specification; the wording of some messages i
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import re
@@ -63,20 +64,24 @@ _OCTAL = re.compile(r"[01]?[0-7]{1,3}")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """operation: a value of OPERATIONS. path: in the namespace, without a slash at its end. user: who says to ask."""
+    """operation: a value of OPERATIONS. path: in the namespace, without a slash at its end. parameters: the first of
+    each name; names in lower case, by which Hadoop does not tell them apart either."""
 
     operation: str
     path: bytes
-    user: str
+    parameters: dict[str, str]
     request: Request
 
+    @property
+    def user(self) -> str:
+        """Who says to ask."""
+        return self.text("doas") or self.text("user.name") or default_user()
+
     def text(self, name: str, default: str = "") -> str:
-        """Names of parameters are told apart by letter case no more than Hadoop does."""
-        found = (value for one, value in self.request.query if one.lower() == name)
-        return next(found, "") or default
+        return self.parameters.get(name) or default
 
     def has(self, name: str) -> bool:
-        return any(one.lower() == name for one, _ in self.request.query)
+        return name in self.parameters
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name, "true" if default else "false").lower()
@@ -125,14 +130,14 @@ def route(request: Request) -> Call:
     path = request.path
     if path != PREFIX and not path.startswith(PREFIX + b"/"):
         raise RemoteError("FileNotFoundException", "paths begin with /webhdfs/v1")
-    bare = Call("", clean_path(path[len(PREFIX) :]), "", request)
-    word = bare.text("op").upper()
+    parameters = {name.lower(): value for name, value in reversed(request.query)}
+    word = parameters.get("op", "").upper()
     operation = OPERATIONS.get((request.method, word))
     if operation is None:
         raise _no_operation(request.method, word)
-    if bare.text("delegation"):
+    if parameters.get("delegation"):
         raise RemoteError("InvalidToken", "no delegation tokens are issued here")
-    return Call(operation, bare.path, bare.text("doas") or bare.text("user.name") or default_user(), request)
+    return Call(operation, clean_path(path[len(PREFIX) :]), parameters, request)
 
 
 def clean_path(path: bytes) -> bytes:
@@ -145,6 +150,7 @@ def clean_path(path: bytes) -> bytes:
     return b"/" + b"/".join(names)
 
 
+@functools.lru_cache(maxsize=1)
 def default_user() -> str:
     """Who asks without saying so is taken for whoever runs the gateway."""
     try:

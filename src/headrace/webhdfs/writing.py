@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 import re
+import threading
 from collections.abc import Callable, Iterator
 
 from headrace.base.errors import (
     DirectoryNotEmptyError,
-    HeadraceError,
     NotADirectoryPathError,
     PathExistsError,
     PathNotFoundError,
@@ -19,7 +20,7 @@ from headrace.base.errors import (
 from headrace.http.messages import Response
 from headrace.layer.upper import join, split
 from headrace.sdk.paths import Paths, is_directory
-from headrace.sdk.streams import WriteStream
+from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
@@ -33,6 +34,8 @@ _ACTION = re.compile(r"[r-][w-][x-]")
 class Writing:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
+        self._lock = threading.Lock()
+        self._appended: set[bytes] = set()
 
     # ------------------------------------------------------------ bytes
 
@@ -47,8 +50,9 @@ class Writing:
         replace = call.flag("overwrite") or "OVERWRITE" in flags
         mode = call.permission(FILE_MODE)
         parents = call.flag("createparent", default=True)
-        with self.paths.create(call.path, replace=replace, parents=parents) as stream:
-            _pour(pieces, stream)
+        with told(call.path), self.paths.create(call.path, replace=replace, parents=parents) as stream:
+            for piece in pieces:
+                stream.write(piece)
             os.fchmod(stream.fileno(), mode)
         host = call.request.header("host")
         return answers.done(
@@ -61,9 +65,26 @@ class Writing:
         self.paths.check_writable(call.path)
         if not call.flag("data"):
             return answers.place(call)
-        with self.paths.append(call.path) as stream:
-            _pour(pieces, stream)
+        with self._only_appender(call.path), told(call.path), self.paths.append(call.path) as stream:
+            for piece in pieces:
+                stream.write(piece)
         return answers.done()
+
+    @contextlib.contextmanager
+    def _only_appender(self, path: bytes) -> Iterator[None]:
+        """AlreadyBeingCreatedException, as HDFS has it: two bodies would be mixed. Of others than this gateway's
+        clients nothing is known."""
+        with self._lock:
+            if path in self._appended:
+                raise RemoteError(
+                    "AlreadyBeingCreatedException", f"{_text(path)} is being appended to by somebody else"
+                )
+            self._appended.add(path)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._appended.discard(path)
 
     def truncate(self, call: Call) -> Response:
         size = call.at_least_zero("newlength", -1)
@@ -75,7 +96,8 @@ class Writing:
                 raise illegal(
                     f"Cannot truncate to a larger file size. Current size: {now}, truncate size: {size}."
                 )
-            os.ftruncate(fd, size)
+            with told(call.path):
+                os.ftruncate(fd, size)
         finally:
             os.close(fd)
         self.paths.tell(whole)
@@ -237,16 +259,6 @@ class Writing:
         if "w" in action:
             self.paths.check_writable(call.path)
         return answers.done()
-
-
-def _pour(pieces: Iterator[bytes], stream: WriteStream) -> None:
-    for piece in pieces:
-        try:
-            stream.write(piece)
-        except OSError as error:
-            if isinstance(error, HeadraceError):
-                raise
-            raise RemoteError("IOException", error.strerror or str(error)) from error
 
 
 def _id_of(name: str, look: Callable[[str], int], kind: str) -> int:

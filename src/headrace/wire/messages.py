@@ -46,6 +46,12 @@ class Open(Message, frozen=True):
     id: int
 
 
+class OpenMany(Message, frozen=True):
+    """As Open, of many small files at once. → OpenedMany, many: as they are whole; the last has done=True."""
+
+    ids: list[int]
+
+
 class Fill(Message, frozen=True):
     """Wait until the bytes start..end of the file are in its cache file. → Filled.
     sequential: the caller reads on from here; the node may read ahead."""
@@ -146,6 +152,32 @@ class Claim(Message, frozen=True):
     path: bytes
 
 
+class Describe(Message, frozen=True):
+    """What the origin tells of a file's object beside its bytes, if it is the version of that id. → Described."""
+
+    id: int
+
+
+class OperationRow(msgspec.Struct, frozen=True):
+    """Of one operation, since the gateway began. refused: answered 4xx; failed: 5xx. Bytes are of bodies."""
+
+    operation: str
+    requests: int
+    refused: int
+    failed: int
+    bytes_in: int
+    bytes_out: int
+
+
+class GatewayCounts(Message, frozen=True):
+    """What a gateway of this host has answered; told every two seconds. kind: "s3". → Done."""
+
+    pid: int
+    kind: str
+    address: str
+    rows: list[OperationRow]
+
+
 class Shutdown(Message, frozen=True):
     """Stop the node in order. → Done."""
 
@@ -176,6 +208,13 @@ class Opened(Message, frozen=True):
     path: str  # of the cache file
 
 
+class OpenedMany(Message, frozen=True):
+    """ids: whole now. What was asked for and never named is to be asked for by an Open, which says why."""
+
+    ids: list[int]
+    done: bool
+
+
 class Filled(Message, frozen=True):
     complete: bool
 
@@ -186,6 +225,15 @@ class Resolved(Message, frozen=True):
     size_bytes: int
     mtime_ns: int
     token: str
+
+
+class Described(Message, frozen=True):
+    """known: False where the origin has another version by now, or does not tell."""
+
+    known: bool
+    metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    tags: dict[str, str] | None = None
 
 
 class MountRow(msgspec.Struct, frozen=True):
@@ -289,6 +337,7 @@ Request = (
     | Lookup
     | List
     | Open
+    | OpenMany
     | Fill
     | Touch
     | Subscribe
@@ -304,14 +353,18 @@ Request = (
     | Changed
     | Secure
     | Claim
+    | Describe
+    | GatewayCounts
     | Shutdown
 )
 Answer = (
     Welcome
     | Done
     | Opened
+    | OpenedMany
     | Filled
     | Resolved
+    | Described
     | Mounts
     | Report
     | JobState

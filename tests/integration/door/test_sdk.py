@@ -25,7 +25,8 @@ from headrace.base.errors import (
     ReadOnlyError,
     UsageError,
 )
-from headrace.sdk.cache import Cache, Wanted
+from headrace.sdk.cache import Cache
+from headrace.sdk.many import Wanted
 from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
@@ -166,6 +167,29 @@ def test_what_is_written_is_at_the_origin(host: Host, cache: Cache, tmp_path: Pa
     cache.remove("/out", recursive=True)
     cache.persist()
     assert not (host.truth / "out/text").exists()
+
+
+def test_what_is_cached_hides_nothing_that_was_written(host: Host, cache: Cache) -> None:
+    """The short way to a cached file is not taken beside the upper layer."""
+    first = {name: host.put(name, 5000) for name in ("out-seen/a/f", "out-seen/a/g", "out-top")}
+    host.ok("sync", "/")
+    for _ in range(3):
+        assert [cache.read(f"/{name}") for name in first] == list(first.values())
+    cache.put("/out-seen/a/f", b"written")
+    cache.put("/out-top", b"too")
+    names = ["/out-seen/a/f", "/out-seen/a/g", "/out-top"]
+    now = [b"written", first["out-seen/a/g"], b"too"]
+    assert [cache.read(name) for name in names] == now
+    assert [one.data for one in cache.read_many(names)] == now
+    cache.remove("/out-seen/a/g")
+    cache.rename("/out-seen/a", "/out-seen/b")
+    for name in ("/out-seen/a/f", "/out-seen/a/g", "/out-seen/b/g"):
+        with pytest.raises(PathNotFoundError):
+            cache.read(name)
+    assert cache.read("/out-seen/b/f") == b"written"
+    cache.remove("/out-seen", recursive=True)
+    cache.remove("/out-top")
+    cache.persist()
 
 
 def test_load_and_status(host: Host, cache: Cache) -> None:

@@ -39,7 +39,7 @@ def test_those_of_a_moment_are_one_batch() -> None:
 def test_no_batch_is_larger_than_allowed() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=2, delay_s=lambda: 0.01)
+        batches = Batches(doubled.work, most=2, delay_s=0.01)
         assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6, 8, 10))) == [4, 8, 12, 16, 20]
         assert doubled.batches == [[2, 4], [6, 8], [10]]
 
@@ -49,7 +49,7 @@ def test_no_batch_is_larger_than_allowed() -> None:
 def test_one_alone_waits_for_nobody() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=8, delay_s=lambda: 0.01)
+        batches = Batches(doubled.work, most=8, delay_s=0.01)
         later = asyncio.ensure_future(batches.one(2))
         await asyncio.sleep(0)
         assert await batches.one(4, alone=True) == 8
@@ -91,5 +91,37 @@ def test_the_result_of_one_who_left_is_given_back() -> None:
         doubled.go.set()
         assert await stays == 8
         assert unclaimed == [4]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        batches = Batches(doubled.work, most=8, delay_s=60)
+        waits = asyncio.ensure_future(batches.one(2))
+        await asyncio.sleep(0)
+        assert await batches.one(4, soon=True) == 8
+        assert await waits == 4
+        assert doubled.batches == [[2, 4]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        doubled.go.clear()
+        batches = Batches(doubled.work, most=8, delay_s=60)
+        worked_on = asyncio.ensure_future(batches.one(2, soon=True))
+        await asyncio.sleep(0.01)
+        waits = asyncio.ensure_future(batches.one(4))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, doubled.go.set)
+        await batches.stop()
+        assert await worked_on == 4
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert doubled.batches == [[2]]
 
     asyncio.run(asyncio.wait_for(scene(), 5))

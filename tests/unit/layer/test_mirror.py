@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, Extras, Version
+from headrace.layer.extras import extras_of, note_extras
 from headrace.layer.mirror import Mirror, copy_of
 from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot, shape_of, take
 from headrace.layer.upper import Upper, join
@@ -193,3 +194,16 @@ def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, Mirro
     os.makedirs(mirror.upper.new() + b"/a/b")
     mirror.make()
     assert os.listdir(mirror.upper.work) == []
+
+
+@pytest.mark.parametrize("size", [10, SMALL_BYTES_MAX + 1])
+def test_a_copy_has_what_an_object_has_beside_its_bytes(layers: tuple[Upper, Mirror], size: int) -> None:
+    upper, mirror = layers
+    at = upper.at(b"/file")
+    Path(os.fsdecode(at)).write_bytes(b"x" * size)
+    for given in (Extras({"a": "b"}, {}, {"tag": "1"}), Extras({"a": "c"}, {}, {})):
+        with open(at, "rb") as file:
+            note_extras(file.fileno(), given)
+        send(upper, mirror, [b"/file"])
+        copied = mirror.upper.at(b"/file")
+        assert extras_of(copied, os.stat(copied)) == given

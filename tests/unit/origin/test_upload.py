@@ -100,8 +100,8 @@ def test_attributes_come_back(
     ("metadata", "expected"),
     [
         ({}, None),
-        ({"Content-Type": "text/plain", "color": "red"}, None),
-        ({"mtime": "yesterday", "mode": "-1", "uid": "root"}, None),
+        ({"Content-Type": "text/plain", "color": "red"}, Attributes()),
+        ({"mtime": "yesterday", "mode": "-1", "uid": "root"}, Attributes()),
         ({"mtime": "1600000000.5", "Content-Type": "x"}, Attributes(mtime_ns=1_600_000_000_500_000_000)),
         (
             {"Mtime": "1600000000", "Mode": "33188", "Uid": "7", "Gid": "8"},

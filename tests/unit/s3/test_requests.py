@@ -69,7 +69,7 @@ def test_routes(line: str, host: str, wanted: tuple[str, bytes, bytes]) -> None:
     [
         ("POST /b/k", "MethodNotAllowed"),
         ("PUT /", "MethodNotAllowed"),
-        ("GET /b/k?tagging", "NotImplemented"),
+        ("GET /b/k?torrent", "NotImplemented"),
         ("GET /b?acl", "NotImplemented"),
         ("GET /b/k?versionId=3", "NoSuchVersion"),
         ("GET /b/a//b", "InvalidArgument"),

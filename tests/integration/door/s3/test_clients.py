@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import socket
 import subprocess
@@ -143,6 +144,30 @@ def test_s3fs(s3: S3, tree: Path, tmp_path: Path) -> None:
     assert fs.cat(f"{READ}/more.bin") == (s3.truth / "more.bin").read_bytes()
     fs.rm(f"{WRITE}/s3fs", recursive=True)
     assert not fs.exists(f"{WRITE}/s3fs")
+
+
+def test_aws(s3: S3, tree: Path, tmp_path: Path) -> None:
+    """The command line of AWS, as scripts use it; the large file goes in parts."""
+    settings = {
+        "AWS_ENDPOINT_URL": s3.url,
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "HOME": str(tmp_path),
+    }
+    aws = program("aws")
+    assert "large.tar" in run(s3, aws, "s3", "ls", f"s3://{READ}/", **settings)
+    run(s3, aws, "s3", "sync", "--only-show-errors", tree, f"s3://{WRITE}/aws/", **settings)
+    assert keys(s3, "aws/") == sorted(f"aws/{name}" for name in content(tree))
+    again = run(s3, aws, "s3", "sync", "--dryrun", tree, f"s3://{WRITE}/aws/", **settings)
+    assert again == ""
+    back = tmp_path / "back"
+    run(s3, aws, "s3", "sync", "--only-show-errors", f"s3://{WRITE}/aws/", back, **settings)
+    assert content(back) == content(tree)
+    head = run(s3, aws, "s3api", "head-object", "--bucket", READ, "--key", "more.bin", **settings)
+    assert json.loads(head)["ContentLength"] == (s3.truth / "more.bin").stat().st_size
+    run(s3, aws, "s3", "mv", f"s3://{WRITE}/aws/large.bin", f"s3://{WRITE}/aws/moved", **settings)
+    assert {"aws/moved"} == set(keys(s3, "aws/")) - {f"aws/{name}" for name in content(tree)}
+    run(s3, aws, "s3", "rm", "--recursive", f"s3://{WRITE}/aws/", **settings)
+    assert keys(s3, "aws") == []
 
 
 def test_virtual_hosts(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

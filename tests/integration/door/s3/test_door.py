@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.integration.cli.host import Host, wait_until
 from tests.integration.door.s3.conftest import READ, S3, WRITE, start
@@ -204,7 +205,7 @@ def _gateway_of(host: Host) -> int:
 
 def test_where_it_does_not_listen(open_: Open) -> None:
     for words, why in (
-        (("--address", "0.0.0.0:0"), "no TLS"),
+        (("--address", "0.0.0.0:0"), "there is no s3_tls_certificate"),
         (("--address", "nonsense"), "not HOST:PORT"),
         (("--address", f"127.0.0.1:{open_.s3.address[1]}"), "in use"),
         (("--credentials", "/nowhere"), "No such file"),
@@ -213,3 +214,42 @@ def test_where_it_does_not_listen(open_: Open) -> None:
         assert done.returncode == 2, done.stderr
         assert why in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def operations(s3: S3) -> dict[str, dict[str, int]]:
+    """Of the gateway of this folder, as `headrace status` tells them."""
+    gateways = s3.host.json("status")["gateways"]
+    (found,) = [one for one in gateways if one["address"] == "{}:{}".format(*s3.address)]
+    assert found["kind"] == "s3"
+    result: dict[str, dict[str, int]] = found["operations"]
+    return result
+
+
+def test_the_node_tells_what_was_asked(s3: S3) -> None:
+    client = s3.client()
+    client.get_bucket_versioning(Bucket=READ)  # told with all that was before it
+    wait_until(lambda: "get_versioning" in operations(s3))
+    before = operations(s3)
+    size = (s3.truth / "more.bin").stat().st_size
+    for _ in range(3):
+        client.get_object(Bucket=READ, Key="more.bin")["Body"].read()
+    client.get_object(Bucket=READ, Key="more.bin", Range="bytes=0-99")["Body"].read()
+    client.head_object(Bucket=READ, Key="more.bin")
+    client.put_object(Bucket=WRITE, Key="counted", Body=b"x" * 1000)
+    with pytest.raises(ClientError):
+        client.get_object(Bucket=READ, Key="never")
+    client.get_bucket_versioning(Bucket=READ)
+    wait_until(lambda: operations(s3)["get_versioning"]["requests"] > before["get_versioning"]["requests"])
+    after = operations(s3)
+
+    def more(operation: str) -> dict[str, int]:
+        old = before.get(operation, {})
+        return {name: value - old.get(name, 0) for name, value in after[operation].items()}
+
+    get = more("get_object")
+    assert (get["requests"], get["refused"], get["failed"], get["bytes_in"]) == (5, 1, 0, 0)
+    assert 3 * size + 100 <= get["bytes_out"] <= 3 * size + 1000  # and the error's text
+    assert more("head_object") == {"requests": 1, "refused": 0, "failed": 0, "bytes_in": 0, "bytes_out": 0}
+    assert more("put_object")["requests"] == 1
+    assert more("put_object")["bytes_in"] >= 1000
+    assert "get_object: " in s3.host.ok("status")

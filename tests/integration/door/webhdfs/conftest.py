@@ -36,15 +36,12 @@ class WebHdfs:
         parts = urlsplit(self.url)
         return str(parts.hostname), int(parts.port or 0)
 
-    def ask(
-        self, method: str, path: str, op: str, *, data: bytes | None = None, **parameters: Any
-    ) -> requests.Response:
+    def ask(self, method: str, path: str, op: str, **parameters: Any) -> requests.Response:
         """One request: redirects are not followed. path: below /webhdfs/v1."""
         return requests.request(
             method,
             f"{self.url}/webhdfs/v1{quote(path)}",
             params={"op": op, **parameters},
-            data=data,
             allow_redirects=False,
             timeout=LIMIT_S,
         )

@@ -1,0 +1,309 @@
+"""`headrace bench training | checkpoint | compare`: what storage does to training on these machines, without a GPU."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from headrace.base.errors import UsageError
+from headrace.cli import bench_options as own
+from headrace.cli import options
+from headrace.cli.render import print_json, say, warn
+
+if TYPE_CHECKING:
+    from headrace.bench.compare import ComparePlan
+    from headrace.bench.dataset import Progress
+    from headrace.bench.hosts import Hosts
+    from headrace.bench.training import TrainingPlan
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Measure what storage does to training, without a GPU.", no_args_is_help=True)
+    group.command("training")(training)
+    group.command("checkpoint")(checkpoint)
+    group.command("compare")(compare)
+    app.add_typer(group, name="bench")
+
+
+def training(
+    workload: own.WorkloadName,
+    where: own.Target,
+    accelerator: own.Accelerator = "a100",
+    accelerators: own.Accelerators = 1,
+    steps: own.Steps = 100,
+    by_the_rules: own.ByTheRules = False,
+    epochs: own.Epochs = 5,
+    scale: own.Scale = 1.0,
+    scale_sizes: own.ScaleSizes = None,
+    scale_times: own.ScaleTimes = None,
+    shuffle: own.Shuffle = False,
+    readers: own.Readers = None,
+    seed: own.Seed = 42,
+    keep_cache: own.KeepCache = False,
+    no_generate: own.NoGenerate = False,
+    by: own.By = "fsspec",
+    hosts: own.HostCount = 1,
+    host: own.HostNumber = 0,
+    meet: own.Meet = "",
+    ssh: own.Ssh = "",
+    remote: own.Remote = "headrace",
+    endpoint: options.Endpoint = None,
+    region: options.Region = None,
+    profile: options.Profile = None,
+    anonymous: options.Anonymous = False,
+    option: options.OriginOption = None,
+    json: options.Json = False,
+) -> None:
+    """Run a workload's epochs on the files of WHERE: real loaders, and a sleep for compute.
+
+    The data set is made where there is none, and used again. Prints accelerator utilization (AU) as MLPerf Storage
+    defines it.
+    """
+    if ssh:
+        _over_ssh(ssh, remote)
+    from headrace.bench import training as bench
+    from headrace.bench.places import where as place_of
+    from headrace.cli.up import origin_options
+
+    bench.need_torch("bench training")
+    given = origin_options(
+        endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
+    )
+    plan = bench.TrainingPlan(
+        workload=workload,
+        where=place_of(where, given, by=by),
+        accelerator=accelerator,
+        accelerators=accelerators,
+        steps=steps,
+        epochs=epochs,
+        sizes=scale if scale_sizes is None else scale_sizes,
+        times=scale if scale_times is None else scale_times,
+        shuffle=shuffle,
+        readers=readers,
+        seed=seed,
+        drop=not keep_cache,
+        generate=not no_generate,
+        hosts=_hosts(hosts, host, meet),
+    )
+    _run_training(plan, by_the_rules=by_the_rules, as_json=json)
+
+
+def _run_training(plan: TrainingPlan, *, by_the_rules: bool, as_json: bool) -> None:
+    import dataclasses
+
+    from headrace.bench import training as bench
+    from headrace.bench.page import training_page
+
+    _end_orderly()
+    if by_the_rules:
+        plan = dataclasses.replace(plan, steps=bench.steps_by_the_rules(plan))
+    with _bar("data set", quiet=as_json) as progress:
+        found = bench.run(plan, say=_quiet if as_json else say, progress=progress)
+    if found is not None:
+        _show(found, training_page, as_json=as_json)
+        if found.failed:
+            _some_failed()
+
+
+def _over_ssh(names: str, remote: str) -> NoReturn:
+    from headrace.bench.hosts import over_ssh, words_without_ssh
+
+    sys.exit(over_ssh(names.split(","), words_without_ssh(), program=remote))
+
+
+def checkpoint(
+    folder: own.Folder,
+    model: own.ModelName = "llama3-8b",
+    scale: own.ScaleOfSizes = 0.01,
+    mode: own.Mode = "subset",
+    writes: own.Writes = 3,
+    reads: own.Reads = 3,
+    keep: own.Keep = False,
+    keep_cache: own.KeepCache = False,
+    json: options.Json = False,
+) -> None:
+    """Write checkpoints of a Llama 3 model into FOLDER as MLPerf Storage lays them out, and read them."""
+    from headrace.bench import checkpoints as bench
+    from headrace.bench.page import checkpoint_page
+
+    plan = bench.CheckpointPlan(
+        model=model,
+        folders=[(folder, ())],
+        scale=scale,
+        mode=mode,
+        writes=writes,
+        reads=reads,
+        keep=keep,
+        drop=not keep_cache,
+    )
+    _end_orderly()
+    found = bench.run(plan, say=_quiet if json else say)
+    _show(found, checkpoint_page, as_json=json)
+
+
+def compare(
+    workload: own.WorkloadName,
+    origin: own.Origin = "",
+    folder: own.Folders = None,
+    only: own.Only = "",
+    nodes: own.Nodes = 0,
+    rate: own.Rate = "",
+    origin_rate: own.OriginRate = "",
+    origin_latency_ms: own.OriginLatency = 0.0,
+    cache: own.CacheSize = "20GiB",
+    work: own.Work = "",
+    price: own.Price = "aws-s3-same-region",
+    prices: own.Prices = "",
+    report: own.Report = "",
+    accelerator: own.Accelerator = "a100",
+    accelerators: own.Accelerators = 1,
+    steps: own.Steps = 100,
+    epochs: own.Epochs = 3,
+    scale: own.Scale = 1.0,
+    scale_sizes: own.ScaleSizes = None,
+    scale_times: own.ScaleTimes = None,
+    shuffle: own.Shuffle = False,
+    readers: own.Readers = None,
+    keep_cache: own.KeepCache = False,
+    endpoint: options.Endpoint = None,
+    region: options.Region = None,
+    option: options.OriginOption = None,
+    json: options.Json = False,
+) -> None:
+    """Run a workload in each of the ways to feed a GPU: object storage, per-node caches, folders, Headrace.
+
+    Same data, same run, each way cold at first. What is not installed is left out, and the page says so.
+    """
+    from headrace.bench import compare as bench
+    from headrace.bench.training import TrainingPlan, need_torch
+    from headrace.cli.up import origin_options
+
+    need_torch("bench compare")
+    given = origin_options(
+        endpoint=endpoint, region=region, profile=None, anonymous=False, pairs=option or []
+    )
+    plan = bench.ComparePlan(
+        training=TrainingPlan(
+            workload=workload,
+            where=bench.NOWHERE,
+            accelerator=accelerator,
+            accelerators=accelerators,
+            steps=steps,
+            epochs=epochs,
+            sizes=scale if scale_sizes is None else scale_sizes,
+            times=scale if scale_times is None else scale_times,
+            shuffle=shuffle,
+            readers=readers,
+            drop=not keep_cache,
+        ),
+        origin=origin,
+        options=given,
+        folders=folder or [],
+        only=[name for name in only.split(",") if name],
+        nodes=nodes,
+        price=price,
+        prices=prices,
+        work=work,
+        **_speeds(rate, origin_rate, origin_latency_ms, cache),
+    )
+    _run_compare(plan, report, as_json=json)
+
+
+def _speeds(rate: str, origin_rate: str, latency_ms: float, cache: str) -> dict[str, Any]:
+    from headrace.config.sizes import parse_size
+    from headrace.lab.network import parse_rate
+
+    return {
+        "rate_bits_s": parse_rate(rate) if rate else 0,
+        "origin_bytes_s": parse_size(origin_rate) if origin_rate else 0,
+        "origin_latency_s": latency_ms / 1e3,
+        "cache_bytes": parse_size(cache),
+    }
+
+
+def _run_compare(plan: ComparePlan, report: str, *, as_json: bool) -> None:
+    from headrace.bench import compare as bench
+    from headrace.bench.compare_page import text_page, write_report
+
+    _end_orderly()
+    with _bar("data set", quiet=as_json) as progress:
+        found = bench.run(plan, say=_quiet if as_json else say, progress=progress)
+    _show(found, text_page, as_json=as_json)
+    if report:
+        for path in write_report(found, report):
+            warn(f"written: {path}")
+
+
+def _end_orderly() -> None:
+    """SIGTERM is as ^C: all processes and files of the run go."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _hosts(count: int, number: int, meet: str) -> Hosts:
+    from headrace.bench.hosts import Hosts, of_slurm
+    from headrace.config.load import environment_of
+
+    if count == 1 and not meet:
+        return of_slurm(environment_of("SLURM_")) or Hosts()
+    if count < 1:
+        raise UsageError(f"--hosts {count}", why="1 or more")
+    return Hosts(count, number, meet)
+
+
+def _show(found: Any, page: Callable[[Any], str], *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        print_json(msgspec.to_builtins(found))
+    else:
+        say(page(found))
+
+
+def _some_failed() -> None:
+    from headrace.cli.exit_codes import SOME_FAILED
+
+    warn("some reads failed")
+    sys.exit(SOME_FAILED)
+
+
+def _quiet(_line: str) -> None:
+    return None
+
+
+@contextmanager
+def _bar(label: str, *, quiet: bool) -> Iterator[Progress]:
+    """On a terminal; it goes when all is done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if done >= total:
+                bar.stop()
+
+        yield advance

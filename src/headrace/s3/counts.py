@@ -1,0 +1,99 @@
+"""What a gateway has answered, by operation; the node is told, which `headrace status` shows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+from headrace.base.errors import HeadraceError
+from headrace.sdk.connection import Connection
+from headrace.wire.messages import GatewayCounts, OperationRow
+
+log = logging.getLogger(__name__)
+
+TELL_EVERY_S = 2.0
+UNKNOWN = "unknown"
+"""The operation of what is no request of S3's."""
+_REQUESTS, _REFUSED, _FAILED, _IN, _OUT = range(5)
+
+
+class Counts:
+    """Any thread may add."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[int]] = {}
+
+    def add(self, operation: str, status: int, bytes_out: int) -> None:
+        """bytes_out: of the answer's body; all of them, also where the client leaves early."""
+        with self._lock:
+            row = self._row(operation)
+            row[_REQUESTS] += 1
+            row[_OUT] += bytes_out
+            if status >= 500:
+                row[_FAILED] += 1
+            elif status >= 400:
+                row[_REFUSED] += 1
+
+    def received(self, operation: str, count: int) -> None:
+        with self._lock:
+            self._row(operation)[_IN] += count
+
+    def rows(self) -> list[OperationRow]:
+        with self._lock:
+            return [OperationRow(operation, *row) for operation, row in sorted(self._rows.items())]
+
+    def _row(self, operation: str) -> list[int]:
+        row = self._rows.get(operation)
+        if row is None:
+            row = self._rows[operation] = [0, 0, 0, 0, 0]
+        return row
+
+
+class Received:
+    """Pieces of a body, counted as they come."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self.count = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        piece = next(self._pieces)
+        self.count += len(piece)
+        return piece
+
+
+class Teller:
+    """A thread that tells the node. One that was away misses nothing: counts are from the gateway's beginning."""
+
+    def __init__(self, counts: Counts, node_socket: str, *, pid: int, address: str) -> None:
+        self._counts, self._socket = counts, node_socket
+        self._pid, self._address = pid, address
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="s3-counts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(TELL_EVERY_S)
+
+    def _run(self) -> None:
+        connection: Connection | None = None
+        while True:
+            try:
+                if connection is None or not connection.usable:
+                    connection = Connection(self._socket, role="s3")
+                connection.ask(
+                    GatewayCounts(pid=self._pid, kind="s3", address=self._address, rows=self._counts.rows())
+                )
+            except HeadraceError as error:
+                log.debug("node not told error=%s", error)
+                connection = None
+            if self._ended.wait(TELL_EVERY_S):
+                break
+        if connection is not None:
+            connection.close()

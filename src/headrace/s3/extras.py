@@ -1,0 +1,207 @@
+"""User metadata, content headers and tags of objects: from requests, to answers, and where an origin can hold them.
+
+What was put by a gateway is noted at the file; of other objects of an origin that has such things the node asks the
+origin, once for each version, and this process remembers the answer for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from urllib.parse import parse_qsl, urlencode
+
+from headrace.base.errors import HeadraceError
+from headrace.base.model import Entry, Extras, FileId
+from headrace.base.write_modes import WriteMode
+from headrace.http.messages import Request
+from headrace.layer.extras import extras_of
+from headrace.s3.errors import S3Error
+from headrace.sdk.paths import Paths
+from headrace.sdk.tree import Seen
+
+METADATA = "x-amz-meta-"
+METADATA_BYTES_MAX = 2048
+TAGS_MAX, TAG_NAME_MAX, TAG_VALUE_MAX = 10, 128, 256
+HEADERS = {
+    "content-type": "Content-Type",
+    "content-encoding": "Content-Encoding",
+    "content-disposition": "Content-Disposition",
+    "content-language": "Content-Language",
+    "cache-control": "Cache-Control",
+}
+"""As requests and origins name them. Expires is not among them: origins' clients don't take it."""
+MISSING = ("x-amz-missing-meta", "1")
+"""Of an answer whose metadata could not be asked for."""
+_TAG = re.compile(r"[\w\s+\-=.:/@]*")
+"""What S3 takes in tags; others would be refused when the object is persisted."""
+MOUNTS_S = 1.0
+REMEMBERED_S = 600.0
+REMEMBERED_MAX = 100_000
+
+
+def metadata_of(request: Request) -> Extras:
+    """Of a put or copy; tags by header. InvalidArgument, InvalidTag, MetadataTooLarge."""
+    metadata = {
+        name.removeprefix(METADATA): value
+        for name, value in request.headers.items()
+        if name.startswith(METADATA)
+    }
+    if sum(len(name) + len(value) for name, value in metadata.items()) > METADATA_BYTES_MAX:
+        raise S3Error(
+            "MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size: 2 KiB"
+        )
+    headers = {HEADERS[name]: value for name, value in request.headers.items() if name in HEADERS and value}
+    encodings = [one.strip() for one in headers.get("Content-Encoding", "").split(",")]
+    encoding = ",".join(one for one in encodings if one not in ("", "aws-chunked"))
+    headers.pop("Content-Encoding", None)
+    if encoding:
+        headers["Content-Encoding"] = encoding
+    for name, value in {**metadata, **headers}.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise S3Error("InvalidArgument", f"{name}: metadata must be printable ASCII")
+    return Extras(metadata, headers, tags_of_header(request.header("x-amz-tagging")))
+
+
+def tags_of_header(text: str) -> dict[str, str]:
+    """a=b&c=d, percent-encoded. InvalidTag."""
+    pairs = parse_qsl(text, keep_blank_values=True)
+    return checked_tags(pairs)
+
+
+def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """InvalidTag."""
+    tags = dict(pairs)
+    if len(tags) != len(pairs):
+        raise S3Error("InvalidTag", "There are duplicate tag keys in your request.")
+    if len(tags) > TAGS_MAX:
+        raise S3Error("InvalidTag", "Object tags cannot be greater than 10")
+    for name, value in tags.items():
+        signs = _TAG.fullmatch(name) and _TAG.fullmatch(value) and not name.lower().startswith("aws:")
+        if not signs:
+            raise S3Error(
+                "InvalidTag", f"tag {name!r}: letters, digits, spaces and + - = . _ : / @ are allowed"
+            )
+        if not 0 < len(name) <= TAG_NAME_MAX or len(value) > TAG_VALUE_MAX:
+            raise S3Error("InvalidTag", "The TagKey or TagValue you have provided is invalid")
+    return tags
+
+
+def with_copied(request: Request, source: Extras, given: Extras) -> Extras:
+    """Of a copy: by its directives the source's, or those of the request. InvalidArgument."""
+    replaced = {}
+    for name in ("x-amz-metadata-directive", "x-amz-tagging-directive"):
+        word = request.header(name, "COPY").upper()
+        if word not in ("COPY", "REPLACE"):
+            raise S3Error("InvalidArgument", f"{name} must be COPY or REPLACE")
+        replaced[name] = word == "REPLACE"
+    about = given if replaced["x-amz-metadata-directive"] else source
+    tags = given.tags if replaced["x-amz-tagging-directive"] else source.tags
+    return Extras(about.metadata, about.headers, tags)
+
+
+def answer_headers(extras: Extras) -> list[tuple[str, str]]:
+    """Beside Content-Type."""
+    found = [(METADATA + name, value) for name, value in extras.metadata.items()]
+    found += [(name, value) for name, value in extras.headers.items() if name != "Content-Type"]
+    if extras.tags:
+        found.append(("x-amz-tagging-count", str(len(extras.tags))))
+    return found
+
+
+def tags_text(tags: dict[str, str]) -> str:
+    return urlencode(tags)
+
+
+class ExtrasOf:
+    """asks: whether origins are asked at all (setting s3_metadata)."""
+
+    def __init__(self, paths: Paths, *, asks: bool) -> None:
+        self._paths = paths
+        self._asks = asks
+        self._lock = threading.Lock()
+        self._told: OrderedDict[FileId, tuple[float, Extras]] = OrderedDict()
+        self._mounts: tuple[float, dict[str, str]] = (0.0, {})
+
+    def check_kept(self, path: bytes, extras: Extras) -> Extras:
+        """Those that are kept of what is put there: where they are not, the Content-Type, which nearly every client
+        sends, goes. NotImplemented for others: they would be lost."""
+        self._paths.check_writable(path)
+        kept = {"metadata", "tags"} if self._is_local(path) else self._kept(path)
+        if "metadata" in kept and ("tags" in kept or not extras.tags):
+            return extras
+        lost = [f"{METADATA}{name}" for name in extras.metadata if name not in ("mtime", "md5chksum")]
+        lost += [name for name in extras.headers if name != "Content-Type"]
+        if "metadata" in kept:
+            lost = []
+        if extras.tags:
+            lost.append("tags")
+        if lost:
+            raise S3Error("NotImplemented", f"{', '.join(lost)}: not kept, as the origin has no place for it")
+        return Extras()
+
+    def cached(self, path: bytes, found: Entry, fd: int) -> Extras | None:
+        """Without a wait. fd: of its complete cache file, or -1. None: the origin has to be asked."""
+        if not self._asked(path):
+            return Extras()
+        if fd >= 0:
+            noted = extras_of(fd, os.fstat(fd))
+            if noted is not None:
+                return noted
+        with self._lock:
+            told = self._told.get(found.id)
+        return told[1] if told is not None and time.monotonic() < told[0] else None
+
+    def of(self, path: bytes, found: Seen, at: bytes | int) -> Extras | None:
+        """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it
+        was not asked yet; None: it can't be asked."""
+        if not isinstance(found, Entry):
+            return extras_of(at, found) or Extras()
+        told = self.cached(path, found, at if isinstance(at, int) else -1)
+        if told is not None:
+            return told
+        try:
+            described = self._paths.client.describe(found.id)
+        except HeadraceError:
+            return None
+        if described is None:
+            return None
+        with self._lock:
+            self._told[found.id] = time.monotonic() + REMEMBERED_S, described
+            if len(self._told) > REMEMBERED_MAX:
+                self._told.popitem(last=False)
+        return described
+
+    def forget(self, id: FileId) -> None:
+        with self._lock:
+            self._told.pop(id, None)
+
+    def has_tags(self, path: bytes) -> bool:
+        return self._is_local(path) or "tags" in self._kept(path)
+
+    def _is_local(self, path: bytes) -> bool:
+        return self._paths.tree.modes.of(path) is WriteMode.LOCAL
+
+    def _asked(self, path: bytes) -> bool:
+        return bool(self._kept(path))
+
+    def _kept(self, path: bytes) -> set[str]:
+        """metadata, tags: what the origin of a path has a place for."""
+        if not self._asks:
+            return set()
+        now_s = time.monotonic()
+        if now_s >= self._mounts[0]:
+            self._mounts = now_s + MOUNTS_S, self._paths.client.mounts()
+        text = os.fsdecode(path)
+        url = max(
+            (
+                (len(at), url)
+                for at, url in self._mounts[1].items()
+                if text == at or text.startswith(at.rstrip("/") + "/")
+            ),
+            default=(0, ""),
+        )[1]
+        scheme = url.partition(":")[0]
+        return {"s3": {"metadata", "tags"}, "gs": {"metadata"}}.get(scheme, set())

@@ -1,0 +1,143 @@
+"""S3 gateways of several nodes: an object is the same at each, comes from its owner, and outlives who has it."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from tests.integration.cli.host import Host, wait_until
+
+from .conftest import MakeTown
+from .town import Town
+
+pytestmark = pytest.mark.timeout(120)
+MIB = 1 << 20
+BUCKET = "data"
+
+
+def gateway(host: Host) -> Any:
+    """A client of the gateway that is started beside the host's node."""
+    url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="any",
+        aws_secret_access_key="any",
+        config=Config(s3={"addressing_style": "path"}, read_timeout=60),
+    )
+
+
+def read(client: Any, key: str) -> bytes:
+    data: bytes = client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    return data
+
+
+def read_when_told(client: Any, key: str, wanted: bytes) -> None:
+    """What another node wrote last is seen about a second later; until then, what was there before."""
+
+    def is_there() -> bool:
+        try:
+            return read(client, key) == wanted
+        except client.exceptions.NoSuchKey:
+            return False
+
+    wait_until(is_there, 10)
+
+
+def kill(town: Town, number: int) -> None:
+    """Node, mount and gateway of a host, for good."""
+    town.ups[number].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
+    town.hosts[number].kill("node")
+
+
+def fill(town: Town) -> dict[str, bytes]:
+    sizes = {f"small/{n}": 40_000 + n for n in range(24)} | {f"large/{n}": 5 * MIB + n for n in range(3)}
+    return {key: town.put(f"{BUCKET}/{key}", size) for key, size in sizes.items()}
+
+
+def test_the_owner_is_asked_and_the_origin_once(make_town: MakeTown) -> None:
+    town = make_town()
+    truth = fill(town)
+    town.start(2)
+    clients = [gateway(host) for host in town.hosts]
+    owners = town.owners([f"{BUCKET}/{key}" for key in truth])
+    theirs = [key for key in truth if owners[f"{BUCKET}/{key}"] is town.hosts[0]]
+    assert 0 < len(theirs) < len(truth)
+    for key in theirs:
+        assert read(clients[1], key) == truth[key]
+    assert town.origin(hosts=[town.hosts[1]]) == 0
+    assert town.origin() == sum(len(truth[key]) for key in theirs)
+    assert town.status(town.hosts[1])["peers"]["bytes_read"] == town.origin()
+    for client in clients:
+        assert {key: read(client, key) for key in truth} == truth
+        rows = client.list_objects_v2(Bucket=BUCKET)["Contents"]
+        assert {one["Key"]: one["Size"] for one in rows} == {key: len(data) for key, data in truth.items()}
+    assert town.origin() == sum(map(len, truth.values()))
+
+
+def test_an_object_is_at_the_other_gateway_before_it_is_persisted(make_town: MakeTown) -> None:
+    town = make_town(write="back", persist_delay_s=3600)
+    old = town.put(f"{BUCKET}/old", 1000)
+    town.start(2)
+    clients = [gateway(host) for host in town.hosts]
+    assert [read(one, "old") for one in clients] == [old, old]
+    written = {}
+    for number, size in enumerate((0, 10, 70_000, 3 * MIB + 1)):
+        key, data = f"new/{number}", bytes([number]) * size
+        clients[number % 2].put_object(Bucket=BUCKET, Key=key, Body=data)
+        other = clients[1 - number % 2]
+        read_when_told(other, key, data)
+        assert other.head_object(Bucket=BUCKET, Key=key)["ContentLength"] == size
+        written[key] = data
+    clients[0].put_object(Bucket=BUCKET, Key="old", Body=b"newer")
+    read_when_told(clients[1], "old", b"newer")
+    clients[0].delete_object(Bucket=BUCKET, Key="new/0")
+
+    def keys() -> list[str]:
+        return [one["Key"] for one in clients[1].list_objects_v2(Bucket=BUCKET)["Contents"]]
+
+    wait_until(lambda: keys() == ["new/1", "new/2", "new/3", "old"], 10)
+    assert (town.truth / BUCKET / "old").read_bytes() == old
+    for host in town.hosts:
+        host.ok("persist", "--wait", host.mount)
+    found = {
+        str(one.relative_to(town.truth / BUCKET)): one.read_bytes()
+        for one in (town.truth / BUCKET).rglob("*")
+        if one.is_file()
+    }
+    assert found == {
+        "new/1": written["new/1"],
+        "new/2": written["new/2"],
+        "new/3": written["new/3"],
+        "old": b"newer",
+    }
+
+
+def test_a_killed_owner_and_a_killed_writer_cost_no_object(make_town: MakeTown) -> None:
+    """What was acknowledged in back:2 is read from the node that holds the copy, and persisted by it."""
+    town = make_town(write="back:2", replicas=2, persist_delay_s=3600, take_over_s=1)
+    truth = fill(town)
+    town.start(3)
+    clients = [gateway(host) for host in town.hosts]
+    owners = town.owners([f"{BUCKET}/{key}" for key in truth])
+    assert any(one is town.hosts[0] for one in owners.values())
+    written = {f"acknowledged/{n}": b"%d" % n * 30_000 for n in range(8)}
+    for key, data in written.items():
+        clients[0].put_object(Bucket=BUCKET, Key=key, Body=data)
+    kill(town, 0)
+    for client in clients[1:]:
+        assert {key: read(client, key) for key in truth} == truth
+        for key, data in written.items():
+            read_when_told(client, key, data)
+    town.wait_members(2, town.hosts[1:])
+    folder = town.truth / BUCKET / "acknowledged"
+    wait_until(
+        lambda: {f"acknowledged/{one.name}": one.read_bytes() for one in folder.glob("*")} == written, 60
+    )
+    for client in clients[1:]:
+        assert {key: read(client, key) for key in written} == written

@@ -1,0 +1,269 @@
+"""User metadata, content headers and tags: a real S3 server behind the gateways of two nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from tests.integration.cli.host import Host
+from tests.integration.door.s3.conftest import S3, code_of, program
+from tests.integration.door.s3.test_clients import run
+
+PREFIX = "lake"
+GIVEN: dict[str, Any] = {
+    "Metadata": {"colour": "red", "mode": "33188", "two-words": "a b; c=d"},
+    "ContentType": "application/x-thing",
+    "ContentEncoding": "gzip",
+    "ContentDisposition": 'attachment; filename="x"',
+    "ContentLanguage": "en",
+    "CacheControl": "no-store",
+}
+TAGS = [{"Key": "team", "Value": "vision"}, {"Key": "is raw", "Value": "yes/no=é"}]
+pytestmark = pytest.mark.timeout(90)
+
+
+def start(origin: S3Server, base: Path, **settings: object) -> S3:
+    host = Host(base, **settings)
+    options = ", ".join(f'{key} = "{value}"' for key, value in origin.options().items())
+    config = host.base / "config.toml"
+    config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
+    host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
+    url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
+    return S3(url, host.truth, host.truth, host)
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[S3Server]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    try:
+        with seaweedfs_s3() as server:
+            yield server
+    except ServerMissing as missing:
+        pytest.skip(f"server: {missing}")
+
+
+@pytest.fixture(scope="module")
+def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    one = start(origin, tmp_path_factory.mktemp("lake"), write="through")
+    yield one
+    one.host.close()
+
+
+@pytest.fixture(scope="module")
+def other(origin: S3Server, lake: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A node that knows nothing of the first one, and of an object only what the origin tells."""
+    one = start(origin, tmp_path_factory.mktemp("other"), write="through", sync_interval_s=0)
+    yield one
+    one.host.close()
+
+
+def straight(origin: S3Server) -> tuple[Any, str]:
+    """A client of the origin itself, and the bucket."""
+    options = origin.options()
+    client = boto3.client(
+        "s3",
+        endpoint_url=options["endpoint"],
+        region_name="us-east-1",
+        aws_access_key_id=options["access_key_id"],
+        aws_secret_access_key=options["secret_access_key"],
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    return client, origin.url().split("/")[2]
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: answer.get(name) for name in GIVEN}
+
+
+def tags_of(client: Any, key: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = client.get_object_tagging(Bucket=PREFIX, Key=key)["TagSet"]
+    return sorted(found, key=lambda one: one["Key"])
+
+
+def in_order(tags: list[dict[str, str]]) -> list[dict[str, str]]:
+    return sorted(tags, key=lambda one: one["Key"])
+
+
+@pytest.mark.parametrize("size", [10, (6 << 20) + 1])
+def test_what_is_given_is_told_and_is_at_the_origin(origin: S3Server, lake: S3, other: S3, size: int) -> None:
+    key, data = f"given/{size}", os.urandom(size)
+    tagging = "team=vision&is%20raw=yes%2Fno%3D%C3%A9"
+    lake.client().put_object(Bucket=PREFIX, Key=key, Body=data, Tagging=tagging, **GIVEN)
+    for s3 in (lake, other, lake, other):
+        client = s3.client()
+        head = client.head_object(Bucket=PREFIX, Key=key)
+        assert told(head) == GIVEN
+        assert head["TagCount"] == 2
+        found = client.get_object(Bucket=PREFIX, Key=key)
+        assert (found["Body"].read(), told(found)) == (data, GIVEN)
+        assert tags_of(client, key) == in_order(TAGS)
+    client, bucket = straight(origin)
+    head = client.head_object(Bucket=bucket, Key=key)
+    assert told(head) | {"Metadata": GIVEN["Metadata"]} == GIVEN
+    assert head["Metadata"].items() >= GIVEN["Metadata"].items()
+    assert in_order(client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"]) == in_order(TAGS)
+
+
+def test_a_put_without_them_has_none(lake: S3, other: S3) -> None:
+    client = lake.client()
+    client.put_object(Bucket=PREFIX, Key="again", Body=b"1", Tagging="a=b", **GIVEN)
+    client.put_object(Bucket=PREFIX, Key="again", Body=b"2")
+    for s3 in (lake, other):
+        head = s3.client().head_object(Bucket=PREFIX, Key="again")
+        assert (head["Metadata"], head.get("TagCount"), head.get("CacheControl")) == ({}, None, None)
+        assert tags_of(s3.client(), "again") == []
+
+
+def test_uploads_in_parts_and_copies_have_them(lake: S3, other: S3) -> None:
+    client = lake.client()
+    upload = client.create_multipart_upload(Bucket=PREFIX, Key="parts", Tagging="a=b", **GIVEN)["UploadId"]
+    etag = client.upload_part(Bucket=PREFIX, Key="parts", UploadId=upload, PartNumber=1, Body=b"x" * 1000)[
+        "ETag"
+    ]
+    client.complete_multipart_upload(
+        Bucket=PREFIX,
+        Key="parts",
+        UploadId=upload,
+        MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]},
+    )
+    source = {"Bucket": PREFIX, "Key": "parts"}
+    client.copy_object(Bucket=PREFIX, Key="copied", CopySource=source)
+    other.host.ok("sync")
+    other.client().copy_object(Bucket=PREFIX, Key="copied there", CopySource=source)
+    client.copy_object(
+        Bucket=PREFIX, Key="replaced", CopySource=source, MetadataDirective="REPLACE", Metadata={"new": "1"},
+        TaggingDirective="REPLACE", Tagging="c=d",
+    )  # fmt: skip
+    lake.host.ok("sync")
+    for s3 in (lake, other):
+        s3.host.ok("sync")
+        for key in ("parts", "copied", "copied there"):
+            assert told(s3.client().head_object(Bucket=PREFIX, Key=key)) == GIVEN, key
+            assert tags_of(s3.client(), key) == [{"Key": "a", "Value": "b"}]
+        head = s3.client().head_object(Bucket=PREFIX, Key="replaced")
+        assert (head["Metadata"], head.get("CacheControl")) == ({"new": "1"}, None)
+        assert tags_of(s3.client(), "replaced") == [{"Key": "c", "Value": "d"}]
+
+
+def test_tags_are_set_and_removed_and_all_else_stays(origin: S3Server, lake: S3, other: S3) -> None:
+    """At the node that put the object, and at one that has it from the origin."""
+    straight_client, bucket = straight(origin)
+    for number, s3 in enumerate((lake, other)):
+        key, client = f"tagged {number}", s3.client()
+        lake.client().put_object(Bucket=PREFIX, Key=key, Body=b"bytes", **GIVEN)
+        s3.host.ok("sync")
+        before = client.head_object(Bucket=PREFIX, Key=key)
+        assert tags_of(client, key) == []
+        client.put_object_tagging(Bucket=PREFIX, Key=key, Tagging={"TagSet": TAGS})
+        assert tags_of(client, key) == in_order(TAGS)
+        assert in_order(straight_client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"]) == in_order(
+            TAGS
+        )
+        client.delete_object_tagging(Bucket=PREFIX, Key=key)
+        assert tags_of(client, key) == []
+        assert straight_client.get_object_tagging(Bucket=bucket, Key=key)["TagSet"] == []
+        after = client.head_object(Bucket=PREFIX, Key=key)
+        assert (told(after), after["ETag"]) == (GIVEN, before["ETag"])
+        assert client.get_object(Bucket=PREFIX, Key=key)["Body"].read() == b"bytes"
+
+
+def test_what_others_put_is_told_and_asked_for_once(origin: S3Server, lake: S3) -> None:
+    client, bucket = straight(origin)
+    client.put_object(Bucket=bucket, Key="theirs", Body=b"abc", Tagging="a=b", **GIVEN)
+    lake.host.ok("sync")
+    ours = lake.client()
+
+    def asked() -> int:
+        return int(lake.host.json("status")["origin"]["mounts"][f"/{PREFIX}"]["requests"])
+
+    for turn in range(4):
+        found = ours.get_object(Bucket=PREFIX, Key="theirs")
+        assert (found["Body"].read(), told(found)) == (b"abc", GIVEN)
+        assert told(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
+        if turn == 0:
+            before = asked()
+    assert asked() == before
+    with pytest.raises(ClientError) as raised:
+        ours.get_object_tagging(Bucket=PREFIX, Key="theirs")
+    assert code_of(raised) == ("NotImplemented", 501)
+    ours.put_object_tagging(Bucket=PREFIX, Key="theirs", Tagging={"TagSet": TAGS})
+    assert tags_of(ours, "theirs") == in_order(TAGS)
+    assert told(ours.head_object(Bucket=PREFIX, Key="theirs")) == GIVEN
+
+
+def test_what_can_not_be_kept_is_refused(lake: S3) -> None:
+    client = lake.client()
+    many = [{"Key": str(number), "Value": ""} for number in range(11)]
+    for arguments, code in (
+        ({"Metadata": {"big": "x" * 2100}}, "MetadataTooLarge"),
+        ({"Tagging": "a=1&a=2"}, "InvalidTag"),
+        ({"Tagging": "&".join(f"{number}=" for number in range(11))}, "InvalidTag"),
+        ({"Tagging": "a=" + "x" * 257}, "InvalidTag"),
+        ({"Tagging": "a=b%26c"}, "InvalidTag"),
+        ({"Tagging": "aws:a=b"}, "InvalidTag"),
+        ({"Expires": "Thu, 01 Dec 2044 16:00:00 GMT"}, "NotImplemented"),
+    ):
+        with pytest.raises(ClientError) as raised:
+            client.put_object(Bucket=PREFIX, Key="refused", Body=b"x", **arguments)
+        assert code_of(raised)[0] == code
+    client.put_object(Bucket=PREFIX, Key="refused", Body=b"x")
+    with pytest.raises(ClientError) as raised:
+        client.put_object_tagging(Bucket=PREFIX, Key="refused", Tagging={"TagSet": many})
+    assert code_of(raised)[0] == "InvalidTag"
+    with pytest.raises(ClientError) as raised:
+        client.get_object_tagging(Bucket=PREFIX, Key="never")
+    assert code_of(raised) == ("NoSuchKey", 404)
+
+
+def test_while_the_origin_is_away_bytes_are_answered_and_it_is_said(tmp_path: Path) -> None:
+    try:
+        with seaweedfs_s3() as server:
+            client, bucket = straight(server)
+            client.put_object(Bucket=bucket, Key="object", Body=b"abc", Metadata={"a": "b"})
+            s3 = start(server, tmp_path, write="off", sync_interval_s=3600, origin_timeout_s=3)
+            s3.host.ok("load", f"/{PREFIX}")
+        try:
+            found = s3.client().get_object(Bucket=PREFIX, Key="object")
+            assert (found["Body"].read(), found["Metadata"], found["MissingMeta"]) == (b"abc", {}, 1)
+        finally:
+            s3.host.close()
+    except ServerMissing as missing:
+        pytest.skip(f"server: {missing}")
+
+
+def test_rclone_and_aws_keep_metadata(lake: S3, other: S3, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    settings = {
+        "AWS_ENDPOINT_URL": lake.url,
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "HOME": str(tmp_path),
+    }
+    aws = program("aws")
+    run(
+        lake, aws, "s3", "cp", "--only-show-errors", "--metadata", "colour=blue", "--content-type", "text/x",
+        tmp_path / "file", f"s3://{PREFIX}/aws", **settings,
+    )  # fmt: skip
+    settings = {
+        "RCLONE_CONFIG": str(tmp_path / "rclone.conf"),
+        "RCLONE_CONFIG_H_TYPE": "s3",
+        "RCLONE_CONFIG_H_PROVIDER": "Other",
+        "RCLONE_CONFIG_H_ENDPOINT": lake.url,
+        "RCLONE_CONFIG_H_ENV_AUTH": "true",
+    }
+    rclone = program("rclone")
+    words = ("copyto", "-M", "--metadata-set", "colour=green", tmp_path / "file", f"h:{PREFIX}/rclone")
+    run(lake, rclone, *words, **settings)
+    other.host.ok("sync")
+    client = other.client()
+    head = client.head_object(Bucket=PREFIX, Key="aws")
+    assert (head["Metadata"], head["ContentType"]) == ({"colour": "blue"}, "text/x")
+    assert client.head_object(Bucket=PREFIX, Key="rclone")["Metadata"]["colour"] == "green"
