@@ -75,6 +75,10 @@ class OthersNames(Protocol):
         """Asks them. Never fails: who does not answer has nothing, or what it said last."""
         ...
 
+    def any_gone(self, folder: bytes) -> bool:
+        """Whether one that wrote in a folder is gone: what it put there last it may have told nobody of."""
+        ...
+
 
 NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 
@@ -441,7 +445,9 @@ class Namespace:
         if not self._index.fresh_until_ns(found.id) and not self._overlays.knows(folder):
             return  # nobody looked
         await self._take_others(found.id, folder)
-        if self._overlays.is_leaving(folder):
+        if self._others is not None and self._others.any_gone(folder):
+            await self.refresh(found.id)
+        elif self._overlays.is_leaving(folder):
             await self.relist(found.id)
         if self._overlays.is_leaving(folder):  # the listing had begun before
             await self.refresh(found.id)
