@@ -184,6 +184,7 @@ class WritePath:
             os.makedirs(self._upper.at(top), mode=0o755, exist_ok=True)
         await self._clear_work()
         self._hide_what_went()
+        self._namespace.unsure.append(self._known.unsure)
         await self.look_over()
         self._task = asyncio.ensure_future(self._run())
         if self.copies is not None:
@@ -205,6 +206,8 @@ class WritePath:
             self.copies.stop()
         self._pressure.set(0, 1)
         self._pressure.close()
+        unsure = self._namespace.unsure
+        unsure[:] = [one for one in unsure if one is not self._known.unsure]
         self._known.close()
         self._upper.lock.close()
 

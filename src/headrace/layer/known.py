@@ -149,6 +149,8 @@ class KnownTable:
             self._db.executescript(_TABLES)
         except sqlite3.Error as error:
             raise StoreError(f"table {path} can't be used", why=str(error)) from error
+        self.unsure = {row.path for row in self.begun()}
+        """Paths of rows that are begun."""
 
     def get(self, path: bytes) -> Row | None:
         try:
@@ -182,10 +184,12 @@ class KnownTable:
         self._db.execute("COMMIT")
         for row in rows:
             self._remember(row.path, row)
+            (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
     def drop(self, path: bytes) -> None:
         self._db.execute("DELETE FROM known WHERE path = ?", (path,))
         self._remember(path, None)
+        self.unsure.discard(path)
 
     @property
     def wants_checkpoint(self) -> bool:

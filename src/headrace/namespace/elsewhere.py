@@ -133,6 +133,10 @@ class Elsewhere:
             found |= {writer for writer, cover in self._listed.items() if cover.covers(folder)}
         return sorted(found - {self._me})
 
+    def any_gone(self, folder: bytes) -> bool:
+        nodes = self._view().nodes
+        return any(writer not in nodes for writer in self.writers(folder))
+
     def sources(self, writer: str) -> list[NodeInfo]:
         """Whom to ask for what a writer wrote, in order; not this node itself."""
         nodes = self._view().nodes

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
@@ -75,6 +75,10 @@ class OthersNames(Protocol):
         """Asks them. Never fails: who does not answer has nothing, or what it said last."""
         ...
 
+    def any_gone(self, folder: bytes) -> bool:
+        """Whether one that wrote in a folder is gone: what it put there last it may have told nobody of."""
+        ...
+
 
 NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 
@@ -102,6 +106,8 @@ class Namespace:
         self._mounts = mounts
         self._timeout_s = timeout_s
         self._on_changed = on_changed
+        self.unsure: list[Collection[bytes]] = []
+        """Where this node puts something, or did, and does not know yet whether the origin has it."""
         self._listings: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
 
     async def lookup(self, parent: FileId, name: bytes, *, for_peer: bool = False) -> None:
@@ -242,6 +248,18 @@ class Namespace:
     def together(self) -> AbstractContextManager[None]:
         """What is told within is one commit of the index. Nothing may be waited for."""
         return self._index.batch()
+
+    def _without_own(self, directory: FileId, path: bytes, page: ListPage) -> ListPage:
+        """A page, but for what is new in it and perhaps of this node's own putting: that may be removed here by now, by
+        who could not know that the origin has it."""
+        perhaps = {split(one)[1] for paths in self.unsure for one in paths if split(one)[0] == path}
+        own = {name for name in perhaps if self._index.lookup(directory, name) is None}
+        if not own:
+            return page
+        objects = (one for one in page.objects if os.fsencode(one.key.rpartition("/")[2]) not in own)
+        return ListPage(
+            tuple(objects), tuple(name for name in page.directories if os.fsencode(name) not in own)
+        )
 
     def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
         """This node put a file there: the index has it on return."""
@@ -427,7 +445,9 @@ class Namespace:
         if not self._index.fresh_until_ns(found.id) and not self._overlays.knows(folder):
             return  # nobody looked
         await self._take_others(found.id, folder)
-        if self._overlays.is_leaving(folder):
+        if self._others is not None and self._others.any_gone(folder):
+            await self.refresh(found.id)
+        elif self._overlays.is_leaving(folder):
             await self.relist(found.id)
         if self._overlays.is_leaving(folder):  # the listing had begun before
             await self.refresh(found.id)
@@ -485,7 +505,8 @@ class Namespace:
                 writer.keep(os.fsencode(name))
             if mount is not None:
                 deadline = Deadline.after(self._listing_limit_s())
-                async for page in mount.origin.list_directory(key, deadline=deadline):
+                async for found in mount.origin.list_directory(key, deadline=deadline):
+                    page = self._without_own(directory, os.fsencode(path), found)
                     if beneath.is_bare:
                         _add_page(writer, page)
                     else:

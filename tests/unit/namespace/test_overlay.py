@@ -19,10 +19,14 @@ from .test_tree import Tree, origin_with, run
 
 
 class Others:
-    """What they say; told_listings: how often they were asked."""
+    """What they say. gone: whether one of them is."""
 
     def __init__(self) -> None:
         self.said: dict[bytes, Rows] = {}
+        self.gone = False
+
+    def any_gone(self, folder: bytes) -> bool:
+        return self.gone
 
     async def rows(self, folder: bytes) -> Rows:
         return dict(self.said.get(folder, {}))
@@ -127,6 +131,25 @@ def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
             assert [row.name for row in tree.namespace.name(directory, b"b").rows] == [b"b"]
             assert not tree.namespace.name(directory, b"new").rows
             await tree.namespace.refresh_path(b"/d")
+
+    run(test)
+
+
+def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: Others) -> None:
+    """It put a file, whose name its holder knows no more, and died before it could say that listings are old."""
+
+    async def test() -> None:
+        origin = origin_with("d/a")
+        tree.attach("/", origin)
+        await tree.names("/d")
+        origin.hold("d/last", b"last")
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        assert sorted(await tree.names("/d")) == ["a"]
+        others.gone = True
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        assert sorted(await tree.names("/d")) == ["a", "last"]
 
     run(test)
 
