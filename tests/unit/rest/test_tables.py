@@ -32,7 +32,19 @@ BY_OPERATION = {
 }
 """Requests to a node that the CLI sends, and what does the same by HTTP."""
 OF_THE_HOST = {
-    *("Hello", "Lookup", "Open", "OpenMany", "Fill", "Touch", "Subscribe", "Changed", "Secure", "Claim"),
+    *(
+        "Hello",
+        "Lookup",
+        "Open",
+        "OpenMany",
+        "Fill",
+        "Touch",
+        "Subscribe",
+        "Changed",
+        "Secure",
+        "Claim",
+        "Describe",
+    ),
     "GatewayCounts",
     "Shutdown",
 }
