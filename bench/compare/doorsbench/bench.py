@@ -62,7 +62,7 @@ class Bench:
             self.say(f"  {contender} not run: {reason}")
             self.results.skip(measure, contender, reason)
 
-    def worker(self, *words: object, timeout_s: float = 300) -> dict[str, Any]:
+    def worker(self, *words: object, timeout_s: float = 300) -> Any:
         """In a process of its own, whose modules are compiled once for all, as installed ones are."""
         command = [sys.executable, readers.__file__, *map(str, words)]
         environment = self.environment() | {
@@ -70,8 +70,7 @@ class Bench:
             "PYTHONDONTWRITEBYTECODE": "",
         }
         lines = run(command, timeout_s=timeout_s, env=environment).strip().splitlines()
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
+        return json.loads(lines[-1])
 
     def environment(self) -> dict[str, str]:
         """Its nodes are the only ones that its programs find."""

@@ -18,7 +18,7 @@ LIBRARY = "cache:"
 STEP_BYTES = 1 << 20
 IMAGE_SIDE = 224
 BATCH = 64
-LEAST_S = 1.0
+LEAST_S = 0.5
 
 
 def start() -> dict[str, float]:
@@ -77,21 +77,28 @@ def _by_library(cache: str, call: str) -> Callable[[Iterable[str]], int]:
     return {"read": read, "open": opened, "read_many": many}[call]
 
 
-def small(where: str, call: str, names_path: str, seed: str) -> dict[str, float]:
-    """Files a second in one process, in shuffled order, in whole passes until a second is over. The pass before them is
-    not measured."""
-    names = _names(names_path, int(seed))
+def _work(where: str, call: str, names: list[str]) -> Callable[[], int]:
     if where.startswith(LIBRARY):
         work, root = _by_library(where.removeprefix(LIBRARY), call), ""
     else:
         work, root = (_plain_read if call == "read" else _plain_open), where
     paths = [f"{root}/{name}" for name in names]
-    work(paths)
-    begin, passes, size = time.perf_counter(), 0, 0
-    while time.perf_counter() - begin < LEAST_S:
-        size += work(paths)
-        passes += 1
-    return {"seconds": time.perf_counter() - begin, "files": passes * len(paths), "bytes": size}
+    return lambda: work(paths)
+
+
+def small(names_path: str, turns: str, *contenders: str) -> list[dict[str, Any]]:
+    """Each contender is WHERE|CALL. All in this process, turn and turn about, a pass over all files each, in shuffled
+    order; the first turn is not measured. Seconds and processor seconds of each pass."""
+    works = [_work(*one.rsplit("|", 1), _names(names_path, number)) for number, one in enumerate(contenders)]
+    passes: list[dict[str, Any]] = [{"wall": [], "busy": []} for _ in works]
+    for turn in range(int(turns) + 1):
+        for work, found in zip(works, passes, strict=True):
+            busy, begin = time.process_time(), time.perf_counter()
+            work()
+            if turn:
+                found["wall"].append(time.perf_counter() - begin)
+                found["busy"].append(time.process_time() - busy)
+    return passes
 
 
 def compare(cache: str, root: str, names_path: str) -> dict[str, int]:
@@ -194,22 +201,33 @@ def _samples(where: str, kind: str, folder: str) -> Any:
     return PlainImages(sorted(paths), decode)
 
 
-def loader(where: str, kind: str, folder: str, seed: str) -> dict[str, float]:
-    """Samples a second of a DataLoader of torch's with two workers: of epochs after the first, from a first batch to a
-    last one, the workers kept, until a second is over. The sum is of all that came in the first, and the same for all
-    who read the same."""
+def loader(kind: str, folder: str, turns: str, *contenders: str) -> list[dict[str, Any]]:
+    """Samples a second of DataLoaders of torch's with two workers, which are kept: epochs, turn and turn about, each
+    from its first batch to its last. The sum is of all that came in the first epoch, which is not measured, and the
+    same for all who read the same."""
     import torch
     from torch.utils.data import DataLoader
 
-    torch.manual_seed(int(seed))
-    data = _samples(where, kind, folder)
-    batches = DataLoader(data, batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=True)
-    total = _epoch(batches)[1]
-    count, seconds = 0, 0.0
-    while seconds < LEAST_S:
-        more, _, took_s = _epoch(batches)
-        count, seconds = count + more, seconds + took_s
-    return {"seconds": seconds, "samples": count, "sum": total}
+    torch.set_num_threads(1)
+    loaders = [
+        DataLoader(
+            _samples(where, kind, folder),
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=2,
+            persistent_workers=True,
+        )
+        for where in contenders
+    ]
+    found: list[dict[str, Any]] = [{"sum": _epoch(one)[1], "rates": []} for one in loaders]
+    for _ in range(int(turns)):
+        for one, row in zip(loaders, found, strict=True):
+            count, seconds = 0, 0.0
+            while seconds < LEAST_S:
+                more, _, took_s = _epoch(one)
+                count, seconds = count + more, seconds + took_s
+            row["rates"].append(count / seconds)
+    return found
 
 
 def _epoch(batches: Any) -> tuple[int, float, float]:
@@ -223,7 +241,7 @@ def _epoch(batches: Any) -> tuple[int, float, float]:
     return count, total, time.perf_counter() - begin
 
 
-COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "small": small,
     "compare": compare,

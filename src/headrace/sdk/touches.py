@@ -15,7 +15,7 @@ from headrace.wire.messages import Touch
 
 log = logging.getLogger(__name__)
 
-BATCH = 512
+BATCH = 4096
 INTERVAL_S = 1.0
 WAITING_MAX = 100_000
 """While the node does not answer."""
