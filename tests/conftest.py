@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 TOGETHER = {
     "tests/faults/test_links.py": "labs",  # two labs at one time may want one range of addresses
     "tests/integration/test_lab_cluster.py": "labs",
+    "tests/integration/diagnose/test_slow_links.py": "labs",
 }
 
 

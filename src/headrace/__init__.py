@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.sdk.cache import connect
+
 if TYPE_CHECKING:
-    from headrace.sdk.cache import Cache
     from headrace.sdk.cache_async import AsyncCache
 
+__all__ = ["__version__", "connect", "connect_async"]
 __version__ = "0.1.0"
 
 
-def connect(*, cache: str | None = None, socket: str | None = None, patience_s: float | None = None) -> Cache:
-    """The node of this host, for a program: docs/sdk.md. Arguments as of `headrace.sdk.cache.connect`."""
-    # not before it is wanted: `import headrace` costs nothing
-    from headrace.sdk.cache import connect
-    from headrace.sdk.client import PATIENCE_S
-
-    return connect(cache=cache, socket=socket, patience_s=PATIENCE_S if patience_s is None else patience_s)
-
-
 async def connect_async(
-    *, cache: str | None = None, socket: str | None = None, patience_s: float | None = None
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float | None = None,
 ) -> AsyncCache:
     """As connect, for a program with an event loop."""
     from headrace.sdk.cache_async import connect_async
     from headrace.sdk.client import PATIENCE_S
 
-    return await connect_async(
-        cache=cache, socket=socket, patience_s=PATIENCE_S if patience_s is None else patience_s
-    )
+    patience = PATIENCE_S if patience_s is None else patience_s
+    return await connect_async(nodes, cache=cache, socket=socket, patience_s=patience)

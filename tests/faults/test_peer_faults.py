@@ -21,9 +21,9 @@ import uvloop
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError, UsageError
+from headrace.base.tls import Contexts, build_contexts
 from headrace.peer.exchange import PING_S, SILENCE_S
 from headrace.peer.peers import Peers
-from headrace.peer.tls import Contexts, build_contexts
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import Wanted
 from tests.integration.peer_desk import CLUSTER, MIB, nothing_leaks, serving, soon

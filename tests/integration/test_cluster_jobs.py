@@ -31,6 +31,7 @@ from headrace.wire.messages import (
     JobStart,
     MountList,
     Mounts,
+    OpenMany,
     Request,
     Welcome,
 )
@@ -105,7 +106,8 @@ def _server(town: Town, runner: Runner) -> RpcServer:
                 return Mounts(rows=[])
         raise UsageError(type(request).__name__)
 
-    def stream(request: JobStart) -> AsyncIterator[Answer]:
+    def stream(request: JobStart | OpenMany) -> AsyncIterator[Answer]:
+        assert isinstance(request, JobStart)
         if request.kind == WATCH:
             town.watched.set()
         return runner.jobs.run(request.kind, request.path, request.options)

@@ -15,6 +15,8 @@ from nodebench.report import Goal, number
 from nodebench.results import Results
 
 from . import workers
+from .peer import MEASURE as FROM_PEER
+from .peer import peer
 
 OURS, MAPPED, READ = "headrace", "headrace, mapped", "read into new memory"
 WAYS = {OURS: "copied", MAPPED: "mapped", READ: "read"}
@@ -90,7 +92,7 @@ def cat(files: list[str]) -> float:
     return time.perf_counter() - start
 
 
-CASES = {"stopped": stopped, "changed": changed, "restore": restore}
+CASES = {"stopped": stopped, "changed": changed, "restore": restore, "peer": peer}
 
 
 def goals(r: Results) -> list[Goal]:
@@ -103,6 +105,7 @@ def goals(r: Results) -> list[Goal]:
         Goal("3 restore, warm, of cat", 0.9, True, r.ratio(RESTORE["warm"], OURS, "cat")),
         Goal("3 restore, warm, mapped, of cat", 0.9, True, r.ratio(RESTORE["warm"], MAPPED, "cat")),
         Goal("3 restore, warm, of a read into new memory", 0.9, True, r.ratio(RESTORE["warm"], OURS, READ)),
+        Goal("4 restore from a peer, of cat", 0.9, True, r.ratio(FROM_PEER, OURS, "cat")),
     ]
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,21 @@ def restore(folder: str, how: str, way: str) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "tensors": len(kept)}
 
 
+def restore_new(folder: str, size: str) -> dict[str, Any]:
+    """Of a checkpoint of which nothing was read here. Another one has imported and started everything."""
+    with tempfile.TemporaryDirectory() as other:
+        with Saver(other) as saver:
+            saver.save({"one": torch.ones(1 << 20)}, 1).wait()
+        load(other)
+    start = time.perf_counter()
+    state = load(folder)
+    seconds = time.perf_counter() - start
+    for name, tensor in state_of(int(size))[1].items():
+        if not torch.equal(tensor, state[name]):
+            raise OSError(f"{folder}: {name} came back with other values")
+    return {"seconds": seconds}
+
+
 def _read_whole(path: Path) -> Any:
     memory = page_aligned(path.stat().st_size)
     step = 8 * MIB
@@ -164,7 +180,7 @@ def _read_through(path: Path) -> None:
             pass
 
 
-COMMANDS = {"save": save, "changed": changed, "fill": fill, "restore": restore}
+COMMANDS = {"save": save, "changed": changed, "fill": fill, "restore": restore, "restore_new": restore_new}
 
 if __name__ == "__main__":
     print(json.dumps(COMMANDS[sys.argv[1]](*sys.argv[2:])))

@@ -46,11 +46,12 @@ def make(root: str, names_path: str, scale: float) -> Data:
         {f"layer{i:02d}": generator.random(values, dtype=np.float32) for i in range(layers)},
         f"{root}/{Data.MODEL}",
     )
-    _make_small(root, names_path, count)
+    make_small(root, names_path, count)
     return Data(root, big_bytes, os.path.getsize(f"{root}/{Data.MODEL}"), count, names_path)
 
 
-def _make_small(root: str, names_path: str, count: int) -> None:
+def make_small(root: str, names_path: str, count: int) -> None:
+    """Files `small/dNN/fNNNNN` of SMALL_BYTES; their names, one a line."""
     block = os.urandom(8 * MIB)
     with open(names_path, "w") as names:
         for number in range(count):

@@ -168,7 +168,7 @@ def _free_bytes() -> int:
 
 def touch_memory(size: int) -> None:
     """Takes so many bytes of memory, writes to them and gives them back."""
-    run([sys.executable, "-S", "-c", _TOUCH, str(size)], timeout_s=60)
+    run([sys.executable, "-S", "-c", _TOUCH, str(size)], timeout_s=180)
 
 
 def memory_bytes(pid: int) -> dict[str, int]:

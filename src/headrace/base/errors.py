@@ -199,6 +199,14 @@ class NodeUnavailableError(HeadraceError, ConnectionError):
     __str__ = HeadraceError.__str__
 
 
+class NotAllowedError(HeadraceError, PermissionError):
+    """Who asks a node's REST API shows no token, or a wrong one."""
+
+    code = "node.denied"
+
+    __str__ = HeadraceError.__str__
+
+
 class ProtocolError(HeadraceError):
     """The other side speaks another version, or nonsense."""
 

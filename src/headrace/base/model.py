@@ -1,10 +1,14 @@
-"""The words that all rooms share: ids, versions, ranges. Values only; no I/O."""
+"""The words that all rooms share: ids, versions, ranges. Values only; no I/O.
+
+They are made for each name that is looked up: msgspec's structs cost a quarter of what a frozen dataclass does.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NewType
+
+import msgspec
 
 FileId = NewType("FileId", int)
 """Names one version of one file, or a directory, on this host; never used again. 48 bits: the FUSE session keeps
@@ -22,8 +26,7 @@ class Kind(IntEnum):
     DIRECTORY = 2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Version:
+class Version(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What content a key has, as its origin names it.
 
     token: the ETag, as the origin sends it (with its quotes), where there is one; else "" and the content is named
@@ -49,26 +52,27 @@ class Version:
     def __eq__(self, other: object) -> bool:
         return self._identity() == other._identity() if isinstance(other, Version) else NotImplemented
 
+    def __ne__(self, other: object) -> bool:  # a struct's own does not ask __eq__
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self._identity())
 
 
-@dataclass(frozen=True, slots=True)
-class Extras:
+class Extras(msgspec.Struct, frozen=True):
     """What an object has beside bytes and a file's attributes, as S3 tells it. metadata: the user's, names in lower
     case; headers: Content-Type and the like; tags: None where they are not known."""
 
-    metadata: dict[str, str] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
-    tags: dict[str, str] | None = field(default_factory=dict)
+    metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    tags: dict[str, str] | None = {}
 
     @property
     def is_empty(self) -> bool:
         return not (self.metadata or self.headers or self.tags)
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(msgspec.Struct, frozen=True, eq=False):
     """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
     a later attempt knows the object as its own; it is no attribute of the file and makes no two differ. Nor do extras,
     which the index does not have."""
@@ -77,12 +81,23 @@ class Attributes:
     mode: int | None = None
     uid: int | None = None
     gid: int | None = None
-    put_id: str = field(default="", compare=False)
-    extras: Extras | None = field(default=None, compare=False)
+    put_id: str = ""
+    extras: Extras | None = None
+
+    def _identity(self) -> tuple[int | None, ...]:
+        return self.mtime_ns, self.mode, self.uid, self.gid
+
+    def __eq__(self, other: object) -> bool:
+        return self._identity() == other._identity() if isinstance(other, Attributes) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:  # a struct's own does not ask __eq__
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(msgspec.Struct, frozen=True, gc=False):
     """One object at an origin. key: full key below the origin's root, `/`-separated, no leading slash; names that
     are not UTF-8 are surrogate-escaped, as os.fsdecode does. attributes: where the origin keeps them, and the call
     that found the object tells them; else None."""
@@ -92,8 +107,7 @@ class ObjectInfo:
     attributes: Attributes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One name in the tree, as the index has it."""
 
     id: FileId

@@ -17,11 +17,15 @@ class SingleFlight(Generic[Key, Result]):
         self._running: dict[Key, asyncio.Task[Result]] = {}
 
     async def run(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
+        return await asyncio.shield(self.begin(key, work))
+
+    def begin(self, key: Key, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[Result]:
+        """The run, for who waits for many: it is not to be cancelled by them."""
         task = self._running.get(key)
         if task is None:
             task = asyncio.ensure_future(self._finish(key, work))
             self._running[key] = task
-        return await asyncio.shield(task)
+        return task
 
     async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
         """As run, but by a run that began after this call: what went on before is waited for, and not enough."""

@@ -1,4 +1,4 @@
-"""Writes the generated pages: docs/cli.md, docs/errors.md, docs/configuration.md. `./dev docs`."""
+"""Writes the generated pages: docs/cli.md, docs/errors.md, docs/configuration.md, docs/openapi.json. `./dev docs`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.base.errors import error_classes
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
 from headrace.cli.manual import EXAMPLES, FIELDS
 from headrace.config import describe as configuration
+from headrace.rest import openapi
 
 _CLI_HEAD = """# The command line
 
@@ -20,7 +21,8 @@ A failure is one line on stderr and an exit status ([errors.md](errors.md)); `HE
 
 **Which node.** Where several run on a host, a command means the node of `--cache` or `--socket`; else the one whose
 mount PATH is below; else the one that has PATH in its origin (`s3://bucket/prefix/folder`, or a folder's path); else
-the only one. Where that says nothing, it is an error, and its line names the nodes.
+the only one. Where that says nothing, it is an error, and its line names the nodes. A node of another host is meant by
+the URL of its REST API ([rest.md](rest.md)): `--socket https://HOST:PORT`, or the setting `nodes` where no node runs.
 
 **JSON.** Every command takes `--json` and then prints one object with the fields named below; `down`, `lab` (but not
 `lab down`), `job list`, `mount list`, `checkpoint list`, `checkpoint verify` and `config` a list of them, `ls` one a
@@ -77,7 +79,12 @@ def errors_page() -> str:
 
 def pages() -> dict[str, str]:
     """File name in docs/ → text."""
-    return {"cli.md": cli_page(), "errors.md": errors_page(), "configuration.md": configuration.page()}
+    return {
+        "cli.md": cli_page(),
+        "errors.md": errors_page(),
+        "configuration.md": configuration.page(),
+        "openapi.json": openapi.text(),
+    }
 
 
 def main() -> int:

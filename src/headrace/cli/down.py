@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, UsageError
-from headrace.cli import options
+from headrace.cli import gateways, options
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State, drop_socket, is_ours, listener_of, read_states, remove_state
 
 STOP_WITHIN_S = 40.0
-NEED_A_NODE = ("fuse", "s3")
+NEED_A_NODE = ("fuse", *gateways.WORDS)
 
 
 def register(app: typer.Typer) -> None:
@@ -57,7 +57,7 @@ def _choose(states: list[State], mountpoint: str | None) -> State:
         raise NodeUnavailableError(f"{mountpoint}", why="nothing of headrace's is mounted there")
     if not states:
         raise NodeUnavailableError("nothing to end", why="neither `up` nor `fuse` runs here")
-    states = [state for state in states if state.kind != "s3"] or states
+    states = [state for state in states if state.kind not in gateways.WORDS] or states
     if len(states) > 1:
         names = ", ".join(state.mountpoint or state.socket for state in states)
         raise UsageError("several run on this host", why=names, hint="name a MOUNTPOINT, or --all")

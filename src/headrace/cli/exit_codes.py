@@ -38,6 +38,7 @@ EXIT_CODES: dict[str, int] = {
     "cluster.id_taken": 33,
     "peer.failed": 34,
     "peer.not_owner": 35,
+    "node.denied": 36,
     "mount.failed": 40,
     "checkpoint.not_found": 60,
     "checkpoint.corrupt": 61,

@@ -63,11 +63,11 @@ def run_job(
 def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
     """Shows a job until it is over; ^C cancels it, of a cluster by an explicit word: a lost connection means nothing
     there. name: its kind and path. typer.Exit when files failed."""
-    from headrace.sdk.connection import Connection
+    from headrace.cli.ask import connection_to
     from headrace.wire.messages import JobState
 
     kind, path = name
-    connection = Connection(socket, role="cli")
+    connection = connection_to(socket)
     began_s = time.monotonic()
     last: JobState | None = None
     try:
@@ -97,10 +97,10 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
 
 
 def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
-    from headrace.sdk.connection import Connection
+    from headrace.cli.ask import connection_to
     from headrace.wire.messages import JobState
 
-    connection = Connection(socket, role="cli")
+    connection = connection_to(socket)
     try:
         state = next(connection.stream(start))
     finally:
@@ -134,10 +134,10 @@ def _cancelled(what: str, id: str, socket: str) -> CancelledByUserError:
     """After ^C: the job is cancelled on return, where closing the connection is not enough."""
     if not id:
         return CancelledByUserError(what, why="cancelled; what is done stays done")
-    from headrace.sdk.connection import Connection
+    from headrace.cli.ask import connection_to
     from headrace.wire.messages import JobCancel
 
-    connection = Connection(socket, role="cli")
+    connection = connection_to(socket)
     try:
         connection.ask(JobCancel(id=id))
     finally:

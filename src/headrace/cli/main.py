@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
-    "job", "mount", "fuse", "s3", "node", "checkpoint", "config", "lab",
+    "job", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "diagnose", "lab",
 )  # fmt: skip
 
 _HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."

@@ -10,7 +10,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[
     str | None, typer.Option("--config", metavar="FILE", help="One more configuration file.")
 ]
-Socket = Annotated[str | None, typer.Option("--socket", metavar="PATH", help="The node that listens there.")]
+Socket = Annotated[
+    str | None,
+    typer.Option(
+        "--socket", metavar="PATH|URL", help="The node that listens there, or has its REST API there."
+    ),
+]
 CacheOf = Annotated[
     str | None, typer.Option("--cache", metavar="DIR", help="The node that owns this cache folder.")
 ]

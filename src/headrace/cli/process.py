@@ -105,9 +105,9 @@ def start_node(config: Config, log_path: str, *, again: bool) -> Child:
     return _start_configured("node", ["headrace.node", *["--again"] * again], config, log_path)
 
 
-def start_gateway(config: Config, socket: str, log_path: str) -> Child:
-    """The S3 gateway of `s3_address`, for the node at that socket."""
-    return _start_configured("S3 gateway", ["headrace.s3.main", "--socket", socket], config, log_path)
+def start_gateway(name: str, word: str, config: Config, socket: str, log_path: str) -> Child:
+    """name: for messages. word: the module is headrace.WORD.main. socket: of its node."""
+    return _start_configured(name, [f"headrace.{word}.main", "--socket", socket], config, log_path)
 
 
 def _start_configured(name: str, words: list[str], config: Config, log_path: str) -> Child:

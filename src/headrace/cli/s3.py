@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import options
+from headrace.cli.gateways import log_to_stderr
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
 
@@ -64,15 +65,9 @@ def s3(
         else:
             say(f"ready: {state.s3}" + ("" if found.s3_credentials else " (no signatures are asked for)"))
 
-    _log_to_stderr(found.log_level)
+    log_to_stderr(found.log_level)
     try:
         serve(found, state.socket, on_ready)
     finally:
         remove_state(found.run_folder, state.pid)
     os._exit(0)  # threads of the pool may be waiting for the node
-
-
-def _log_to_stderr(level: str) -> None:
-    import logging
-
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -24,14 +24,14 @@ def status(
     json: options.Json = False,
 ) -> None:
     """Print what a node holds and does. --json says more."""
+    from headrace.cli.ask import connection_to
     from headrace.cli.state import read_states
     from headrace.cli.target import find_target
     from headrace.config.load import load
-    from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
     at = find_target(socket, cache, path).socket
-    connection = Connection(at, role="cli")
+    connection = connection_to(at)
     try:
         answer = connection.ask(StatusAsk())
     finally:

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
-from headrace.cli.process import Child, MountOptions, start_gateway, start_holder, start_node
+from headrace.cli.gateways import KeptGateway, wanted
+from headrace.cli.process import Child, MountOptions, start_holder, start_node
 from headrace.cli.render import warn
 from headrace.cli.state import State, drop_socket, make_run_folder, remove_replaced, remove_state, write_state
 from headrace.config.schema import Config
@@ -26,8 +27,6 @@ HOLDER_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
-GATEWAY_STOP_S = 12.0
-GATEWAY_PAUSE_S = 1.0
 
 
 class Supervisor:
@@ -42,8 +41,7 @@ class Supervisor:
         self._mount = mount
         self._node: Child | None = None
         self._holder: Child | None = None
-        self._gateway: Child | None = None
-        self._gateway_again_at_s: float | None = None
+        self._gateways: list[KeptGateway] = []
         self._holder_fd = -1
         self._mount_fds: tuple[int, int] | None = None
         self._stopping = False
@@ -90,10 +88,11 @@ class Supervisor:
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._holder_fd = self._holder.exit_fd
-        if self._config is not None and self._config.s3_address:
-            self._gateway = start_gateway(self._config, self.state.socket, self.state.log)
-            scheme = "https" if self._config.s3_tls_certificate else "http"
-            self.state.s3 = f"{scheme}://{self._await(self._gateway)['address']}"
+        if self._config is not None:
+            for kind in wanted(self._config):
+                gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
+                self._gateways.append(gateway)
+                setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
@@ -154,16 +153,18 @@ class Supervisor:
         fds = [self._wake, self._holder_fd]
         if self._node is not None:
             fds += [self._node.ready_fd, self._node.exit_fd]
-        if self._gateway is not None:
-            fds += [self._gateway.ready_fd, self._gateway.exit_fd]
-        due_s = [one for one in (self._again_at_s, self._gateway_again_at_s) if one is not None]
+        for gateway in self._gateways:
+            fds += gateway.descriptors()
+        dues_s = [self._again_at_s, *(gateway.again_at_s for gateway in self._gateways)]
+        due_s = [one for one in dues_s if one is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         ready, _, _ = select.select([fd for fd in fds if fd >= 0], [], [], wait_s)
         if self._stopping:
             return
         if self._wake in ready:
             os.read(self._wake, 64)
-        self._look_at_gateway(ready)
+        for gateway in self._gateways:
+            gateway.look(ready)
         if self._holder_fd in ready:
             self._on_holder_gone()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
@@ -174,27 +175,6 @@ class Supervisor:
             self._hear_again()
         elif self._node is not None and self._node.exit_fd in ready:
             self._on_node_gone(f"status {self._node.process.wait()}")
-
-    def _look_at_gateway(self, ready: list[int]) -> None:
-        """One that ended is started again: its clients try again by themselves."""
-        if self._gateway_again_at_s is not None and time.monotonic() >= self._gateway_again_at_s:
-            assert self._config is not None
-            self._gateway_again_at_s = None
-            self._gateway = start_gateway(self._config, self.state.socket, self.state.log)
-        if self._gateway is None:
-            return
-        try:
-            if self._gateway.ready_fd in ready:
-                self._gateway.hear()
-            if self._gateway.exit_fd not in ready:
-                return
-            why = f"status {self._gateway.process.wait()}"
-        except HeadraceError as error:
-            why = str(error)
-        self._gateway.stop(1)
-        self._gateway = None
-        self._gateway_again_at_s = time.monotonic() + GATEWAY_PAUSE_S
-        warn(f"the S3 gateway ended: {why} (started again in {GATEWAY_PAUSE_S:.0f} s)")
 
     def _hear_again(self) -> None:
         assert self._node is not None
@@ -254,8 +234,8 @@ class Supervisor:
     def _stop(self) -> None:
         """A signal more changes nothing: this takes as long as it takes."""
         self._stopping = True
-        if self._gateway is not None:
-            self._gateway.stop(GATEWAY_STOP_S)
+        for gateway in self._gateways:
+            gateway.stop()
         if self._holder is not None:
             self._holder.stop(HOLDER_STOP_S)
         elif self._holder_fd >= 0:

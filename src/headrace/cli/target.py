@@ -21,7 +21,7 @@ CHOOSE = "choose by a PATH below a mountpoint, or --cache DIR"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """socket: of the node. path: in its namespace."""
+    """socket: of the node, or REST APIs of nodes of other hosts. path: in its namespace."""
 
     socket: str
     path: str = "/"
@@ -29,7 +29,10 @@ class Target:
 
 def find_target(socket: str | None, cache: str | None, path: str | None = None) -> Target:
     """The node is that of --socket or --cache, else of the mountpoint that PATH is below, else the one whose origin
-    PATH is in, else the only one. NodeUnavailableError when there is none, UsageError when there are several."""
+    PATH is in, else the only one; where none runs here, those of the setting `nodes`. --socket may name REST APIs, too.
+    NodeUnavailableError when there is none, UsageError when there are several."""
+    if socket is not None and ("://" in socket or socket.startswith("unix:")):
+        return Target(socket, _namespace_path(path))
     loaded = load()
     run_folder = loaded.config.run_folder
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
@@ -45,6 +48,8 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
         return within
     if path is not None and "://" in path:
         raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
+    if not running and loaded.config.nodes:
+        return Target(loaded.config.nodes, _namespace_path(path))
     return Target(the_only(running, loaded, states, hint=CHOOSE), _namespace_path(path))
 
 

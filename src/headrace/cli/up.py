@@ -11,7 +11,7 @@ import typer
 
 from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
-from headrace.cli import options
+from headrace.cli import gateways, options
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
@@ -187,8 +187,9 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
         else f"node at {state.socket}"
     )
     say(f"ready in {took_s:.2f} s: {what}")
-    if state.s3:
-        say(f"s3: {state.s3}")
+    for word in gateways.WORDS:
+        if url := getattr(state, word):
+            say(f"{word}: {url}")
     if state.io:
         say(f"io: {state.io}" + (f" ({state.why})" if state.why else ""))
     if sys.stdout.isatty():

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,17 +19,21 @@ CAPACITY_FILE = "capacity"
 _IN_THE_FILE_ONLY = ("mounts",)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True):
     """sources: where each setting came from, by its name: "default", a file, a variable, or "flag"."""
 
     config: Config
-    sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = {}
 
 
 def trace_wanted() -> bool:
     """HEADRACE_TRACE=1: show the trace of an error, not one line."""
     return os.environ.get("HEADRACE_TRACE", "") not in ("", "0")
+
+
+def environment_of(prefix: str) -> dict[str, str]:
+    """Variables of others, such as a batch system's; not ours."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
 def default_run_folder() -> str:
@@ -87,6 +89,20 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
         raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
 
 
+def read_token(path: str) -> str:
+    """Of the file that rest_token names; "" where none is named. UsageError."""
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as source:
+            token = source.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"setting rest_token = {path}", why=str(error)) from error
+    if not token or not token.isascii() or any(one.isspace() for one in token):
+        raise UsageError(f"setting rest_token = {path}", why="the file has no token in it: one word of ASCII")
+    return token
+
+
 def remember_capacity(config: Config) -> None:
     """A capacity that was half of the free space stays what it was, however full the cache gets. StoreError when a
     cache folder can't be made or written."""
@@ -105,6 +121,8 @@ def remember_capacity(config: Config) -> None:
 
 
 def _read_file(path: str) -> dict[str, Any]:
+    import tomllib  # not before there is a file
+
     try:
         with open(path, "rb") as source:
             found = tomllib.load(source)

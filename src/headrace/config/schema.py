@@ -179,6 +179,33 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "them, and asks the origin for those of each object once."
         ),
     ] = True
+    rest_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace rest` listens beside its unix socket; if it is set, "
+            "`headrace up` starts it, too. `unix`: only the socket."
+        ),
+    ] = ""
+    rest_token: Annotated[
+        str,
+        Meta(
+            description="File with the token that the REST API asks for over TCP, and that programs and commands show "
+            "to it."
+        ),
+    ] = ""
+    nodes: Annotated[
+        str,
+        Meta(
+            description="REST APIs of a cluster, http://HOST:PORT or https://, with commas between: for programs and "
+            "commands on a host where no node runs."
+        ),
+    ] = ""
+    webhdfs_address: Annotated[
+        str,
+        Meta(
+            description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
+        ),
+    ] = ""
     s3_tls_certificate: Annotated[
         str,
         Meta(description="PEM file with the S3 gateway's certificate and its chain: the gateway speaks TLS."),
@@ -240,6 +267,11 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
     """Where the node that owns this cache folder listens."""
     mark = zlib.crc32(os.fsencode(os.path.realpath(cache_folder)))
     return os.path.join(run_folder, f"{mark:08x}.sock")
+
+
+def rest_socket_of(socket_path: str) -> str:
+    """Where the REST API of the node with that socket listens. Not `.sock`: whatever is called so is a node."""
+    return os.path.splitext(socket_path)[0] + ".rest"
 
 
 def _check_volumes(volumes: list[CacheVolume]) -> None:

@@ -1,336 +1,110 @@
-"""One path of the upper layer to its origin: a put, a removal, a folder made or removed.
+"""What was removed, and folders, of the upper layer to their origin; files are a matter of `put.py`.
 
-Each is conditional on the version that was there when the path was written, so that nothing which somebody else put
-there is lost: ours is then kept beside it, under another name, and reported. The steps of a put, and what a crash after
-each of them leaves, are in docs/format.md.
-Called on the node's loop; what touches the disk for long runs in `threads`.
+Each removal is conditional on the version that was there when the path was removed here, so that nothing which somebody
+else put there is lost: it stays then, and shows again. On the node's loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
 import stat
 import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ConflictError,
     DirectoryNotEmptyError,
-    IsADirectoryPathError,
     NotADirectoryPathError,
-    NotSupportedError,
+    PathExistsError,
     PathNotFoundError,
-    StoreError,
 )
-from headrace.base.model import Attributes, Entry, Kind, Version
-from headrace.layer.calls import begin_write_back, may_be_written, write_back
-from headrace.layer.extras import extras_of
+from headrace.base.model import Kind
+from headrace.dataplane.aside import Aside
+from headrace.dataplane.believed import Believed
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
-    Base,
+    Hidden,
     Upper,
     base_at,
-    drop_base,
     is_removed,
     is_whiteout,
     join,
-    set_base,
-    split,
+    seen_at,
 )
-from headrace.layer.written import is_written
-from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
-from headrace.origin.origin import Absent, Condition, Origin
-from headrace.origin.source import FileSource
 
 log = logging.getLogger(__name__)
 
-COMPARE_BYTES = 8 << 20
-CONTENT_BYTES_MAX = 256 << 10
-"""Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
-time are in memory."""
-CTIME_TICK_NS = 20_000_000
-"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
-    it, when it was removed."""
-
-    size_bytes: int
-    changed: list[bytes]
-
 
 class Persist:
-    """limit_s: of one object: a time for each, and one more for each so many bytes. on_written: told paths of which the
-    node itself changed what they mean. ask_others: what they persisted in this node's place is in the table then."""
+    """limit_s: of a request. on_written: told paths of which the node itself changed what they mean."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
         known: KnownTable,
-        threads: Executor,
+        believed: Believed,
         *,
-        limit_s: Callable[[int], float],
+        aside: Aside,
+        limit_s: float,
         on_written: Callable[[list[bytes]], None],
-        ask_others: Callable[[], Awaitable[None]],
     ) -> None:
         self._namespace = namespace
         self._upper = upper
         self._known = known
-        self._threads = threads
+        self._believed = believed
+        self._aside = aside
         self._limit_s = limit_s
         self._on_written = on_written
-        self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
-        """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
-        self._ask_others = ask_others
-        self._removed: dict[bytes, Version] = {}
-        """By whiteouts that are still there: a listing of before may show it once more."""
-
-    # ------------------------------------------------------------ files
-
-    async def put(self, path: bytes) -> Put | None:
-        """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
-        file as dirty as it was."""
-        mount, key = self._place(path)
-        at = self._upper.at(path)
-        await self._settle_base(path, at)
-        opened = await self._opened(at, os.fsdecode(path))
-        if opened is None:
-            return None
-        source, before = opened
-        try:
-            return await self._put_open(path, source, before, mount.origin, key)
-        finally:
-            os.close(source.file)
-
-    async def _opened(self, at: bytes, name: str) -> tuple[FileSource, os.stat_result] | None:
-        """Of who is cancelled meanwhile it is closed."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, _open_settled, self._upper, at, name)
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            work.add_done_callback(_close_opened)
-            raise
-
-    async def _settle_base(self, path: bytes, at: bytes) -> bool:
-        """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
-        version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
-        asked now."""
-        base = base_at(at, path)
-        if base is None or not is_written(base):
-            return True
-        version = await self.settle_elsewhere(path, base)
-        with self._upper.lock:
-            if base_at(at, path) != base:
-                return True
-            if version is not None:
-                set_base(at, Base(path, version))
-                self._namespace.was_put(path, version)
-            elif not is_whiteout(os.lstat(at)):  # a whiteout without a base would stand for whatever is there
-                drop_base(at, path)
-            return version is not None
-
-    async def _put_open(
-        self,
-        path: bytes,
-        source: FileSource,
-        before: os.stat_result,
-        origin: Origin,
-        key: str,
-        *,
-        asked: bool = False,
-    ) -> Put | None:
-        deadline = Deadline.after(self._limit_s(before.st_size))
-        row = await self._resolved(self._known.get(path), origin, key, deadline)
-        condition = self._condition(path, row)
-        failpoint.hit("persist.chosen")
-        known = condition if isinstance(condition, Version) else ABSENT
-        begun = _row_of(path, before, known, begun=True)
-        self._known.note(begun)
-        failpoint.hit("persist.begun")
-        extras = extras_of(source.file, before)
-        attributes = replace(_attributes_of(before), put_id=begun.put_id, extras=extras)
-        try:
-            info = await origin.put(
-                key, source, condition=condition, attributes=attributes, deadline=deadline
-            )
-            version = info.version
-        except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
-            found = await self._same_at_origin(origin, key, source, deadline)
-            if found is None and not asked and await self._others_put(path):
-                return await self._put_open(path, source, before, origin, key, asked=True)
-            if found is None:
-                self._set_aside(path, before, str(error))
-                return None
-            version = found
-        failpoint.hit("persist.put")
-        return self._landed(path, before, version)
-
-    async def _resolved(self, row: Row | None, origin: Origin, key: str, deadline: Deadline) -> Row | None:
-        """What became of a put that had begun when its node died, or its answer was lost: the row as if it had been
-        noted, when the origin has the object; the file may be another one by now."""
-        if row is None or not row.begun or row.is_directory:
-            return row
-        try:
-            info = await origin.head(key, deadline=deadline)
-        except PathNotFoundError:
-            return row
-        told = info.attributes
-        if told is None or info.version.size_bytes != row.size_bytes:
-            return row
-        if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
-            return row
-        done = replace(row, version=info.version, begun=False)
-        self._known.note(done)
-        return done
-
-    def _condition(self, path: bytes, row: Row | None) -> Condition:
-        base = self._upper.base_of(path)
-        if row is None:
-            return base or Absent()
-        if row.version != ABSENT:
-            return row.version
-        return base if base is not None and self._shows(path, base) else Absent()
-
-    def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
-        """The origin's version that what is at a path stands for, or hides; None: there is none."""
-        row = self._known.get(path)
-        if stat.S_ISREG(found.st_mode):
-            condition = self._condition(path, row)
-            return condition if isinstance(condition, Version) else None
-        if is_whiteout(found):
-            return self._version_to_remove(path, at, row, self._namespace.known(path))
-        return base_at(at, path)
-
-    def _shows(self, path: bytes, version: Version | None) -> bool:
-        """Whether the index has that version there: then somebody put it after whatever we did."""
-        entry = self._namespace.known(path)
-        return version is not None and entry is not None and entry.version == version
-
-    def _landed(self, path: bytes, before: os.stat_result, version: Version) -> Put:
-        """The origin has it: names and table say so, in one step for everybody who changes names."""
-        with self._upper.lock:
-            hidden = self._upper.hide_missing(
-                path, version
-            )  # if it was removed meanwhile, it must not come back
-            if self._namespace.was_put(path, version, _attributes_of(before)) is None:
-                log.warning("put below a file path=%s", os.fsdecode(path))
-            failpoint.hit("persist.shown")
-            row = _row_of(path, before, version)
-            self._known.note(row)
-            now = _lstat(self._upper.at(path))
-        failpoint.hit("persist.noted")
-        clean = now is not None and row.describes(now)
-        changed = [] if clean else [path]
-        return Put(before.st_size, changed if hidden is None else [*changed, hidden])
-
-    async def _others_put(self, path: bytes) -> bool:
-        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
-        place."""
-        before = self._known.get(path)
-        await self._ask_others()
-        return self._known.get(path) != before
-
-    async def _same_at_origin(
-        self, origin: Origin, key: str, source: FileSource, deadline: Deadline
-    ) -> Version | None:
-        """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
-        put the same."""
-        try:
-            version = (await origin.head(key, deadline=deadline)).version
-            if version.size_bytes != source.size_bytes:
-                return None
-            for start in range(0, source.size_bytes, COMPARE_BYTES):
-                end = min(source.size_bytes, start + COMPARE_BYTES)
-                theirs = await origin.read_range(key, start, end, version=version, deadline=deadline)
-                if bytes(theirs) != bytes(await self._in_thread(source.pread, start, end)):
-                    return None
-        except PathNotFoundError:
-            return None
-        return version
-
-    def _set_aside(self, path: bytes, before: os.stat_result, why: str) -> None:
-        """The origin has something else there: that is what the name means from now on; ours gets another name, and
-        is persisted under that."""
-        with self._upper.lock:
-            found = self._upper.look(path)
-            if not isinstance(found, os.stat_result) or found.st_ino != before.st_ino:
-                self._known.drop(path)
-                return
-            kept = self._free_name(path)
-            os.rename(self._upper.at(path), self._upper.at(kept))
-            self._known.drop(path)
-        self._known.add_conflict(Conflict(path, kept, why, time.time()))
-        log.warning(
-            "changed at the origin by somebody else, ours is kept beside path=%s kept=%s",
-            os.fsdecode(path),
-            os.fsdecode(kept),
-        )
-        self._namespace.look_again(path)
-        self._on_written([path, kept])
-
-    def _free_name(self, path: bytes) -> bytes:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()).encode()
-        count = 0
-        while True:
-            tail = b".conflict-" + stamp + (b"-%d" % count if count else b"")
-            directory, name = split(path)
-            candidate = join(directory, name[: 255 - len(tail)] + tail)
-            if self._upper.look(candidate) is None and self._namespace.known(candidate) is None:
-                return candidate
-            count += 1
 
     # ------------------------------------------------------------ removals
 
     async def remove(self, path: bytes, at: bytes, *, asked: bool = False) -> bool:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
-        mount, key = self._place(path)
-        if not await self._settle_base(path, at):
+        mount, key = self._believed.place(path)
+        if not await self._believed.settle_base(path, at):
             entry = self._namespace.known(path)
             if entry is not None and entry.kind is Kind.FILE:
                 self._known.add_conflict(Conflict(path, b"", "another node wrote it again", time.time()))
             self._give_way(path, at)
             return False
-        deadline = Deadline.after(self._limit_s(0))
+        deadline = Deadline.after(self._limit_s)
         entry = self._namespace.known(path)
-        row = await self._resolved(self._known.get(path), mount.origin, key, deadline)
-        if row is not None and row.begun and row.version == ABSENT and base_at(at, path) is None:
+        row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
+        if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
             self._give_way(path, at)
             return False
-        version = self._version_to_remove(path, at, row, entry)
+        version = self._believed.version_to_remove(path, at, row, entry)
         if version is None:
-            self._known.note(Row.removed(path))
+            if row is None or not row.is_absent:
+                self._known.note(Row.removed(path))
             return True
+        self._known.note(Row.removal(path, version))
         failpoint.hit("persist.removing")
         try:
             await mount.origin.remove(key, condition=version, deadline=deadline)
         except PathNotFoundError:
             pass
         except ConflictError as error:
-            if not asked and await self._others_put(path):
+            if not asked and await self._believed.others_put(path):
                 return await self.remove(path, at, asked=True)
             self._known.add_conflict(Conflict(path, b"", str(error), time.time()))
             log.warning("changed at the origin by somebody else, not removed path=%s", os.fsdecode(path))
             self._give_way(path, at)
             return False
-        self._removed[path] = version
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
             self._namespace.was_removed(path)
-        self._known.note(Row.removed(path))
+        self._known.note(Row.removed(path, version))
         return True
 
     def _give_way(self, path: bytes, at: bytes) -> None:
@@ -339,20 +113,6 @@ class Persist:
         self._known.drop(path)
         self._namespace.look_again(path)
         self._on_written([path])
-
-    def _version_to_remove(
-        self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
-    ) -> Version | None:
-        if row is not None and row.version != ABSENT:
-            return row.version
-        base = base_at(at, path)
-        if base is not None and (row is None or self._shows(path, base)):
-            return base
-        if row is not None and row.is_absent:
-            return None  # it was removed; what the name means since then is somebody else's
-        if entry is None or entry.kind is not Kind.FILE or is_written(entry.version):
-            return None
-        return entry.version
 
     async def remove_gone(self) -> None:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here."""
@@ -369,9 +129,9 @@ class Persist:
 
     async def _remove_gone_directory(self, path: bytes) -> None:
         """There may be none any more, also because a file is there."""
-        mount, key = self._place(path)
+        mount, key = self._believed.place(path)
         try:
-            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
+            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
         except DirectoryNotEmptyError:
             log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
         except NotADirectoryPathError:
@@ -384,16 +144,32 @@ class Persist:
             entry, at = self._namespace.known(path), self._upper.at(path)
             if entry is not None and entry.kind is Kind.FILE:
                 row = self._known.get(path)
-                removed = (base_at(at, path), self._removed.get(path))
-                if row is None or not row.is_absent or entry.version in removed:
+                if row is None or not row.is_absent or row.was_removed(entry.version):
                     return False
-            self._removed.pop(path, None)
+                if base_at(at, path) == entry.version:
+                    return False
             self.drop_marker(path, at)
             return True
 
+    def went(self, path: bytes) -> list[Row]:
+        """Nothing is at a path any more, and nothing hides it. Rows of what may be at the origin there and below, and
+        is to be removed: a put that was not noted; and what was put, and was removed or renamed by who could not know
+        of it, as a listing of before the put had taken it out of the index again. What left the layer for the cache is
+        in the index."""
+        row = self._known.get(path)
+        if row is None or row.is_absent:
+            return []
+        if row.begun:
+            return [row]
+        if self._namespace.known(path) is not None:
+            self._known.drop(path)
+            return []
+        below = self._known.below(path).values() if row.is_directory else ()
+        return [row, *(one for one in below if not one.is_absent)]
+
     def drop_marker(self, path: bytes, at: bytes) -> None:
         with self._upper.lock:
-            found = _lstat(at)
+            found = seen_at(at)
             if found is None:
                 return
             if is_whiteout(found):
@@ -403,23 +179,55 @@ class Persist:
 
     # ------------------------------------------------------------ directories
 
+    async def clear(self, path: bytes) -> None:
+        """What the origin has at a path in whose place something else is now goes."""
+        row, at = self._known.get(path), self._upper.at(path)
+        if row is not None and row.is_directory and base_at(at, path) is None:
+            await self.unmake(path)
+        else:
+            await self.remove(path, at)
+        self.drop_marker(path, at)
+
     async def make_directory(self, path: bytes) -> list[bytes]:
         """What must be looked at again."""
-        mount, key = self._place(path)
+        mount, key = self._believed.place(path)
+        row = self._known.get(path)
+        if row is not None and row.is_file:
+            await self.clear(path)  # it came there while this one waited for its turn
         found = self._upper.look(path)
-        if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
+        if isinstance(found, Hidden):
+            return [path]
+        if found is None or not stat.S_ISDIR(found.st_mode):
             return []
-        self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0), begun=True))
-        if key:
-            await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s(0)))
+        row = Row.made(path, found.st_ino, self._known.get(path), begun=True)
+        self._known.note(row)
+        try:
+            if key:
+                await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s))
+        except PathExistsError as error:
+            self._aside.keep(path, found, str(error))
+            return []
         failpoint.hit("persist.made")
         with self._upper.lock:
             hidden = self._upper.hide_missing(
                 path, None, directory=True
             )  # removed, or renamed, while it was made
             self._namespace.was_made(path)
-            self._known.note(Row(path, found.st_ino, 0, 0, Version(0, 0)))
+            self._known.note(replace(row, begun=False))
         return [] if hidden is None else [hidden]
+
+    async def unmake(self, path: bytes) -> None:
+        """A folder that this node made at the origin, or was making, goes: something else is in its place now. Nothing
+        where it made none."""
+        row = self._known.get(path)
+        if row is None or not row.is_directory:
+            return
+        await self._remove_gone_directory(path)
+        failpoint.hit("persist.unmade")
+        entry = self._namespace.known(path)
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path)
+        self._known.note(Row.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
         """A directory marked as removed, when nothing is left in it. False: something is."""
@@ -428,10 +236,10 @@ class Persist:
             return True
         if os.listdir(at):
             return False
-        mount, key = self._place(path)
+        mount, key = self._believed.place(path)
         try:
             if key:
-                await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s(0)))
+                await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
         except (DirectoryNotEmptyError, NotADirectoryPathError):
             pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
@@ -440,79 +248,8 @@ class Persist:
                 return True
             self._namespace.was_removed(path)
             os.rmdir(at)
-            self._known.drop(path)
+            row = self._known.get(path)
+            self._known.note(Row.removed(path, ABSENT if row is None else row.last_removed))
         self._namespace.look_again(path)
         self._on_written([path])
         return True
-
-    # ------------------------------------------------------------ inside
-
-    def _place(self, path: bytes) -> tuple[Mount, str]:
-        found = self._namespace.place_of(path)
-        if found is None:
-            raise NotSupportedError(
-                os.fsdecode(path), why="no origin is attached there", hint="--write local"
-            )
-        return found
-
-    async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-async def _never_there(path: bytes, version: Version) -> Version | None:
-    return None
-
-
-def _open_settled(upper: Upper, at: bytes, name: str) -> tuple[FileSource, os.stat_result] | None:
-    """A file as it is put, and the content of a small one; None when there is no file any more. The caller closes it.
-    Its dirty pages are on their way to the disk, and no store into a mapping of it, nor a change within the tick of the
-    last one, can fail to show in its ctime from here on."""
-    try:
-        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            return None
-        age_ns = time.time_ns() - found.st_ctime_ns
-        if 0 <= age_ns < CTIME_TICK_NS:
-            time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
-        with upper.lock:  # who opens the file has it
-            written = may_be_written(fd)
-        if written:
-            write_back(fd)
-        else:
-            begin_write_back(fd)  # there is no mapping to be protected: nobody has to wait for the disk
-        found = os.fstat(fd)
-        content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
-        if content is not None and len(content) != found.st_size:
-            content = None
-        return FileSource(fd, found.st_size, name=name, content=content), found
-    except OSError as error:
-        os.close(fd)
-        raise StoreError(name, why=os.strerror(error.errno or 0)) from error
-
-
-def _close_opened(work: asyncio.Future[tuple[FileSource, os.stat_result] | None]) -> None:
-    opened = None if work.cancelled() or work.exception() is not None else work.result()
-    if opened is not None:
-        os.close(opened[0].file)
-
-
-def _attributes_of(found: os.stat_result) -> Attributes:
-    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
-
-
-def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:
-    return Row(
-        *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
-    )
-
-
-def _lstat(at: bytes) -> os.stat_result | None:
-    try:
-        return os.lstat(at)
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
+from headrace.dataplane.batches import Batches
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
 from headrace.dataplane.source import Source, Sources
@@ -54,8 +55,8 @@ SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
 
 
-_Small = tuple[Entry, Body, bool, asyncio.Future[None]]
-"""A small file that arrived, whether another node owns it, and who waits for its commit."""
+_Small = tuple[Entry, Body, bool]
+"""A small file that arrived, and whether another node owns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,43 @@ class ReadPath:
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
-        self._small: list[_Small] = []
-        self._committing: set[asyncio.Task[None]] = set()
+        self._small = Batches(self._commit_small, most=SMALL_BATCH, delay_s=SMALL_DELAY_S)
         self._landing: set[FileId] = set()
         self._idle_before: dict[FileId, int] = {}
 
     async def open(self, id: FileId) -> bool:
         """The cache file exists on return; True when it is complete."""
         return (await self._filling(id, background=False)) is None
+
+    async def open_many(self, ids: Iterable[FileId]) -> AsyncIterator[list[FileId]]:
+        """As open, of small files: those that are whole, as they become so. One that can't be had, and one that is
+        large, is left out: `open` says why."""
+        whole: list[FileId] = []
+        under_way: set[asyncio.Task[bool]] = set()
+        news = asyncio.Event()
+
+        def ended(id: FileId, task: asyncio.Task[bool]) -> None:
+            under_way.discard(task)
+            if not task.cancelled() and task.exception() is None and task.result():
+                whole.append(id)
+            news.set()
+
+        for id in dict.fromkeys(ids):
+            cached = self._store.index.cached(id)
+            if cached is not None and cached.trusted and self._store.holds(cached):
+                whole.append(id)
+                continue
+            work = partial(self._open, id, background=False, for_peer=False, together=True)
+            task = self._opens.begin(id, work)
+            under_way.add(task)
+            task.add_done_callback(partial(ended, id))
+        while whole or under_way:
+            if whole:
+                found, whole = whole, []
+                yield found
+            else:
+                news.clear()
+                await news.wait()
 
     async def fill(self, id: FileId, start: int, end: int, *, sequential: bool = True) -> bool:
         """start..end is in the cache file on return; True when the file is complete."""
@@ -157,8 +187,7 @@ class ReadPath:
     async def close(self) -> None:
         await self._opens.stop()
         await self._checks.stop()
-        self._small.clear()
-        await asyncio.gather(*self._committing)
+        await self._small.stop()
         for fill in list(self._fills.values()):
             await fill.stop()
             fill.writer.close()
@@ -199,7 +228,8 @@ class ReadPath:
             if fill is not None:  # else it became complete, or went, before we had our turn
                 return fill
 
-    async def _open(self, id: FileId, *, background: bool, for_peer: bool) -> bool:
+    async def _open(self, id: FileId, *, background: bool, for_peer: bool, together: bool = False) -> bool:
+        """together: a small file may wait for others, to be committed with them."""
         cached = self._store.index.cached(id)
         if cached is not None and cached.unverified:
             cached = await self._verified(id)
@@ -217,7 +247,10 @@ class ReadPath:
             return True
         source = self._sources.of(mount, key, entry, path)
         if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
-            await self._fetch_small(source, entry, path, background=background, for_peer=for_peer)
+            together = together or background
+            await self._fetch_small(
+                source, entry, path, background=background, for_peer=for_peer, together=together
+            )
             return True
         writer = self._store.writer(id) if cached is not None else None
         if writer is not None and writer.complete:  # killed, or the disk failed, before it was committed
@@ -259,7 +292,14 @@ class ReadPath:
             log.warning("cached file failed its checksum, bad blocks are dropped id=%x path=%s", id, path)
 
     async def _fetch_small(
-        self, source: Source, entry: Entry, path: bytes, *, background: bool, for_peer: bool
+        self,
+        source: Source,
+        entry: Entry,
+        path: bytes,
+        *,
+        background: bool,
+        for_peer: bool,
+        together: bool,
     ) -> None:
         body: Body = b""
         size_bytes = entry.version.size_bytes
@@ -270,15 +310,8 @@ class ReadPath:
             except VersionChangedError:
                 await self._see_change(entry)
                 raise
-        loop = asyncio.get_running_loop()
-        landed: asyncio.Future[None] = loop.create_future()
-        self._small.append((entry, body, not self._sources.owns(path), landed))
-        if not background or len(self._small) >= SMALL_BATCH:
-            loop.call_soon(self._commit_small)
-        elif len(self._small) == 1:
-            loop.call_later(SMALL_DELAY_S, self._commit_small)
         try:
-            await landed
+            await self._small.one((entry, body, not self._sources.owns(path)), soon=not together)
         finally:
             self._landing.discard(entry.id)
 
@@ -291,37 +324,24 @@ class ReadPath:
         if self._store.index.entry(entry.id) is None:
             self.forget([entry.id])
 
-    def _commit_small(self) -> None:
-        """What arrived since the last time is committed by one transaction."""
-        arrived, self._small = self._small, []
-        if not arrived:
-            return
-        task = asyncio.ensure_future(self._commit_arrived(arrived))
-        self._committing.add(task)
-        task.add_done_callback(self._committing.discard)
+    async def _commit_small(self, arrived: list[_Small]) -> list[Exception | None]:
+        """By one transaction; where that fails each by its own, so that each hears of its own trouble only."""
+        failure = await self._commit_together(arrived)
+        if failure is None or len(arrived) == 1:
+            return [failure] * len(arrived)
+        return [await self._commit_together([one]) for one in arrived]
 
-    async def _commit_arrived(self, arrived: list[_Small]) -> None:
-        if not await self._commit_together(arrived):
-            for one in arrived:  # so that each hears of its own trouble only
-                await self._commit_together([one])
-
-    async def _commit_together(self, arrived: list[_Small]) -> bool:
+    async def _commit_together(self, arrived: list[_Small]) -> Exception | None:
         """In the disk pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
-        failure: BaseException | None = None
-        files = [(entry, body) for entry, body, _, _ in arrived]
-        borrowed = {entry.id for entry, _, borrowed, _ in arrived if borrowed}
+        files = [(entry, body) for entry, body, _ in arrived]
+        borrowed = {entry.id for entry, _, borrowed in arrived if borrowed}
         try:
             await asyncio.get_running_loop().run_in_executor(
                 self._disk, partial(self._store.complete_small_many, files, borrowed=borrowed)
             )
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
-            if len(arrived) > 1:
-                return False
-            failure = error
-        for _, _, _, landed in arrived:
-            if not landed.done():
-                landed.set_exception(failure) if failure is not None else landed.set_result(None)
-        return True
+            return error
+        return None
 
     def _commit(self, fill: Fill) -> None:
         """In a callback of the loop, where nobody would hear an exception."""

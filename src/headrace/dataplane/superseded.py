@@ -99,6 +99,9 @@ class Superseded:
         if self._namespace.is_written_over(row.path):  # by another node, later than what the origin has
             self._leave(row)
             return
+        entry = self._namespace.known(row.path)
+        if entry is not None and entry.version == row.version:
+            return  # the listing brought what we put, before its answer did
         place = self._namespace.place_of(row.path)
         if place is None:
             return

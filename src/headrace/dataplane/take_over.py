@@ -183,5 +183,5 @@ def _note_taken(folder: str) -> None:
     ):
         for row in known.all():
             own = copy_of(upper.at(row.path))
-            if len(own) == 3 and row.version != Version(-1, 0) and not row.begun:
+            if len(own) == 3 and row.is_there and not row.begun:
                 taken.note(Row(row.path, *own, row.version))

@@ -7,7 +7,7 @@ import stat
 from enum import IntEnum
 
 from headrace.layer.known import Row
-from headrace.layer.upper import base_at, is_removed, is_whiteout
+from headrace.layer.upper import base_at, is_removed, is_whiteout, seen_at
 
 
 class Work(IntEnum):
@@ -24,24 +24,20 @@ def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, i
     """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
     if is_whiteout(found):
         return Work.REMOVE
+    replaces_file = (row is not None and row.is_file) or base_at(at, path) is not None
     if stat.S_ISDIR(found.st_mode):
-        if base_at(at, path) is not None:
+        if replaces_file:
             return Work.CLEAR
         if is_removed(at):
             return Work.REMOVE_DIRECTORY
         made = row is not None and row.inode == found.st_ino and not row.begun
         return None if made or is_top else Work.MAKE
     if not stat.S_ISREG(found.st_mode):
-        known_file = row is not None and not row.is_directory and not row.is_absent
-        replaces = known_file or base_at(at, path) is not None
-        return Work.CLEAR if replaces else None
+        return Work.CLEAR if replaces_file or (row is not None and row.is_directory) else None
     return None if row is not None and row.describes(found) else Work.PUT
 
 
 def size_of(at: bytes) -> int:
     """Of a file; else 0."""
-    try:
-        found = os.lstat(at)
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    found = seen_at(at)
+    return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0

@@ -23,17 +23,21 @@ from dataclasses import dataclass
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.aside import Aside
+from headrace.dataplane.believed import Believed
 from headrace.dataplane.copies import Copies
+from headrace.dataplane.dirty import DirtyPaths
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.let_go import Leaving
-from headrace.dataplane.persist import CTIME_TICK_NS, Persist
+from headrace.dataplane.persist import Persist
+from headrace.dataplane.put import CTIME_TICK_NS, Puts
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.work import Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
 from headrace.layer.snapshot import Shape, Snapshot, take
-from headrace.layer.upper import Upper, split
+from headrace.layer.upper import Upper, seen_at, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
@@ -44,27 +48,14 @@ log = logging.getLogger(__name__)
 TOGETHER_MAX = 64
 """Puts and removals at one time."""
 ROUND_PATHS_MAX = 4096
-BACKOFF_S_MAX = 60.0
 LOOK_OVER_S = 30.0
 LOOK_OVER_SHARE = 20
 """How many times as long as it took the next look is away, at least: of a million names it takes seconds."""
 BYTES_S_MIN = 4 << 20
 """How slow an upload may be before it counts as hanging."""
-ERRORS_SHOWN_MAX = 20
 SUMMED_MAX = 16
 """Large files of which the checksums are remembered for a while."""
-AGAIN_S = 0.05
-
-
-@dataclass(slots=True)
-class Dirty:
-    """since_s: monotonic. due_s: when it is looked at."""
-
-    since_s: float
-    due_s: float
-    size_bytes: int = 0
-    attempts: int = 0
-    error: str = ""
+AGAIN_S, LATER_S = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +101,18 @@ class WritePath:
         self._threads = threads
         self._settings = settings
         self._on_written = on_written
-        self._persist = Persist(
-            namespace,
-            upper,
-            known,
-            threads,
+        self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
+        aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
+        self._puts = Puts(
+            *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
+            aside=aside,
+        )
+        self._persist = Persist(
+            *(namespace, upper, known, self._believed),
+            aside=aside,
+            limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
-            ask_others=lambda: self.ask_others(),
         )
         self._superseded = Superseded(
             namespace,
@@ -128,7 +123,7 @@ class WritePath:
         )
         self._leaving = Leaving(upper, known, namespace, threads, on_left=self._left)
         self._letting_go: asyncio.Task[None] | None = None
-        self._dirty: dict[bytes, Dirty] = {}
+        self._dirty = DirtyPaths()
         self._busy: dict[bytes, asyncio.Event] = {}
         self._wake = asyncio.Event()
         self._gate = asyncio.Semaphore(TOGETHER_MAX)
@@ -179,7 +174,7 @@ class WritePath:
 
     def settle_by(self, settle: Callable[[bytes, Version], Awaitable[Version | None]]) -> None:
         """By which it is known what the origin has of a file that another node wrote."""
-        self._persist.settle_elsewhere = settle
+        self._believed.settle_elsewhere = settle
 
     # ------------------------------------------------------------ life
 
@@ -261,11 +256,10 @@ class WritePath:
         now_s = time.monotonic()
         for path in paths:
             if self._modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH):
-                size = size_of(self._upper.at(path))
-                one = self._dirty.setdefault(path, Dirty(now_s, now_s + delay_s))
-                one.size_bytes = size
+                one = self._dirty.add(path, now_s, delay_s=delay_s)
+                self._dirty.resize(one, size_of(self._upper.at(path)))
                 one.due_s = min(now_s + delay_s, max(one.due_s, one.since_s + 10 * delay_s))
-        self._wake.set()
+                self._wake.set()
 
     async def look_over(self) -> None:
         """Finds whatever is dirty. Reads all names of the layer, in a thread."""
@@ -274,7 +268,7 @@ class WritePath:
         found, clean, self._upper_bytes = await self._in_thread(self._look_over, rows)
         now_s = time.monotonic()
         for path, size in found:
-            self._dirty.setdefault(path, Dirty(now_s, now_s + self._settings.delay_s, size))
+            self._dirty.add(path, now_s, size, delay_s=self._settings.delay_s)
         if found:
             self._wake.set()
         self._let_go(clean)
@@ -357,7 +351,7 @@ class WritePath:
             found = os.lstat(at)
             if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
                 return Snapshot(path, Shape.GONE)
-            replaces = self._persist.replaces(path, at, found)
+            replaces = self._believed.replaces(path, at, found)
             known = self._summed.get(found.st_ino)
             if known is not None and (known.path, *known.state[1:5]) == (
                 *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
@@ -391,48 +385,44 @@ class WritePath:
         await self._note_below(path)
         begun_s = time.monotonic()
         while True:
-            mine = [one for one in self._below(path) if self._dirty[one].since_s <= begun_s]
+            mine = self._dirty.below(path, since_s=begun_s)
             if not mine:
                 return
             errors = await self._settle(mine)
             if errors:
                 raise errors[0]
-            if any(one in self._dirty and self._dirty[one].since_s <= begun_s for one in mine):
+            if self._dirty.below(path, since_s=begun_s):
                 await asyncio.sleep(AGAIN_S)
 
     def soon(self, path: bytes) -> None:
         """What is known to be dirty at and below a path is persisted without waiting for quiet."""
-        for one in self._below(path):
-            self._dirty[one].due_s = 0.0
+        self._dirty.hasten(path)
         self._wake.set()
 
-    def _below(self, path: bytes) -> list[bytes]:
-        prefix = path.rstrip(b"/") + b"/"
-        return [one for one in self._dirty if one == path or one.startswith(prefix)]
-
     async def _note_below(self, path: bytes) -> None:
-        rows = {row.path: row for row in self._known.all()} if path == b"/" else None
+        rows = {path: self._known.get(path), **self._known.below(path)}
 
         def dirty() -> list[tuple[bytes, int]]:
             found = []
             for one, seen in self._upper.walk(path):
-                row = rows.get(one) if rows is not None else self._known.get(one)
                 if self._modes.of(one) in (WriteMode.BACK, WriteMode.THROUGH) and self._work_of(
-                    one, self._upper.at(one), seen, row
+                    one, self._upper.at(one), seen, rows.get(one)
                 ):
                     found.append((one, seen.st_size))
             return found
 
         now_s = time.monotonic()
-        for one, size in dirty() if rows is None else await self._in_thread(dirty):
-            self._dirty.setdefault(one, Dirty(now_s, now_s, size))
+        seen = seen_at(self._upper.at(path))
+        is_folder = seen is not None and stat.S_ISDIR(seen.st_mode)
+        for one, size in await self._in_thread(dirty) if is_folder else dirty():
+            self._dirty.add(one, now_s, size)
 
     async def _run(self) -> None:
         looked_s, pause_s = time.monotonic(), LOOK_OVER_S
         while True:
             self._wake.clear()
             now_s = time.monotonic()
-            due = [path for path, one in self._dirty.items() if one.due_s <= now_s][:ROUND_PATHS_MAX]
+            due = self._dirty.due(now_s, ROUND_PATHS_MAX)
             try:
                 if self._suspects:
                     self._suspects = False
@@ -454,8 +444,8 @@ class WritePath:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        next_s = min((one.due_s for one in self._dirty.values()), default=time.monotonic() + LOOK_OVER_S)
-        wait_s = min(LOOK_OVER_S, next_s - time.monotonic())
+        next_s = self._dirty.next_due_s()
+        wait_s = LOOK_OVER_S if next_s is None else min(LOOK_OVER_S, next_s - time.monotonic())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.02, wait_s)):
@@ -497,7 +487,7 @@ class WritePath:
         works: dict[bytes, Work] = {}
         for path in paths:
             one = self._dirty.get(path)
-            if one is None:
+            if one is None or path in works:  # of a folder that came before
                 continue
             at = self._upper.at(path)
             try:
@@ -508,38 +498,45 @@ class WritePath:
                 continue
             work = self._work_of(path, at, found, self._known.get(path))
             if work is None:
-                del self._dirty[path]
+                self._dirty.drop(path)
             else:
                 works[path] = work
-                one.size_bytes = found.st_size if work is Work.PUT else 0
+                self._dirty.resize(one, found.st_size if work is Work.PUT else 0)
             if work in (Work.CLEAR, Work.MAKE, Work.REMOVE_DIRECTORY):
                 self._note_children(path, works)
         return works
 
     def _gone(self, path: bytes) -> None:
         """Nothing is at the path any more, and nothing hides it."""
-        del self._dirty[path]
-        row = self._known.get(path)
-        if row is not None and row.begun:
-            self._hide([row])  # of an earlier node, or its answer was lost: it may have landed
-        elif row is not None and not row.is_absent:
-            self._known.drop(path)
+        self._dirty.drop(path)
+        self._hide(self._persist.went(path))
 
     def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:
-        now_s = time.monotonic()
+        now_s, rows = time.monotonic(), self._known.below(top)
         for path, found in self._upper.walk(top):
             if path == top or path in works:
                 continue
-            work = self._work_of(path, self._upper.at(path), found, self._known.get(path))
+            work = self._work_of(path, self._upper.at(path), found, rows.get(path))
             if work is not None:
-                self._dirty.setdefault(path, Dirty(now_s, now_s, found.st_size))
+                one = self._dirty.add(path, now_s)
+                self._dirty.resize(one, found.st_size if work is Work.PUT else 0)
                 works[path] = work
 
     async def _each(
         self, paths: list[bytes], work: Callable[[bytes], Awaitable[None]]
     ) -> list[HeadraceError]:
-        results = await asyncio.gather(*(self._one(path, work) for path in paths))
-        return [error for error in results if error is not None]
+        """So many at one time as there may be."""
+        errors: list[HeadraceError] = []
+        left = iter(paths)
+
+        async def some() -> None:
+            for path in left:
+                error = await self._one(path, work)
+                if error is not None:
+                    errors.append(error)
+
+        await asyncio.gather(*(some() for _ in paths[:TOGETHER_MAX]))
+        return errors
 
     async def _one(self, path: bytes, work: Callable[[bytes], Awaitable[None]]) -> HeadraceError | None:
         """One path at a time, however many rounds want it."""
@@ -566,30 +563,26 @@ class WritePath:
         self.counts.failures += 1
         if one is None:
             return
-        one.attempts += 1
-        one.error = str(error)
-        one.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(one.attempts, 10) / 2)
+        one.failed(str(error))
         say = log.warning if one.attempts in (1, 5) else log.info
         say("not persisted, again later path=%s error=%s", os.fsdecode(path), error)
 
     def _later(self, paths: Iterable[bytes]) -> None:
-        for path in paths:
-            if path in self._dirty:
-                self._dirty[path].due_s = time.monotonic() + 1.0
+        self._dirty.postpone(paths, LATER_S)
 
     async def _make_directory(self, path: bytes) -> None:
         changed = await self._persist.make_directory(path)
-        self._dirty.pop(path, None)
+        self._dirty.drop(path)
         self._note(changed, 0.0)
 
     async def _put(self, path: bytes) -> None:
         before = self._dirty[path]
-        done = await self._persist.put(path)
+        await self._persist.unmake(path)
+        done = await self._puts.put(path)
         if done is not None:
             self.counts.files_persisted += 1
             self.counts.bytes_persisted += done.size_bytes
-        if self._dirty.get(path) is before:
-            del self._dirty[path]
+        self._dirty.drop(path, only=before)
         if done is not None:
             self._note(done.changed, self._settings.delay_s)
 
@@ -604,8 +597,7 @@ class WritePath:
         return []
 
     async def _clear(self, path: bytes) -> None:
-        await self._persist.remove(path, self._upper.at(path))
-        self._persist.drop_marker(path, self._upper.at(path))
+        await self._persist.clear(path)
         await self._make_directory(path)  # nothing for what is no directory
 
     async def _remove(self, path: bytes, gone: list[bytes]) -> None:
@@ -613,8 +605,8 @@ class WritePath:
         if await self._persist.remove(path, self._upper.at(path)):
             self.counts.removed += 1
             gone.append(path)
-        elif self._dirty.get(path) is one:
-            del self._dirty[path]
+        else:
+            self._dirty.drop(path, only=one)
 
     async def _unhide(self, gone: list[bytes]) -> list[HeadraceError]:
         """Listings that began before the removal may bring the names back; one that begins now does not, and then the
@@ -630,14 +622,14 @@ class WritePath:
                 errors.append(error)
         for path in gone:
             if split(path)[0] not in stale and self._persist.drop_whiteout(path):
-                self._dirty.pop(path, None)
+                self._dirty.drop(path)
             else:
                 self._later([path])
         return errors
 
     async def _remove_directory(self, path: bytes) -> None:
         if await self._persist.remove_directory(path):
-            self._dirty.pop(path, None)
+            self._dirty.drop(path)
         else:
             self._later([path])
 
@@ -645,13 +637,11 @@ class WritePath:
 
     def waiting(self, path: bytes) -> tuple[int, int]:
         """Names and bytes at and below a path that are not yet persisted."""
-        mine = self._below(path)
-        return len(mine), sum(self._dirty[one].size_bytes for one in mine)
+        return self._dirty.waiting(path)
 
     def failing(self, path: bytes) -> list[tuple[str, str]]:
         """Those of them that failed: (path, reason)."""
-        found = [(os.fsdecode(one), self._dirty[one].error) for one in self._below(path)]
-        return [(one, error) for one, error in found if error]
+        return self._dirty.failing(path)
 
     def forget_conflicts(self) -> None:
         self._known.forget_conflicts([one.path for one in self._known.conflicts()])
@@ -667,13 +657,9 @@ class WritePath:
 
     def status(self) -> dict[str, object]:
         """What is not yet persisted: how many names, how many bytes, how old."""
-        now_s = time.monotonic()
-        failing = [(path, one) for path, one in self._dirty.items() if one.error]
         return {
             "mode": self._modes.text(),
-            "dirty": len(self._dirty),
-            "dirty_bytes": sum(one.size_bytes for one in self._dirty.values()),
-            "oldest_s": round(max((now_s - one.since_s for one in self._dirty.values()), default=0.0), 1),
+            **self._dirty.status(),
             "upper_bytes": self._upper_bytes,
             "let_go": self.counts.let_go,
             "slowed_s": self._pressure.pause_s,
@@ -683,7 +669,6 @@ class WritePath:
             "bytes_persisted": self.counts.bytes_persisted,
             "removed": self.counts.removed,
             "failures": self.counts.failures,
-            "errors": [[os.fsdecode(path), one.error] for path, one in failing[:ERRORS_SHOWN_MAX]],
             "conflicts": [
                 {"path": os.fsdecode(one.path), "kept": os.fsdecode(one.kept), "why": one.why}
                 for one in self._known.conflicts()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from headrace.base.errors import HeadraceError, VersionChangedError
-from headrace.dataplane.persist import CTIME_TICK_NS
+from headrace.dataplane.put import CTIME_TICK_NS
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper, is_removed, is_whiteout, join
 from headrace.layer.written import Means, Written, WrittenName

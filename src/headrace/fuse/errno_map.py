@@ -32,6 +32,7 @@ ERRNO: dict[str, int] = {
     "store.corrupt_index": errno.EUCLEAN,
     "store.corrupt_block": errno.EBADMSG,
     "node.unavailable": errno.EHOSTDOWN,
+    "node.denied": errno.EACCES,
     "protocol": errno.EPROTO,
     "mount.failed": errno.EIO,
     "cluster.unavailable": errno.EHOSTUNREACH,

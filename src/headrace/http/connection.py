@@ -37,7 +37,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.number = sock.fileno()
         self.buffer = bytearray()

@@ -27,10 +27,11 @@ ALPN = ["http/1.1"]
 
 
 class ServerTls:
-    """certificate: PEM file, with the chain; key: PEM file. UsageError for files that are none."""
+    """certificate: PEM file, with the chain; key: PEM file. authority: PEM file of who must have signed the
+    certificates of clients; "": they need none. UsageError for files that are none."""
 
-    def __init__(self, certificate: str, key: str, setting: str) -> None:
-        self._files = certificate, key
+    def __init__(self, certificate: str, key: str, setting: str, *, authority: str = "") -> None:
+        self._files = certificate, key, *([authority] if authority else [])
         self._stamp = _stamp(self._files)
         self._looked_s = time.monotonic()
         try:
@@ -144,17 +145,20 @@ class TlsConnection(Connection):
                 raise HungUpError(str(error)) from error
 
 
-def _context(files: tuple[str, str]) -> ssl.SSLContext:
+def _context(files: tuple[str, ...]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN)
     context.load_cert_chain(
-        *files, password=lambda: ""
+        files[0], files[1], password=lambda: ""
     )  # a key with a password is refused, and not asked for
+    if len(files) > 2:
+        context.load_verify_locations(files[2])
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 
-def _stamp(files: tuple[str, str]) -> list[tuple[int, int, int]]:
+def _stamp(files: tuple[str, ...]) -> list[tuple[int, int, int]]:
     found = []
     for name in files:
         try:

@@ -37,8 +37,7 @@ from headrace.integrations.fsspec_async import Coroutines
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.paths import Paths, is_directory, version_text
-from headrace.sdk.running import find_node
-from headrace.sdk.shared import HOSTS
+from headrace.sdk.shared import reach
 from headrace.sdk.streams import ReadStream, WriteStream
 from headrace.sdk.tree import Seen
 
@@ -50,8 +49,9 @@ _FRAMES_UP_MAX = 4
 
 class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """cache: a folder, to choose among nodes of this host (else as the command line does, and HEADRACE_CACHE chooses);
-    socket: the same, by its socket. auto_mkdir: folders above a new file are made. patience_s: how long calls wait for
-    a node that is away. The node is looked for at the first call: NodeUnavailableError, UsageError."""
+    socket: the same, by its socket. nodes: those of other hosts, as of `headrace.connect`. auto_mkdir: folders above a
+    new file are made. patience_s: how long calls wait for a node that is away. The node is looked for at the first
+    call: NodeUnavailableError, UsageError."""
 
     protocol = "headrace"
     root_marker = "/"
@@ -68,14 +68,15 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         cache: str | None = None,
         *,
         socket: str | None = None,
+        nodes: str | None = None,
         auto_mkdir: bool = True,
         patience_s: float = PATIENCE_S,
         **options: Any,
     ) -> None:
         if self._cached:
             return
-        super().__init__(cache=cache, socket=socket, auto_mkdir=auto_mkdir, **options)
-        self._cache_folder, self._socket = cache, socket
+        super().__init__(cache=cache, socket=socket, nodes=nodes, auto_mkdir=auto_mkdir, **options)
+        self._cache_folder, self._socket, self._nodes = cache, socket, nodes
         self.auto_mkdir = auto_mkdir
         self._patience_s = patience_s
         self._host: Paths | None = None
@@ -85,8 +86,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _paths(self) -> Paths:
         host = self._host
         if host is None or host.client.closed:
-            found = find_node(socket=self._socket, cache=self._cache_folder)
-            host = self._host = HOSTS.get(found, self._patience_s)
+            chosen = {"cache": self._cache_folder, "socket": self._socket}
+            host = self._host = reach(self._nodes, **chosen, patience_s=self._patience_s)
         return host
 
     @property

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 
+from headrace.base.c_library import c_library, last_errno
+
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 _AT_FDCWD = -100
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
-_libc = ctypes.CDLL(None, use_errno=True)
-_HAS_RENAMEAT2 = hasattr(_libc, "renameat2")
-if _HAS_RENAMEAT2:
-    _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def rename(source: bytes, target: bytes, flags: int = 0) -> None:
     """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source. OSError
     as of rename(2); ENOSYS where the C library has no such call."""
-    if not _HAS_RENAMEAT2:
+    if not hasattr(c_library(), "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if _libc.renameat2(_AT_FDCWD, source, _AT_FDCWD, target, flags) != 0:
-        number = ctypes.get_errno()
+    if c_library().renameat2(_AT_FDCWD, source, _AT_FDCWD, target, flags) != 0:
+        number = last_errno()
         raise OSError(number, os.strerror(number), source, None, target)
 
 
 def fallocate(fd: int, mode: int, start: int, length: int) -> None:
-    if _libc.fallocate(fd, mode, start, length) != 0:
-        number = ctypes.get_errno()
+    if c_library().fallocate(fd, mode, start, length) != 0:
+        number = last_errno()
         raise OSError(number, os.strerror(number))
 
 
@@ -46,8 +41,8 @@ def begin_write_back(fd: int) -> None:
 
 
 def _sync_range(fd: int, flags: int) -> None:
-    if _libc.sync_file_range(fd, 0, 0, flags) != 0:
-        number = ctypes.get_errno()
+    if c_library().sync_file_range(fd, 0, 0, flags) != 0:
+        number = last_errno()
         raise OSError(number, os.strerror(number))
 
 

@@ -47,9 +47,11 @@ REMOVED_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """version: what the origin had last, as far as this node knows; ABSENT: nothing. A row of that, which is not begun,
-    is of a path that this node removed there: what is put there again replaces nothing, whatever its BASE says. Of a
-    directory: inode only."""
+    """version: what the origin had last, as far as this node knows; ABSENT, or another one of -1 bytes: nothing. A row
+    of that, which is not begun, is of a path that this node removed there: what is put there again replaces nothing,
+    whatever its BASE says. Its mtime and token are those of what was removed, as a late listing may show that once
+    more. So are those of a directory's version, of which else only the inode counts. size_bytes -1 and begun: of a
+    removal."""
 
     path: bytes
     inode: int
@@ -60,17 +62,53 @@ class Row:
     mtime_ns: int = 0
 
     @property
+    def is_there(self) -> bool:
+        """Whether the origin has something at the path, as far as this node knows; begun: perhaps something else."""
+        return self.version.size_bytes >= 0
+
+    @property
     def is_directory(self) -> bool:
-        return self.ctime_ns == 0 and self.version != ABSENT
+        return self.ctime_ns == 0 and self.is_there
+
+    @property
+    def is_file(self) -> bool:
+        """Of a path at which the origin has a file, or may have one."""
+        return not self.is_directory and (self.is_there or self.begun)
 
     @property
     def is_absent(self) -> bool:
         """Of a path that was removed at the origin."""
-        return self.version == ABSENT and not self.begun
+        return not self.is_there and not self.begun
+
+    @property
+    def is_removal(self) -> bool:
+        """Of a path that is being removed at the origin: version is what is removed."""
+        return self.begun and self.size_bytes < 0
+
+    @property
+    def last_removed(self) -> Version:
+        """What this node removed at the path, before it put there what is there now; ABSENT: that is not known."""
+        return ABSENT if self.is_file else Version(-1, self.version.mtime_ns, self.version.token)
+
+    def was_removed(self, version: Version) -> bool:
+        """Whether that is what this node removed there."""
+        last = self.last_removed
+        return last != ABSENT and last == Version(-1, version.mtime_ns, version.token)
 
     @classmethod
-    def removed(cls, path: bytes) -> Row:
-        return cls(path, 0, time.time_ns(), -1, ABSENT)
+    def removal(cls, path: bytes, version: Version) -> Row:
+        return cls(path, 0, time.time_ns(), -1, version, begun=True)
+
+    @classmethod
+    def removed(cls, path: bytes, last: Version = ABSENT) -> Row:
+        """last: what was removed."""
+        return cls(path, 0, time.time_ns(), -1, Version(-1, last.mtime_ns, last.token))
+
+    @classmethod
+    def made(cls, path: bytes, inode: int, before: Row | None, *, begun: bool) -> Row:
+        """Of a directory. before: what was noted of the path."""
+        last = ABSENT if before is None else before.last_removed
+        return cls(path, inode, 0, 0, Version(0, last.mtime_ns, last.token), begun)
 
     @property
     def put_id(self) -> str:
@@ -127,16 +165,22 @@ class KnownTable:
         self._recent[path] = row
 
     def note(self, row: Row) -> None:
-        version = row.version
-        self._notes += 1
-        self._db.execute(
-            "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
-                *(version.size_bytes, version.mtime_ns, version.token, row.begun),
-            ),
-        )
-        self._remember(row.path, row)
+        self.note_all([row])
+
+    def note_all(self, rows: list[Row]) -> None:
+        """In one transaction."""
+        self._notes += len(rows)
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany(
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, rows)
+            )
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+        for row in rows:
+            self._remember(row.path, row)
 
     def drop(self, path: bytes) -> None:
         self._db.execute("DELETE FROM known WHERE path = ?", (path,))
@@ -154,6 +198,12 @@ class KnownTable:
 
     def all(self) -> Iterator[Row]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
+
+    def below(self, path: bytes) -> dict[bytes, Row]:
+        """Those below a path, by theirs: a tenth of the time of as many `get`."""
+        top = path.rstrip(b"/")
+        found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
+        return {row.path: row for row in map(_row, found.fetchall())}
 
     def forget_old_removals(self) -> None:
         self._recent.clear()
@@ -183,6 +233,14 @@ class KnownTable:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
+    version = row.version
+    return (
+        *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
+        *(version.size_bytes, version.mtime_ns, version.token, row.begun),
+    )
 
 
 def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> Row:

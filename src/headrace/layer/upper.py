@@ -20,11 +20,9 @@ import contextlib
 import itertools
 import logging
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -60,8 +58,7 @@ class Hidden:
 HIDDEN = Hidden()
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(msgspec.Struct, frozen=True):
     """A file of several names (hard links) has one for each."""
 
     path: bytes
@@ -302,7 +299,16 @@ class Upper:
         return base_at(self.at(path), path)
 
 
-def base_at(at: bytes, path: bytes) -> Version | None:
+def seen_at(at: bytes) -> os.stat_result | None:
+    """None: nothing is there."""
+    try:
+        return os.lstat(at)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def base_at(at: bytes | int, path: bytes) -> Version | None:
+    """at: or an open file."""
     return next((base.version for base in _bases(at) if base.path == path), None)
 
 
@@ -318,9 +324,10 @@ def drop_base(at: bytes, path: bytes) -> None:
     os.setxattr(at, BASE, msgspec.msgpack.encode(others), follow_symlinks=False)
 
 
-def _bases(at: bytes) -> list[Base]:
+def _bases(at: bytes | int) -> list[Base]:
     try:
-        return msgspec.msgpack.decode(os.getxattr(at, BASE, follow_symlinks=False), type=list[Base])
+        value = os.getxattr(at, BASE, follow_symlinks=isinstance(at, int))
+        return msgspec.msgpack.decode(value, type=list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
 
@@ -360,7 +367,9 @@ def throw_away(at: bytes) -> None:
     """Whatever it is; it may be gone by now."""
     try:
         if stat.S_ISDIR(os.lstat(at).st_mode):
-            shutil.rmtree(at)
+            from shutil import rmtree  # rarely wanted, and a fifth of what else this module brings along
+
+            rmtree(at)
         else:
             os.unlink(at)
     except FileNotFoundError:

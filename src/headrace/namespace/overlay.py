@@ -24,11 +24,13 @@ Changed = list[tuple[FileId, bytes]]
 @dataclass(slots=True)
 class Overlay:
     """rows: what is shown. base: what the origin has under each. leaving: rows that their writers don't name any more:
-    shown until a listing that began after that."""
+    shown until a listing that began after that. put: when this node itself changed what the origin has under one, by a
+    count: a listing that began before says nothing of it."""
 
     rows: Rows = field(default_factory=dict)
     base: Rows = field(default_factory=dict)
     leaving: set[bytes] = field(default_factory=set)
+    put: dict[bytes, int] = field(default_factory=dict)
 
 
 class Overlays:
@@ -38,6 +40,7 @@ class Overlays:
         self._index = index
         self._kept = kept
         self._folders: dict[bytes, Overlay] = {}
+        self._puts = 0
 
     def take(self, folder: bytes, directory: FileId, rows: Rows) -> Changed:
         """These are the rows from now on; the index shows them on return. The names that mean something else now."""
@@ -86,10 +89,19 @@ class Overlays:
         self._index.put_file(directory, name, version_of(row))
         return before is None or before.kind is not Kind.FILE or before.version != version_of(row)
 
+    def put(self, folder: bytes, name: bytes, row: NameRow | None) -> None:
+        """This node put that to the origin, or removed what was there; it may be in another one's place, whose rows are
+        still shown. Other nodes that ask for the listing are told so."""
+        overlay = self._folders.get(folder)
+        if overlay is not None and name in overlay.base:
+            overlay.base[name] = row
+            overlay.put[name] = self._puts = self._puts + 1
+
     def listing(self, folder: bytes) -> Beneath:
         """To be made before a listing of the origin begins, after `take`."""
         overlay = self._folders.get(folder)
-        return Beneath(self._folders, folder, *((set(), set()) if overlay is None else _names(overlay)))
+        names = (set(), set()) if overlay is None else _names(overlay)
+        return Beneath(self._folders, folder, *names, puts=self._puts)
 
     # ------------------------------------------------------------ asking
 
@@ -117,15 +129,23 @@ class Overlays:
 
 
 class Beneath:
-    """One listing of what the origin has of a folder. leaving: as it shows them. names: of all rows at its begin."""
+    """One listing of what the origin has of a folder. leaving: as it shows them. names: of all rows at its begin. puts:
+    the count by then."""
 
     def __init__(
-        self, folders: dict[bytes, Overlay], folder: bytes, leaving: set[bytes], names: set[bytes]
+        self,
+        folders: dict[bytes, Overlay],
+        folder: bytes,
+        leaving: set[bytes],
+        names: set[bytes],
+        *,
+        puts: int,
     ) -> None:
         self._folders = folders
         self._folder = folder
         self._leaving = leaving
         self._unseen = names
+        self._puts = puts
 
     @property
     def is_bare(self) -> bool:
@@ -142,7 +162,7 @@ class Beneath:
         for row in rows:
             if row.name not in overlay.rows or row.name in self._leaving:
                 found.append(row)
-            else:
+            elif overlay.put.get(row.name, 0) <= self._puts:
                 overlay.base[row.name] = row
                 self._unseen.discard(row.name)
         return found
@@ -153,11 +173,13 @@ class Beneath:
         if overlay is None:
             return
         for name in self._unseen & overlay.rows.keys():
-            overlay.base[name] = None
+            if overlay.put.get(name, 0) <= self._puts:
+                overlay.base[name] = None
         for name in self._leaving & overlay.leaving:
             overlay.leaving.discard(name)
             overlay.rows.pop(name, None)
             overlay.base.pop(name, None)
+            overlay.put.pop(name, None)
         if not overlay.rows:
             del self._folders[self._folder]
 

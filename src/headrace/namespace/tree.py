@@ -13,6 +13,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
-from headrace.layer.upper import join
+from headrace.layer.upper import join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
 from headrace.namespace.stirs import Stirs
@@ -238,28 +239,39 @@ class Namespace:
         """The mount that answers for a path, and the key there; None above all mounts."""
         return self._mounts.find(os.fsdecode(path))
 
-    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> Entry | None:
-        """This node put a file there: the index has it on return. None when a part of the path is a file."""
+    def together(self) -> AbstractContextManager[None]:
+        """What is told within is one commit of the index. Nothing may be waited for."""
+        return self._index.batch()
+
+    def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
+        """This node put a file there: the index has it on return."""
         *folders, name = [part for part in path.split(b"/") if part]
         directory = ROOT_ID
         with self._index.batch():
             for part in folders:
                 directory = self._index.ensure_directory(directory, part)
+            self._index.outdate(directory, name)
             self._index.put_file(directory, name, version, attributes)
-        return self._index.lookup(directory, name)
+        row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
+        self._overlays.put(split(path)[0], name, row)
 
     def was_made(self, path: bytes) -> None:
         """This node made a folder there: so does the index."""
         directory = ROOT_ID
         with self._index.batch():
             for part in [part for part in path.split(b"/") if part]:
+                self._index.outdate(directory, part)
                 directory = self._index.ensure_directory(directory, part)
+        folder, name = split(path)
+        self._overlays.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
     def was_removed(self, path: bytes) -> None:
         """This node removed what was there, with all below it: so does the index."""
         entry = self._known(path)
         if entry is not None and entry.id != ROOT_ID:
+            self._index.outdate(entry.parent, entry.name)
             self._index.remove(entry.parent, entry.name)
+        self._overlays.put(*split(path), None)
 
     def look_again(self, path: bytes) -> None:
         """The next who asks for a name of the folder that a path is in has it listed."""

@@ -14,6 +14,7 @@ from typing import Any
 from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.tls import build_contexts
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.last_view import LastView
@@ -26,7 +27,6 @@ from headrace.entry.peer.server import PeerServer
 from headrace.namespace.elsewhere import Elsewhere
 from headrace.namespace.shared import OwnersNames
 from headrace.peer.peers import Peers
-from headrace.peer.tls import build_contexts
 from headrace.ring.view import ClusterView, NodeInfo, alone
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome, Wanted
 
@@ -55,6 +55,7 @@ class Neighbourhood:
             capacity_bytes=capacity_bytes,
             version=__version__,
             protocol=PEER_PROTOCOL,
+            api=api_url(config, self._host),
         )
         tls = config.tls_certificate
         contexts = build_contexts(tls, config.tls_key, config.tls_authority) if tls else None
@@ -151,6 +152,7 @@ class Neighbourhood:
             "name": self.name,
             "node": self.info.id,
             "address": self.info.address,
+            "replicas": self._config.replicas,
             "epoch": view.epoch,
             "members": [
                 {
@@ -160,6 +162,7 @@ class Neighbourhood:
                     "capacity_bytes": node.capacity_bytes,
                     "version": node.version,
                     "draining": node.draining,
+                    "api": node.api,
                 }
                 for node in sorted(view.nodes.values(), key=lambda node: node.id)
             ],
@@ -202,6 +205,16 @@ def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
             hint="set tls_certificate, tls_key and tls_authority, or insecure = true",
         )
     return host, port
+
+
+def api_url(config: Config, host: str) -> str:
+    """Of the REST API, as programs of other hosts reach it; "" where they don't. host: where peers reach this node."""
+    at, _, port = config.rest_address.rpartition(":")
+    if not at or port == "0":
+        return ""
+    if at.strip("[]") in ("0.0.0.0", "::"):
+        at = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.tls_certificate else 'http'}://{at}:{port}"
 
 
 def _address_towards(endpoint: str) -> str:

@@ -66,6 +66,8 @@ from headrace.wire.messages import (
     Mounts,
     Open,
     Opened,
+    OpenedMany,
+    OpenMany,
     Report,
     Request,
     Resolve,
@@ -147,7 +149,7 @@ class Node:
             upper=config.upper_folder,
             write=config.write,
         )
-        self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._job)
+        self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
         self.together: Together | None = None
         self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
         if self.write is not None:
@@ -383,22 +385,28 @@ class Node:
             **({"cluster": {}, "rebalance": {}} if self.together is None else self.together.status()),
         }
 
-    async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
+    async def _stream(self, request: JobStart | OpenMany) -> AsyncIterator[Answer]:
         try:
-            together = self.together
-            if request.kind == "drain" and self.write is not None:
-                await self.write.persist(b"/")
-            if request.kind in ("persist", "persist-soon"):
-                states = self._persist_states(request)
-            elif together is not None and together.runs(request):
-                states = together.run(request)
-            else:
-                states = self.jobs.run(request.kind, request.path, request.options)
+            states = self._opened(request.ids) if isinstance(request, OpenMany) else await self._job(request)
             async for state in states:
                 yield state
         except CorruptIndexError as error:
             self._give_up_index(error)
             raise
+
+    async def _opened(self, ids: list[int]) -> AsyncIterator[Answer]:
+        async for whole in self.reads.open_many([FileId(id) for id in ids]):
+            yield OpenedMany(ids=[*whole], done=False)
+        yield OpenedMany(ids=[], done=True)
+
+    async def _job(self, request: JobStart) -> AsyncIterator[Answer]:
+        if request.kind == "drain" and self.write is not None:
+            await self.write.persist(b"/")
+        if request.kind in ("persist", "persist-soon"):
+            return self._persist_states(request)
+        if self.together is not None and self.together.runs(request):
+            return self.together.run(request)
+        return self.jobs.run(request.kind, request.path, request.options)
 
     async def _attach_configured(self, *, check: bool) -> None:
         """Mounts of the configuration win over those that the index remembers. The index has their URLs, too, for

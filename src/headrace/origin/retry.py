@@ -10,8 +10,9 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
@@ -80,7 +81,7 @@ class RetryOrigin:
         """An attempt whose answer was lost may have taken place: so before the next one, and when that one meets a
         conflict, the object is asked for its put_id. Of an origin that keeps no attributes a lost put whose
         condition was met comes out as a conflict."""
-        marked = replace(attributes, put_id=attributes.put_id or secrets.token_hex(8))
+        marked = structs.replace(attributes, put_id=attributes.put_id or secrets.token_hex(8))
         lost = False
 
         async def attempt() -> ObjectInfo:

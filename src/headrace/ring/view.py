@@ -20,7 +20,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
     instance: random, of one run of the node. address: "host:port" where peers reach it. capacity_bytes: of its cache;
     its share of the data follows from it. version: of the program; protocol: of the peers' messages. draining: it
-    serves what it has, and owns nothing any more.
+    serves what it has, and owns nothing any more. api: URL of its REST API, for programs of other hosts; "": none.
     """
 
     id: str
@@ -31,6 +31,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     version: str
     protocol: int
     draining: bool = False
+    api: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ ERROR_MAP: dict[str, str] = {
     "store.corrupt_index": "ServiceUnavailable",
     "store.corrupt_block": "ServiceUnavailable",
     "node.unavailable": "ServiceUnavailable",
+    "node.denied": "AccessDenied",
     "protocol": "InternalError",
     "mount.failed": "InternalError",
     "cluster.unavailable": "ServiceUnavailable",

@@ -23,8 +23,7 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, Extras, Kind
-from headrace.base.write_modes import WriteMode
+from headrace.base.model import Entry, Extras, Kind
 from headrace.http.messages import Request, Response, http_date
 from headrace.layer.extras import note_extras
 from headrace.layer.upper import split
@@ -43,7 +42,7 @@ from headrace.s3.facts import (
     unmark_folder,
 )
 from headrace.s3.routes import Call, check_key
-from headrace.sdk.client import CHANGED_ATTEMPTS, Miss
+from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.paths import Paths, is_directory
 from headrace.sdk.streams import Content, WriteStream
 from headrace.sdk.tree import Seen
@@ -97,8 +96,8 @@ class Objects:
         """As get, of what is whole in the cache; None: that may wait for the node or the disk."""
         if call.key.endswith(b"/"):
             return None
-        found = self._find_cached(call.path)
-        if found is None:
+        found = self.paths.find_cached(call.path)
+        if found is None or found.kind is not Kind.FILE:
             return None
         facts = facts_of(found, b"")
         if request.method == "HEAD":
@@ -117,28 +116,6 @@ class Objects:
             return None
         self.paths.client.touch(found.id)
         return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd), extras)
-
-    def _find_cached(self, path: bytes) -> Entry | None:
-        """A file that only its origin has, by listings that are good."""
-        tree, client = self.paths.tree, self.paths.client
-        if tree.modes.of(path) is not WriteMode.OFF:
-            at = b""
-            for name in path.split(b"/")[1:]:
-                at = at + b"/" + name
-                look = tree.upper.look(at)
-                if look is None:
-                    break
-                if not isinstance(look, os.stat_result) or not is_directory(look):
-                    return None
-            else:
-                return None
-        entry = client.entry(ROOT_ID)
-        for name in path.split(b"/")[1:]:
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            found = client.lookup_fast(entry.id, name)
-            entry = None if isinstance(found, Miss) else found
-        return entry if entry is not None and entry.kind is Kind.FILE else None
 
     def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:
         """With what was found, and where. NoSuchKey, NoSuchBucket."""

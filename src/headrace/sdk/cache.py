@@ -16,38 +16,35 @@ import io
 import os
 import re
 import stat as modes
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from headrace.base.errors import HeadraceError, IsADirectoryPathError, UsageError
+import msgspec
+
+from headrace.base.errors import IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
+from headrace.sdk.many import ManyReads, OnError, Part, Wanted
 from headrace.sdk.paths import Paths, is_directory, version_text
-from headrace.sdk.running import find_node
-from headrace.sdk.shared import HOSTS
+from headrace.sdk.shared import reach
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen
 from headrace.sdk.whole import mapped
 from headrace.wire.messages import JobStart, JobState
 
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
 READ_MANY_THREADS = 32
-READ_MANY_AHEAD = 256
-"""So many files of `read_many` are under way, or wait for the caller, at once: that bounds its memory."""
 PUT_STEP_BYTES = 4 << 20
 
 Kinds = Literal["file", "directory", "link", "other"]
-Wanted = str | tuple[str, int, int | None]
-"""A path, or a path with the range `start, end` of bytes; None: to its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True):
     """mtime_ns: 0 where the origin knows none. version: differs where the bytes do; "" of what is no file."""
 
     path: str
@@ -65,20 +62,23 @@ class Stat:
         return self.kind == "directory"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What `read_many` found. number: of the request, from 0. error: None where `data` is what was asked for."""
+def connect(
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Cache:
+    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs; where none
+    runs, those of the setting `nodes`. nodes: nodes of other hosts instead, by their REST APIs (docs/sdk.md).
+    patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
+    run, NotAllowedError."""
+    paths = reach(nodes, cache=cache, socket=socket, patience_s=patience_s)
+    if isinstance(paths, Paths):
+        return Cache(paths)
+    from headrace.sdk.remote.cache import RemoteCache  # not wanted where there is a node
 
-    number: int
-    path: str
-    data: bytes
-    error: HeadraceError | None = None
-
-
-def connect(*, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S) -> Cache:
-    """The node of this host: the one of the folder `cache`, or at `socket`; else the only one that runs. patience_s:
-    how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several run."""
-    return Cache(HOSTS.get(find_node(socket=socket, cache=cache), patience_s))
+    return RemoteCache(paths)
 
 
 class Cache:
@@ -126,11 +126,7 @@ class Cache:
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes start..end; fewer where the file ends before."""
-        content = self._paths.content(os.fsencode(path))
-        try:
-            return content.read(start, content.size_bytes if end is None else end)
-        finally:
-            content.close()
+        return self._paths.read(os.fsencode(path), start, end)
 
     def content(self, path: str) -> Content:
         """For ranges of a file that is held open: `content.read(start, end)`. The caller closes it."""
@@ -150,47 +146,21 @@ class Cache:
         wanted: Iterable[Wanted],
         *,
         ordered: bool = True,
-        on_error: Literal["raise", "return"] = "raise",
+        on_error: OnError = "raise",
     ) -> Iterator[Part]:
         """Many files, or ranges of files. ordered: as they were asked for; else as they come. What is in memory is read
-        at once, the rest in threads. `wanted` may be endless: it is read a little ahead of what the caller takes.
-        on_error "return": one that can't be read is a Part with its error, and the others go on."""
-        under_way: deque[Part | Future[Part]] = deque()
-        take = _first if ordered else _arrived
-        try:
-            for number, one in enumerate(wanted):
-                path, start, end = (one, 0, None) if isinstance(one, str) else one
-                under_way.append(self._begin(number, path, start, end))
-                for part in take(under_way, must=len(under_way) >= READ_MANY_AHEAD):
-                    yield _taken(part, on_error)
-            while under_way:
-                for part in take(under_way, must=True):
-                    yield _taken(part, on_error)
-        finally:
-            for left in under_way:
-                if isinstance(left, Future):
-                    left.cancel()
-
-    def _begin(self, number: int, path: str, start: int, end: int | None) -> Part | Future[Part]:
-        """At once, where nothing has to be waited for: another thread costs more than that."""
-        try:
-            cached = self._paths.content_if_cached(os.fsencode(path))
-        except HeadraceError as error:
-            return Part(number, path, b"", error)
-        if cached is None:
-            return self._threads().submit(
-                _read, number, path, lambda: self._paths.content(os.fsencode(path)), start, end
-            )
-        if cached.is_in_memory():
-            return _read(number, path, lambda: cached, start, end)
-        future = self._threads().submit(_read, number, path, lambda: cached, start, end)
-        future.add_done_callback(lambda done: cached.close() if done.cancelled() else None)
-        return future
+        at once, the rest in threads; the node is asked for small ones in groups. `wanted` may be endless: it is read a
+        little ahead of what the caller takes. on_error "return": one that can't be read is a Part with its error, and
+        the others go on."""
+        reads = ManyReads(self._paths, self._threads)
+        return reads.all(wanted, ordered=ordered, on_error=on_error)
 
     def _threads(self) -> ThreadPoolExecutor:
         if (
             self._pool is None or self._process != os.getpid()
         ):  # a fork's child has none of its parent's threads
+            from concurrent.futures import ThreadPoolExecutor
+
             self._pool = ThreadPoolExecutor(READ_MANY_THREADS, thread_name_prefix="headrace")
             self._process = os.getpid()
         return self._pool
@@ -199,7 +169,7 @@ class Cache:
 
     def stat(self, path: str) -> Stat:
         """Of a link itself. PathNotFoundError."""
-        return _stat(path, self._paths.get(os.fsencode(path), follow=False)[1])
+        return stat_of(path, self._paths.get(os.fsencode(path), follow=False)[1])
 
     def exists(self, path: str) -> bool:
         return self._paths.exists(os.fsencode(path))
@@ -208,7 +178,7 @@ class Cache:
         """What is in a directory, by name. NotADirectoryPathError."""
         at = os.fsencode(path)
         for name, found in self._paths.children(at):
-            yield _stat(os.fsdecode(join(at, name)), found)
+            yield stat_of(os.fsdecode(join(at, name)), found)
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
         """As os.walk: a folder, the names of folders in it, those of all else. Folders may be taken out of the list."""
@@ -325,58 +295,7 @@ class Cache:
         return last
 
 
-def _read(number: int, path: str, make: Callable[[], Content], start: int, end: int | None) -> Part:
-    try:
-        content = make()
-        try:
-            return Part(number, path, content.read(start, content.size_bytes if end is None else end))
-        finally:
-            content.close()
-    except HeadraceError as error:
-        return Part(number, path, b"", error)
-
-
-def _taken(part: Part, on_error: str) -> Part:
-    if part.error is not None and on_error == "raise":
-        raise part.error
-    return part
-
-
-def _first(under_way: deque[Part | Future[Part]], *, must: bool) -> Iterator[Part]:
-    """Takes those out that come next and are done. must: at least one, waited for."""
-    while under_way:
-        one = under_way[0]
-        if isinstance(one, Future):
-            if not (must or one.done()):
-                return
-            one = one.result()
-        must = False
-        under_way.popleft()
-        yield one
-
-
-def _arrived(under_way: deque[Part | Future[Part]], *, must: bool) -> Iterator[Part]:
-    """Takes those out that are done, in any order. must: at least one, waited for."""
-    last = under_way[-1]
-    if isinstance(
-        last, Part
-    ):  # it was there at once, as most are; the others are looked at when they must be
-        under_way.pop()
-        yield last
-        return
-    while under_way and isinstance(one := under_way[0], Future) and (one.done() and not must):
-        under_way.popleft()
-        yield one.result()
-    if must:
-        futures = [one for one in under_way if isinstance(one, Future)]
-        wait(futures, return_when=FIRST_COMPLETED)
-        for one in futures:
-            if one.done():
-                under_way.remove(one)
-                yield one.result()
-
-
-def _stat(path: str, found: Seen) -> Stat:
+def stat_of(path: str, found: Seen) -> Stat:
     if isinstance(found, Entry):
         folder = found.kind is Kind.DIRECTORY
         version = found.version

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from headrace.sdk.cache import Cache, Part, Stat, Wanted, connect
+from headrace.sdk.cache import Cache, Stat, connect
 from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.many import Part, Wanted
 from headrace.wire.messages import JobState
 
 THREADS = 32
@@ -26,10 +27,16 @@ Result = TypeVar("Result")
 
 
 async def connect_async(
-    *, cache: str | None = None, socket: str | None = None, patience_s: float = PATIENCE_S
+    nodes: str | None = None,
+    *,
+    cache: str | None = None,
+    socket: str | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncCache:
     """As `connect`."""
-    return AsyncCache(await asyncio.to_thread(connect, cache=cache, socket=socket, patience_s=patience_s))
+    return AsyncCache(
+        await asyncio.to_thread(connect, nodes, cache=cache, socket=socket, patience_s=patience_s)
+    )
 
 
 class AsyncCache:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import random
 import threading
 import time
 
@@ -28,7 +27,7 @@ class Changes:
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self.source = random.getrandbits(62) | 1
+        self.source = int.from_bytes(os.urandom(8), "little") >> 2 | 1
         self._told: queue.SimpleQueue[Changed | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()

@@ -41,6 +41,8 @@ from headrace.wire.messages import (
     Lookup,
     Message,
     Open,
+    OpenedMany,
+    OpenMany,
     Report,
     Resolve,
     Resolved,
@@ -177,6 +179,20 @@ class Client:
     def complete_path(self, id: FileId) -> str | None:
         return self._local.complete_path(id)
 
+    def open_whole(self, parent: FileId, name: bytes) -> tuple[int, int] | None:
+        """A descriptor of the cache file, and the size, where nobody has to be asked for anything; None: else. The
+        caller closes it."""
+        found = self._local.whole_file(parent, name)
+        if found is None:
+            return None
+        id, size_bytes, path = found
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None  # evicted just now
+        self.touch(id)
+        return fd, size_bytes
+
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """A small file is complete when this returns. The caller closes it."""
         for attempt in range(OPEN_ATTEMPTS):
@@ -193,6 +209,34 @@ class Client:
             why="it is evicted as soon as it is made",
             hint="give the cache more capacity",
         )
+
+    def checksums(self, id: FileId, blocks: range) -> list[int] | None:
+        """xxh3 of blocks that are in the cache, as they were when they were fetched; None where they are not."""
+        try:
+            reader = self._local.reader(id, sums=True)
+        except PathNotFoundError:
+            return None  # evicted, or whole by now
+        if reader is None:
+            return None
+        try:
+            sound = reader.present(blocks.start * BLOCK_SIZE_BYTES, blocks.stop * BLOCK_SIZE_BYTES)
+            return [reader.checksum(block) for block in blocks] if sound else None
+        finally:
+            reader.close()
+
+    def open_many(self, ids: list[FileId]) -> Iterator[list[FileId]]:
+        """Small files: those that are whole, as they become so. What is left out at the end, `open` says why; likewise
+        after an error, NodeUnavailableError among them: this does not wait for a node that is away."""
+        connection = self._connections.take()
+        try:
+            for answer in connection.stream(OpenMany(ids=[*ids])):
+                assert isinstance(answer, OpenedMany)
+                yield [FileId(id) for id in answer.ids]
+        finally:
+            if connection.usable:
+                self._connections.give(connection)
+            else:
+                connection.close()
 
     def read(self, path: bytes, start: int = 0, end: int | None = None) -> Iterator[memoryview]:
         """Pieces of the file in order."""
@@ -274,6 +318,10 @@ class Client:
             path = self._local.index.path_of(id)
             state["origin"] = _origin_of(path, self._local.index.mounts()) if path is not None else ""
         return state
+
+    def ask(self, request: Message) -> Answer:
+        """One that has no call of its own here."""
+        return self._ask(request)
 
     def status(self) -> dict[str, object]:
         answer = self._ask(StatusAsk())

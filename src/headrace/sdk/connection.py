@@ -65,6 +65,7 @@ class Connection:
         self.send(request)
         while True:
             answer = self.receive()
+            self.usable = bool(getattr(answer, "done", False))
             yield answer
             if getattr(answer, "done", False):
                 return

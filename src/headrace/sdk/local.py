@@ -37,12 +37,21 @@ class LocalCache:
             return None
         return data_path(self._volumes[cached.volume], id)
 
-    def reader(self, id: FileId) -> CacheReader | None:
-        """Opens the cache file, complete or not; None when nothing trusted is cached."""
+    def whole_file(self, parent: FileId, name: bytes) -> tuple[FileId, int, str] | None:
+        """Id, size and path of the cache file, where nobody has to be asked for anything; None: else."""
+        found = self.index.whole_file(parent, name, time.time_ns())
+        if found is None:
+            return None
+        id, size_bytes, volume = found
+        return id, size_bytes, data_path(self._volumes[volume], id)
+
+    def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
+        """Opens the cache file, complete or not; None when nothing trusted is cached. sums: its checksums will be
+        asked for."""
         cached = self.index.cached(id)
         if cached is None or cached.unverified:
             return None
-        return CacheReader.open(self._volumes[cached.volume], cached)
+        return CacheReader.open(self._volumes[cached.volume], cached, sums=sums)
 
     def present_share(self, id: FileId) -> float:
         """How much of a file is cached, 0 to 1; of one that was there before a power loss and was not checked

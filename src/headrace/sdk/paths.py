@@ -10,7 +10,6 @@ Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the name
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
@@ -20,27 +19,26 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from headrace.base.errors import (
-    DirectoryNotEmptyError,
-    HeadraceError,
     IsADirectoryPathError,
-    NoSpaceError,
     NotADirectoryPathError,
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
-    ReadOnlyError,
     StaleIdError,
     StoreError,
     VersionChangedError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.calls import NOREPLACE
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, Upper, join, split
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.elsewhere import NeedsRightError
 from headrace.sdk.listing import merged
-from headrace.sdk.streams import Content, ReadStream, WriteStream
+from headrace.sdk.streams import Content, ReadStream, WriteStream, read_range
+from headrace.sdk.system_errors import read_only as _read_only
+from headrace.sdk.system_errors import told as _told
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
 LINKS_MAX = 40
@@ -63,6 +61,7 @@ class Paths:
         self.tree = Tree(
             client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
         )
+        self._may_write = self.tree.modes.any
         self._pressure = Pressure(self.tree.upper.pressure_path) if self.tree.modes.any else None
         self._to_wait_for: list[bytes] = []
         self._umask = _umask()
@@ -120,6 +119,28 @@ class Paths:
         if found is None:
             raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
         return whole, found
+
+    def find_cached(self, path: bytes) -> Entry | None:
+        """What only its origin has, by listings that are good: waits for nothing. None: that is not enough to say."""
+        tree, client = self.tree, self.client
+        if tree.modes.of(path) is not WriteMode.OFF:
+            at = b""
+            for name in path.split(b"/")[1:]:
+                at = at + b"/" + name
+                look = tree.upper.look(at)
+                if look is None:
+                    break
+                if not isinstance(look, os.stat_result) or not is_directory(look):
+                    return None
+            else:
+                return None
+        entry = client.entry(ROOT_ID)
+        for name in path.split(b"/")[1:]:
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            found = client.lookup_fast(entry.id, name)
+            entry = None if isinstance(found, Miss) else found
+        return entry
 
     def exists(self, path: bytes) -> bool:
         """Whether nothing is there is never guessed: what can't be asked is raised."""
@@ -191,14 +212,57 @@ class Paths:
         """A node that was started again may have other settings."""
         if self.client.write != self._modes_text:
             self.tree.modes = WriteModes.parse(self.client.write)
+            self._may_write = self.tree.modes.any
             self._modes_text = self.client.write
             if self._pressure is None and self.tree.modes.any:
                 self._pressure = Pressure(self.tree.upper.pressure_path)
 
     # ------------------------------------------------------------ reading
 
+    def open_whole(self, path: bytes) -> tuple[int, int] | None:
+        """A descriptor of all bytes, and the size, of a file that can be found and read without asking anybody, by the
+        shortest way; None: `content` says. The caller closes it."""
+        client = self.client
+        if client.write != self._modes_text or (self._may_write and not self._is_untouched(path)):
+            return None
+        folder, _, name = path.rpartition(b"/")
+        known = self._folders.get(folder or b"/")
+        if known is None or time.monotonic() >= known[1] or known[2] != client.generation:
+            return None
+        return client.open_whole(known[0], name)
+
+    def _is_untouched(self, path: bytes) -> bool:
+        """Whether the upper layer has nothing above and at a path: its topmost name is not there."""
+        slash = path.find(b"/", 1)
+        top = path if slash < 0 else path[:slash]
+        if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
+            return False
+        try:
+            os.lstat(self.tree.upper.tree + top)
+        except FileNotFoundError:
+            return True
+        return False
+
+    def read(self, path: bytes, start: int, end: int | None) -> bytes:
+        """As content, and of that the bytes start..end; fewer where the file ends before."""
+        whole = self.open_whole(path)
+        if whole is None:
+            content = self.content(path)
+            try:
+                return content.read(start, content.size_bytes if end is None else end)
+            finally:
+                content.close()
+        fd, size_bytes = whole
+        try:
+            return read_range(fd, start, size_bytes if end is None or end > size_bytes else end)
+        finally:
+            os.close(fd)
+
     def content(self, path: bytes) -> Content:
         """The file as it is now. PathNotFoundError, IsADirectoryPathError, OriginError and its kinds."""
+        at_once = self.open_whole(path)
+        if at_once is not None:
+            return Content(at_once[1], fd=at_once[0])
         for attempt in range(CHANGED_ATTEMPTS):
             whole, found = self.get(path)
             if is_directory(found):
@@ -217,11 +281,19 @@ class Paths:
 
     def content_if_cached(self, path: bytes) -> Content | None:
         """As content, when all bytes are on this host's disk."""
+        found = self.content_or_entry(path)
+        return found if isinstance(found, Content) else None
+
+    def content_or_entry(self, path: bytes) -> Content | Entry:
+        """As content, when all bytes are on this host's disk; else what the origin has there, a folder perhaps."""
+        at_once = self.open_whole(path)
+        if at_once is not None:
+            return Content(at_once[1], fd=at_once[0])
         whole, found = self.get(path)
         if not isinstance(found, Entry):
             return self.content(whole)
         cached = None if is_directory(found) else self.client.complete_path(found.id)
-        return None if cached is None else self._cached_content(found, cached)
+        return (None if cached is None else self._cached_content(found, cached)) or found
 
     def open(self, path: bytes) -> ReadStream:
         """As content."""
@@ -357,12 +429,18 @@ class Paths:
 
     def touch(self, path: bytes) -> None:
         """The time of modification is now; the file must be there."""
-        whole, _ = self.get(path)
-        self._change(path, lambda: self._touch(whole))
+        self.alter(path, os.utime)
 
-    def _touch(self, path: bytes) -> None:
-        os.utime(self.tree.at_upper(path))
-        self._changed([path])
+    def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
+        """Mode, owner, times or attributes of what is there. work: called with where it lies in the upper layer, under
+        the layer's lock."""
+        whole, _ = self.get(path)
+
+        def change() -> None:
+            work(self.tree.at_upper(whole))
+            self._changed([whole])
+
+        self._change(path, change)
 
     def _to_make(self, path: bytes, *, replace: bool, parents: bool) -> bytes:
         """Says beforehand what would fail at the end."""
@@ -501,9 +579,10 @@ class Paths:
         if below is not None and below.kind is Kind.DIRECTORY and not self.client.listing_fresh(below.id):
             self.client.ensure_listed(below.id)
 
-    def rename(self, source: bytes, target: bytes) -> None:
-        """Over a file, or an empty folder, that is there. NotSupportedError between mounts, between modes of writing,
-        and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin has."""
+    def rename(self, source: bytes, target: bytes, *, replace: bool = True) -> None:
+        """Over a file, or an empty folder, that is there; PathExistsError unless `replace`. NotSupportedError between
+        mounts, between modes of writing, and for a folder of more names than tree.MOVED_NAMES_MAX that only its origin
+        has."""
         old, _ = self.get(source, follow=False)
         new, _ = self.find(target, follow=False)
         self.check_writable(new)
@@ -517,7 +596,9 @@ class Paths:
             self._list_below(new)
             copied = True
 
-        self._change(source, lambda: self.tree.rename(old, new, 0, copied=copied), copy)
+        self._change(
+            source, lambda: self.tree.rename(old, new, 0 if replace else NOREPLACE, copied=copied), copy
+        )
 
     # ------------------------------------------------------------ changes
 
@@ -607,44 +688,3 @@ def _umask() -> int:
 def _reset_after_fork(paths: Paths | None) -> None:
     if paths is not None:
         paths.tree.lock.reset_after_fork()
-
-
-@contextlib.contextmanager
-def _told(path: bytes) -> Iterator[None]:
-    """Errors of the system become ours."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except OSError as error:
-        raise _ours(error, os.fsdecode(path)) from None
-
-
-def _ours(error: OSError, path: str) -> HeadraceError:
-    why = (error.strerror or str(error)).lower()
-    kinds: dict[int | None, type[HeadraceError]] = {
-        errno.ENOENT: PathNotFoundError,
-        errno.ENOTDIR: NotADirectoryPathError,
-        errno.EISDIR: IsADirectoryPathError,
-        errno.EEXIST: PathExistsError,
-        errno.ENOTEMPTY: DirectoryNotEmptyError,
-        errno.EINVAL: NotSupportedError,
-    }
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")
-    if error.errno == errno.EROFS:
-        return _read_only(path)
-    if error.errno == errno.EXDEV:
-        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
-        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
-    if error.errno in (errno.EPERM, errno.EACCES):
-        return StoreError(path, why=why, hint="write as the user who runs the node")
-    return kinds.get(error.errno, StoreError)(path, why=why)
-
-
-def _read_only(path: str) -> ReadOnlyError:
-    return ReadOnlyError(
-        path,
-        why="nothing can be written here: the node's mode of writing is off for it",
-        hint="start the node with --write back, or with --write PATH=MODE",
-    )

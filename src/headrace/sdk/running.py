@@ -16,8 +16,9 @@ from headrace.config.schema import socket_path_of
 
 
 class State(msgspec.Struct, kw_only=True):
-    """kind: "up", "fuse", "s3" or "node". s3: where a gateway of it listens. Pids are 0 where there is no such process.
-    began: of `pid`, by `began_at`, so that another process that got its number later is not taken for it."""
+    """kind: "up", "fuse", "s3", "webhdfs", "rest" or "node". s3, webhdfs, rest: where a gateway of it listens. Pids are
+    0 where there is no such process. began: of `pid`, by `began_at`, so that another process that got its number later
+    is not taken for it."""
 
     kind: str
     pid: int
@@ -26,6 +27,8 @@ class State(msgspec.Struct, kw_only=True):
     mountpoint: str = ""
     url: str = ""
     s3: str = ""
+    rest: str = ""
+    webhdfs: str = ""
     io: str = ""
     why: str = ""
     node_pid: int = 0
@@ -50,6 +53,11 @@ def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     hint = "choose by cache=DIR, or HEADRACE_CACHE=DIR:SIZE"
     return the_only(running_sockets(run_folder, states), loaded, states, hint=hint)
+
+
+def configured_nodes() -> str:
+    """REST APIs of nodes of other hosts, by the settings; "": none."""
+    return load().config.nodes
 
 
 def read_states(folder: str) -> list[State]:

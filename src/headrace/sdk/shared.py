@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from typing import cast
 
+from headrace.base.errors import NodeUnavailableError
 from headrace.sdk.client import Client
 from headrace.sdk.paths import TELL_S_MAX, Paths
+from headrace.sdk.running import configured_nodes, find_node
 
 
 class Hosts:
@@ -43,3 +46,18 @@ class Hosts:
 
 
 HOSTS = Hosts()
+
+
+def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> Paths:
+    """The namespace of this host's node, which `find_node` finds; where none runs, by the nodes of the setting `nodes`.
+    nodes: REST APIs of nodes of other hosts, instead. NodeUnavailableError, NotAllowedError, UsageError."""
+    if nodes is None:
+        try:
+            return HOSTS.get(find_node(socket=socket, cache=cache), patience_s)
+        except NodeUnavailableError:
+            nodes = configured_nodes()
+            if socket is not None or cache is not None or not nodes:
+                raise
+    from headrace.sdk.remote.reach import REMOTES  # not wanted where there is a node
+
+    return cast(Paths, REMOTES.get(nodes, patience_s))  # it has the calls of a Paths that programs make

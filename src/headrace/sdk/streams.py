@@ -20,7 +20,33 @@ STEP_BYTES = 8 * BLOCK_SIZE_BYTES
 """Of a file that is not whole yet so much is waited for at once."""
 COPY_STEP_BYTES = 16 << 20
 WRITE_BUFFER_BYTES = 1 << 18
+_ANY_BYTE = (bytearray(1),)
+"""Never looked at, so threads may share it."""
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def read_range(fd: int, start: int, end: int, *, grows: bool = False) -> bytes:
+    """Bytes start..end, all of which are in the file. grows: it may be shorter by now; else that is an OriginError."""
+    if end <= start:
+        return b""
+    data = os.pread(fd, end - start, start)
+    if len(data) == end - start:
+        return data
+    parts = [data]  # one read of the kernel's ends at 2 GiB
+    while data and (start := start + len(data)) < end:
+        data = os.pread(fd, end - start, start)
+        parts.append(data)
+    if not data and not grows:
+        raise OriginError("cache file", why=f"it ends at byte {start}, not at {end}")
+    return b"".join(parts)
+
+
+def in_memory(fd: int, size_bytes: int) -> bool:
+    """Whether reading a file most likely waits for nothing: its last byte is in the page cache."""
+    try:
+        return size_bytes == 0 or os.preadv(fd, _ANY_BYTE, size_bytes - 1, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 class Content:
@@ -53,17 +79,7 @@ class Content:
         )
 
     def _read_step(self, start: int, end: int) -> bytes:
-        fd = self.wait(start, end)
-        data = os.pread(fd, end - start, start)
-        if len(data) == end - start:
-            return data
-        parts = [data]  # one read of the kernel's ends at 2 GiB
-        while data and (start := start + len(data)) < end:
-            data = os.pread(fd, end - start, start)
-            parts.append(data)
-        if not data and not self._grows:
-            raise OriginError("cache file", why=f"it ends at byte {start}, not at {end}")
-        return b"".join(parts)
+        return read_range(self.wait(start, end), start, end, grows=self._grows)
 
     def read_into(self, target: memoryview, start: int) -> int:
         """Bytes read, as of readinto: 0 at the end of the file."""
@@ -76,12 +92,7 @@ class Content:
 
     def is_in_memory(self) -> bool:
         """Whether reading it most likely waits for nothing: its last byte is in the page cache."""
-        if self.file is not None or self.size_bytes == 0:
-            return self.file is None
-        try:
-            return os.preadv(self.fd, [bytearray(1)], self.size_bytes - 1, os.RWF_NOWAIT) == 1
-        except OSError:
-            return False
+        return self.file is None and in_memory(self.fd, self.size_bytes)
 
     def copy_to(self, target: int, on_copied: Callable[[int], object] = lambda _: None) -> None:
         """All of it, by the kernel, to the beginning of an empty file. on_copied: told how many bytes more."""
@@ -159,7 +170,7 @@ class ReadStream(io.BufferedReader):
 
     def __init__(self, content: Content, name: str) -> None:
         self.size = content.size_bytes
-        if content.file is None:
+        if content.fd >= 0:
             raw = io.FileIO(content.fd, "rb")
             raw.name = name
             super().__init__(raw)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from headrace.base import failpoint
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
@@ -33,6 +33,7 @@ from headrace.layer.upper import (
     join,
     set_base,
     split,
+    throw_away,
 )
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.elsewhere import OtherNodes
@@ -44,8 +45,7 @@ MOVED_NAMES_MAX = 10_000
 """A folder of the origin with more names is not renamed: EXDEV, and `mv` copies it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(msgspec.Struct, frozen=True):
     """Who made a name."""
 
     uid: int
@@ -568,7 +568,7 @@ class Tree:
             self._shadows.take_over(target, source)
             aside = self.upper.new()
             os.rename(to, aside)
-            shutil.rmtree(aside)
+            throw_away(aside)
         elif os.path.lexists(to):
             base = self.upper.base_of(target)
             if base is not None:

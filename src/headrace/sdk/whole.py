@@ -7,7 +7,6 @@ one file, of whatever process of the host, wait for the same reads. Thread-safe 
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import stat
@@ -15,8 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
-from urllib.parse import unquote
 
+from headrace.base.c_library import address_of, c_library
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
@@ -39,7 +38,6 @@ PATIENCE_S = 60.0
 _MAP_NORESERVE = 0x4000
 """include/uapi/asm-generic/mman.h; Python does not name it. Else the kernel counts a mapping as memory that may be
 written, for each rank, and refuses one that is larger than the machine's."""
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Files(Protocol):
@@ -80,6 +78,8 @@ def files_at(where: str, *, socket: str | None = None) -> tuple[Files, str]:
 
 
 def _node_files_at(url: str, socket: str | None) -> tuple[Files, str]:
+    from urllib.parse import unquote  # a program that reads by the library needs no URLs
+
     host, slash, path = url[len(URL) :].partition("/")
     if host or not slash:
         raise UsageError(url, why="not a path of a node", hint=f"write {URL}/FOLDER, with three slashes")
@@ -222,8 +222,7 @@ def mapped(fd: int, size_bytes: int) -> memoryview:
     view = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=protection))
     # what is not in memory comes from the disk in one sweep, else page fault by page fault: not by mmap.madvise, which
     # keeps the interpreter's lock meanwhile
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), mmap.MADV_WILLNEED)
+    c_library().madvise(address_of(view), size_bytes, mmap.MADV_WILLNEED)
     return view
 
 

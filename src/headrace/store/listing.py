@@ -1,7 +1,8 @@
 """Taking in the listing of a directory, page by page, while others read it.
 
 Names appear, and change their meaning, as pages arrive; names that are gone go at the end, and only then is
-the listing said to be fresh. A listing that is dropped half-way therefore leaves nothing wrong. Memory: the
+the listing said to be fresh. What this node replaced or removed meanwhile does not come back with a page that was read
+before that. A listing that is dropped half-way therefore leaves nothing wrong. Memory: the
 set of names seen, and none where the directory was empty before.
 """
 
@@ -29,11 +30,22 @@ class ListingWriter:
         # who saw the listing before may believe that a name is absent
         self._tell_new = index.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
+        self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
 
     def keep(self, name: bytes) -> None:
         """A name that must not be removed, listed or not."""
         if self._seen is not None:
             self._seen.add(name)
+
+    def outdate(self, name: bytes, kind: Kind, version: Version) -> None:
+        """What a name meant is known to be over, while the listing may have been read before that."""
+        self._outdated.setdefault(name, []).append((kind, version))
+
+    def _is_outdated(self, name: bytes, kind: Kind, version: Version) -> bool:
+        return any(
+            kind is old and (kind is Kind.DIRECTORY or version == one)
+            for old, one in self._outdated.get(name, ())
+        )
 
     def add(
         self, objects: Iterable[tuple[bytes, Version]], directories: Iterable[bytes], mtime_ns: int = 0
@@ -45,6 +57,8 @@ class ListingWriter:
         rows.sort(key=lambda row: row[0])
         good = [row for row in rows if 0 < len(row[0]) <= NAME_BYTES_MAX and b"/" not in row[0]]
         self.skipped += len(rows) - len(good)
+        if self._outdated:
+            good = [row for row in good if not self._is_outdated(*row)]
         with self._index.batch():
             self._changed += self._index.put_children(self._directory, good, tell_new=self._tell_new)
         for name, _, _ in good:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, StoreError
@@ -90,7 +92,7 @@ def _was_synced(index: Index, volume: Volume, cached: CachedFile) -> bool:
 def _mark(index: Index, doubtful: list[CachedFile]) -> int:
     with index.batch():
         for cached in doubtful:
-            index.put_cached(replace(cached, unverified=True))
+            index.put_cached(structs.replace(cached, unverified=True))
     return len(doubtful)
 
 

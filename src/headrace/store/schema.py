@@ -13,7 +13,8 @@ All integers big-endian in keys (so that they sort) and little-endian in values.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+import msgspec
 
 from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 
@@ -23,6 +24,7 @@ KEY = struct.Struct(">Q")
 _ENTRY = struct.Struct("<BQQq")  # kind | token form << 4 | DRESSED, id, size, mtime_ns; then the token
 _DRESS = struct.Struct("<qIII")  # between them, with DRESSED: mtime_ns, mode, uid, gid
 _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token
+_CACHED_HEAD = struct.Struct("<HB")
 
 DRESSED = 128
 COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
@@ -31,8 +33,7 @@ COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
 _RAW, _MD5, _MD5_PARTS = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFile:
+class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; those above the synced one are not trusted after a power
     loss. borrowed: another node owns it."""
@@ -122,6 +123,18 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
         sequence,
         bool(flags & BORROWED),
     )
+
+
+def unpack_file(value: bytes) -> tuple[FileId, int] | None:
+    """Id and size of an entry's value that is a file's: what a hit needs of it, without the token."""
+    kind, id, size_bytes, _ = _ENTRY.unpack_from(value)
+    return (id, size_bytes) if kind & 15 == Kind.FILE else None
+
+
+def trusted_volume(value: bytes) -> int | None:
+    """The volume of a cached value that is complete and trusted."""
+    volume, flags = _CACHED_HEAD.unpack_from(value)
+    return volume if flags & (COMPLETE | UNVERIFIED) == COMPLETE else None
 
 
 def _pack_token(token: str) -> tuple[int, bytes]:

@@ -13,7 +13,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from dataclasses import replace
+
+from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
@@ -162,7 +163,7 @@ class Store:
             except OSError as error:
                 raise storage_error(volume.part_path(id), error) from error
             failpoint.hit("complete.renamed")
-            done = replace(
+            done = structs.replace(
                 cached,
                 complete=True,
                 unverified=False,
@@ -268,7 +269,7 @@ class Store:
             cached = self.index.cached(id)
             if cached is None:
                 return False
-            self.index.put_cached(replace(cached, pinned=pinned))
+            self.index.put_cached(structs.replace(cached, pinned=pinned))
             (self._accounts.pinned.add if pinned else self._accounts.pinned.discard)(id)
             return True
 
@@ -396,7 +397,7 @@ class Store:
             cached = self.index.cached(id)
             if cached is None or cached.borrowed == borrowed:
                 return
-            changed = replace(cached, borrowed=borrowed)
+            changed = structs.replace(cached, borrowed=borrowed)
             self.index.put_cached(changed)
             if cached.complete:
                 self._accounts.set_borrowed(changed)
@@ -653,7 +654,7 @@ class Store:
             return
         if blocks:
             self.index.put_cached(
-                replace(cached, complete=False, unverified=True)
+                structs.replace(cached, complete=False, unverified=True)
             )  # stays so if we die half-way
             failpoint.hit("repair.record")
             known = self._writers.get(id) if self._is_open(id) else None
@@ -667,7 +668,7 @@ class Store:
                 writer.close()
         complete = cached.complete and not blocks
         self._accounts.let_go(id)
-        fixed = replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
+        fixed = structs.replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
 

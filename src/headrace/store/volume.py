@@ -10,13 +10,13 @@ files/<xx>/<id>.map         presence and checksums of a file of more than one bl
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
 import threading
 from collections.abc import Iterator
 
+from headrace.base.c_library import c_library, last_errno
 from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.model import FileId
 
@@ -25,8 +25,6 @@ UNLINK_AT_ONCE_BYTES = 128 << 20
 """The callers hold locks, or are the node's loop; measured on ext4: 60 to 250 ms a GiB."""
 DISK_SPARE_BYTES = 48 << 20
 """Four threads write 8 MiB each, and as much again."""
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def data_path(folder: str, id: int) -> str:
@@ -121,8 +119,8 @@ class Volume:
 
     def sync(self) -> None:
         """Everything written to this volume before the call is durable on return. Blocks."""
-        if _libc.syncfs(self._folder_fd) != 0:
-            error = ctypes.get_errno()
+        if c_library().syncfs(self._folder_fd) != 0:
+            error = last_errno()
             raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
 
     def unlink(self, id: FileId) -> int:

@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import http.server
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
@@ -33,12 +34,14 @@ _HOP_BY_HOP = (
 class FaultProxy:
     """endpoint: what to use in place of the server's. mode: one of MODES, for each request that comes from now on.
     requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
-    server checks signatures, it refuses them then. asked: of each request its method and path."""
+    server checks signatures, it refuses them then. asked: of each request its method and path. delay_s: how long each
+    request waits before the server has it."""
 
     def __init__(self, server: Server, endpoint: str) -> None:
         self.server = server
         self.endpoint = endpoint
         self.requests = 0
+        self.delay_s = 0.0
         self.drops: frozenset[str] = frozenset()
         self.asked: list[tuple[str, str]] = []
         self._lock = threading.Lock()
@@ -109,6 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.proxy.asked.append((self.command, self.path))
         mode, changed = self.proxy.next_mode(self.command)
+        time.sleep(self.proxy.delay_s)
         if mode == "hang":
             changed.wait()
         if mode in ("hang", "close"):

@@ -46,6 +46,12 @@ class Open(Message, frozen=True):
     id: int
 
 
+class OpenMany(Message, frozen=True):
+    """As Open, of many small files at once. → OpenedMany, many: as they are whole; the last has done=True."""
+
+    ids: list[int]
+
+
 class Fill(Message, frozen=True):
     """Wait until the bytes start..end of the file are in its cache file. → Filled.
     sequential: the caller reads on from here; the node may read ahead."""
@@ -202,6 +208,13 @@ class Opened(Message, frozen=True):
     path: str  # of the cache file
 
 
+class OpenedMany(Message, frozen=True):
+    """ids: whole now. What was asked for and never named is to be asked for by an Open, which says why."""
+
+    ids: list[int]
+    done: bool
+
+
 class Filled(Message, frozen=True):
     complete: bool
 
@@ -324,6 +337,7 @@ Request = (
     | Lookup
     | List
     | Open
+    | OpenMany
     | Fill
     | Touch
     | Subscribe
@@ -347,6 +361,7 @@ Answer = (
     Welcome
     | Done
     | Opened
+    | OpenedMany
     | Filled
     | Resolved
     | Described

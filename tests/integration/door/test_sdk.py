@@ -25,7 +25,8 @@ from headrace.base.errors import (
     ReadOnlyError,
     UsageError,
 )
-from headrace.sdk.cache import Cache, Wanted
+from headrace.sdk.cache import Cache
+from headrace.sdk.many import Wanted
 from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
@@ -168,6 +169,29 @@ def test_what_is_written_is_at_the_origin(host: Host, cache: Cache, tmp_path: Pa
     assert not (host.truth / "out/text").exists()
 
 
+def test_what_is_cached_hides_nothing_that_was_written(host: Host, cache: Cache) -> None:
+    """The short way to a cached file is not taken beside the upper layer."""
+    first = {name: host.put(name, 5000) for name in ("out-seen/a/f", "out-seen/a/g", "out-top")}
+    host.ok("sync", "/")
+    for _ in range(3):
+        assert [cache.read(f"/{name}") for name in first] == list(first.values())
+    cache.put("/out-seen/a/f", b"written")
+    cache.put("/out-top", b"too")
+    names = ["/out-seen/a/f", "/out-seen/a/g", "/out-top"]
+    now = [b"written", first["out-seen/a/g"], b"too"]
+    assert [cache.read(name) for name in names] == now
+    assert [one.data for one in cache.read_many(names)] == now
+    cache.remove("/out-seen/a/g")
+    cache.rename("/out-seen/a", "/out-seen/b")
+    for name in ("/out-seen/a/f", "/out-seen/a/g", "/out-seen/b/g"):
+        with pytest.raises(PathNotFoundError):
+            cache.read(name)
+    assert cache.read("/out-seen/b/f") == b"written"
+    cache.remove("/out-seen", recursive=True)
+    cache.remove("/out-top")
+    cache.persist()
+
+
 def test_load_and_status(host: Host, cache: Cache) -> None:
     cache.free("/")
     states: list[JobState] = []
@@ -235,9 +259,14 @@ def test_read_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         host.close()
 
 
-def test_to_import_it_costs_nothing() -> None:
-    """No third-party package, and none of our rooms, before the first call."""
+def test_to_import_it_costs_little() -> None:
+    """Nothing that a program which reads does not need: import and connect together are limited in milliseconds
+    (docs/decisions/0015-what-bounds-the-doors.md), and each of these is several."""
     code = "import sys; before = set(sys.modules); import headrace; print(*sorted(set(sys.modules) - before))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    roots = {name for name in found.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert roots == {"headrace"}
+    names = set(found.stdout.split())
+    roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert roots <= {"headrace", "msgspec", "lmdb", "xxhash", "typing_extensions", "org"}
+    dear = {"asyncio", "ssl", "ctypes", "dataclasses", "tomllib", "urllib.parse", "shutil", "random", "json"}
+    assert not names & dear
+    assert "headrace.sdk.paths" in names  # else `connect` would have to import it

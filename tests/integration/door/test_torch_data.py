@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.integrations.torch_data import Loader, Samples, Shards, Tokens
@@ -83,6 +84,30 @@ def test_samples_are_the_origins_with_their_labels(host: Host, at: Callable[[str
     assert torch.equal(copy[5][0], data[5][0])
     with pytest.raises(PathNotFoundError, match=r"\.jpg"):
         Samples(at("samples"), suffixes=(".jpg",))
+
+
+def body_of(body: bytes, name: str) -> tuple[str, bytes]:
+    return name, body
+
+
+@pytest.mark.parametrize(("method", "cached"), [("fork", True), ("fork", False), ("spawn", False)])
+def test_a_loader_of_torchs_own(host: Host, method: str, *, cached: bool) -> None:
+    """Its workers are forked, from a parent that has read already, or spawned: the bytes are the origin's."""
+    host.ok("load" if cached else "free", "/samples")
+    data = Samples("headrace:///samples", decode=body_of)
+    assert data[0][0][1] == (host.truth / "samples" / data.names[0]).read_bytes()
+    batches = DataLoader(
+        data,
+        batch_size=5,
+        num_workers=2,
+        shuffle=True,
+        collate_fn=as_list,
+        multiprocessing_context=method,
+        persistent_workers=True,  # an epoch of its own would be some seconds of `import torch`
+    )
+    for _ in range(2):
+        found = {name: body for batch in batches for (name, body), _ in batch}
+        assert found == {name: (host.truth / "samples" / name).read_bytes() for name in data.names}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -286,3 +286,40 @@ def test_writers_nobody_uses_are_closed(world: World) -> None:
         await w.reads.fill(f, 0, 2 * MIB, sequential=False)
 
     asyncio.run(world.run(test))
+
+
+def test_many_small_files_at_once(world: World) -> None:
+    async def test(w: World) -> None:
+        bodies = {f"s{number}": os.urandom(1000 + number) for number in range(50)}
+        for name, body in bodies.items():
+            w.origin.hold(name, body)
+        w.origin.hold("large", BODY)
+        entries = {name: await w.entry(name) for name in [*bodies, "large"]}
+        assert await w.reads.open(entries["s7"].id)  # that one is there
+        w.origin.delete("s9")
+        ids = [one.id for one in entries.values()]
+        whole: list[FileId] = []
+        async for some in w.reads.open_many([*ids, *ids[:5]]):
+            assert some
+            whole += some
+        named = {name for name, one in entries.items() if one.id in whole}
+        assert named == {*bodies} - {"s9"}  # neither what is gone nor what is large
+        assert len(whole) == len(named)
+        for name in named:
+            assert w.content(entries[name].id) == bodies[name]
+
+    asyncio.run(world.run(test))
+
+
+def test_who_leaves_in_the_midst_of_many_ends_nothing(world: World) -> None:
+    async def test(w: World) -> None:
+        for number in range(40):
+            w.origin.hold(f"s{number}", b"x" * (10 + number))
+        ids = [(await w.entry(f"s{number}")).id for number in range(40)]
+        some = w.reads.open_many(ids)
+        await anext(some)
+        await some.aclose()  # type: ignore[attr-defined]
+        for id in ids:
+            assert await w.reads.open(id)
+
+    asyncio.run(world.run(test))

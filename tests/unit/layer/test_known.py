@@ -129,3 +129,22 @@ def test_pressure_grows_from_half_of_the_limit(tmp_path: Path) -> None:
         assert session.pause_s == pytest.approx(pause_s, abs=0.002)
     node.close()
     session.close()
+
+
+def test_rows_of_a_folder(tmp_path: Path) -> None:
+    table = KnownTable(str(tmp_path / "known.db"))
+    paths = (b"/a", b"/a/1", b"/a/2/3", b"/a-b", b"/a0", b"/b")
+    rows = [Row(path, number, 1, 2, Version(3, 4)) for number, path in enumerate(paths)]
+    table.note_all(rows)
+    assert table.below(b"/a") == {b"/a/1": rows[1], b"/a/2/3": rows[2]}
+    assert table.below(b"/") == {row.path: row for row in rows}
+    assert [table.get(path) for path in paths] == rows
+
+
+def test_rows_of_one_transaction_are_all_noted_or_none(tmp_path: Path) -> None:
+    table = KnownTable(str(tmp_path / "known.db"))
+    with pytest.raises(sqlite3.Error):
+        table.note_all([Row(b"/a", 1, 1, 1, Version(1, 1)), Row(b"/b", None, 1, 1, Version(1, 1))])  # type: ignore[arg-type]
+    assert table.get(b"/a") is None
+    table.note(Row(b"/c", 1, 1, 1, Version(1, 1)))
+    assert [row.path for row in table.all()] == [b"/c"]

@@ -131,6 +131,37 @@ def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
     run(test)
 
 
+def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others: Others) -> None:
+    """A listing that began before is no reason to tell them otherwise."""
+
+    async def test() -> None:
+        tree.attach("/", origin_with("d/a", "d/b"))
+        await tree.names("/d")
+        others.say(b"/d", file(b"a"), file(b"new"), folder(b"made"), hidden=(b"b",))
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+        directory = tree.namespace.claim_directory(b"/d")
+        before = tree.namespace._overlays.listing(b"/d")
+        tree.namespace.was_put(b"/d/new", Version(9, 9, '"new"'))
+        tree.namespace.was_made(b"/d/made")
+        tree.namespace.was_removed(b"/d/b")
+        for _ in range(2):
+            (page,) = tree.namespace.names(directory)
+            told = sorted((row.name, Kind(row.kind), row.token) for row in page.rows if row.name != b"a")
+            assert told == [(b"made", Kind.DIRECTORY, ""), (b"new", Kind.FILE, '"new"')]
+            before.rest([file_at_origin(b"b")])
+            before.end()
+        await tree.namespace.refresh_path(b"/d")  # a listing that begins now knows better
+        (page,) = tree.namespace.names(directory)
+        assert sorted(row.name for row in page.rows) == [b"a", b"b"]
+
+    run(test)
+
+
+def file_at_origin(name: bytes) -> NameRow:
+    return NameRow(name, int(Kind.FILE), 5, 7, '"old"')
+
+
 def test_a_folder_that_no_origin_has(tree: Tree, others: Others) -> None:
     async def test() -> None:
         tree.attach("/", origin_with("a"))

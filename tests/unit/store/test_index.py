@@ -51,6 +51,28 @@ def test_records_come_back_as_they_went(token: str) -> None:
     assert unpack_cached(FileId(4), pack_cached(cached)) == cached
 
 
+def test_a_whole_file_is_found_by_name(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    try:
+        parent = index.ensure_directory(ROOT_ID, b"d")
+        id, _ = index.put_file(parent, b"f", Version(9, 1, "a"), Attributes(5, 0o600, 1, 2))
+        index.ensure_directory(parent, b"below")
+        index.put_cached(cached_file(id, volume=3, size_bytes=9))
+        assert index.whole_file(parent, b"f", 0) is None  # its listing was never taken
+        index.set_fresh_until(parent, 100)
+        assert index.whole_file(parent, b"f", 99) == (id, 9, 3)
+        assert index.whole_file(parent, b"f", 100) is None
+        for name in (b"none", b"below", b"", b"x" * 300):
+            assert index.whole_file(parent, name, 0) is None
+        for changes in ({"complete": False}, {"unverified": True}):
+            index.put_cached(cached_file(id, **changes))
+            assert index.whole_file(parent, b"f", 0) is None
+        index.drop_cached(id)
+        assert index.whole_file(parent, b"f", 0) is None
+    finally:
+        index.close(clean=True)
+
+
 def test_attributes_stay_as_long_as_the_version(folder: str) -> None:
     index = Index.open(folder, writable=True)
     mine = Attributes(5, 0o600, 1, 2)
@@ -137,6 +159,29 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
     assert [entry.name for entry in index.children(d)] == [b"late", b"mount", b"one", b"three"]
     index.expire_all(ROOT_ID)
     assert index.fresh_until_ns(d) == 0
+    index.close(clean=True)
+
+
+def test_what_this_node_changed_does_not_come_back_with_a_listing_of_before(folder: str) -> None:
+    index = Index.open(folder, writable=True)
+    for name in (b"removed", b"replaced", b"theirs"):
+        index.put_file(ROOT_ID, name, V1)
+    index.ensure_directory(ROOT_ID, b"gone")
+    writer = index.listing(ROOT_ID)
+    for name in (b"removed", b"replaced", b"theirs", b"gone", b"new"):
+        index.outdate(ROOT_ID, name)
+    for name in (b"removed", b"gone", b"theirs"):
+        index.remove(ROOT_ID, name)
+    for name in (b"replaced", b"new"):
+        index.put_file(ROOT_ID, name, V2)
+    writer.add([(b"removed", V1), (b"replaced", V1), (b"theirs", V2)], [b"gone"])
+    writer.finish(1)
+    found = {one.name: one.version for one in index.children(ROOT_ID)}
+    assert found == {b"replaced": V2, b"new": V2, b"theirs": V2}
+    later = index.listing(ROOT_ID)
+    later.add([(b"removed", V1)], [])
+    later.finish(1)
+    assert [one.name for one in index.children(ROOT_ID)] == [b"removed"]
     index.close(clean=True)
 
 

@@ -74,7 +74,7 @@ def keep_fair(sock: socket.socket) -> None:
 
 class PeerServer:
     """me: who this node is. cluster: its name; nodes of others are refused. loop: the desk's. tls: a context that
-    asks for the peer's certificate (`peer/tls.py`), None for plain TCP."""
+    asks for the peer's certificate (`base/tls.py`), None for plain TCP."""
 
     def __init__(
         self,

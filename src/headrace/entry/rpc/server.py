@@ -21,6 +21,7 @@ from headrace.wire.messages import (
     Hello,
     JobStart,
     Message,
+    OpenMany,
     Request,
     Subscribe,
     Welcome,
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 EVENTS_WAITING_MAX = 10_000
 
 Answerer = Callable[[Request], Awaitable[Answer]]
-Streamer = Callable[[JobStart], AsyncIterator[Answer]]
+Streamer = Callable[[JobStart | OpenMany], AsyncIterator[Answer]]
 
 
 class Subscribers:
@@ -86,7 +87,8 @@ class _Doorstep(asyncio.StreamReaderProtocol):
 
 
 class RpcServer:
-    """welcome: what every client is told first. answer: one request, one answer. stream: a job's states."""
+    """welcome: what every client is told first. answer: one request, one answer. stream: one request, many
+    answers."""
 
     def __init__(
         self, welcome: Welcome, subscribers: Subscribers, *, answer: Answerer, stream: Streamer
@@ -161,7 +163,7 @@ class RpcServer:
                 async for event in self._subscribers.follow():
                     await _send(writer, event)
                 raise NodeUnavailableError("events were lost", why="this client read too slowly")
-            if isinstance(request, JobStart):
+            if isinstance(request, JobStart | OpenMany):
                 async for state in self._stream(request):
                     await _send(writer, state)
                 return

@@ -1,4 +1,4 @@
-"""TLS between nodes: mutual, both certificates of one authority, from three PEM files."""
+"""TLS between nodes, and of their REST APIs: mutual, both certificates of one authority, from three PEM files."""
 
 from __future__ import annotations
 

@@ -1,0 +1,120 @@
+"""Which files of how many bytes each rank writes in the checkpoints of MLPerf Storage v2.0. Pure.
+
+After DLIO (dlio_benchmark/checkpointing/base_checkpointing.py) and the models of Table 2 of the Submission Guidelines:
+a rank has a model file, or one a layer where there are pipeline stages, in fp16, and a file of optimizer states in
+fp32. With ZeRO 1 the model is written by the first data-parallel group only; with ZeRO 3 each rank has its part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.base.errors import UsageError
+
+MODEL_BYTES, OPTIMIZER_BYTES = 2, 4
+"""fp16, fp32"""
+SUBSET_RANKS = 8
+BIASES = 5
+"""Times the hidden dimension: what DLIO adds to each of the optimizer's three groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """tensor, pipeline, data: degrees of parallelism; their product is the number of ranks."""
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    tensor: int
+    pipeline: int
+    data: int
+    zero: int
+    vocabulary: int = 128_256
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def _qkv(self) -> int:
+        return self.hidden * (self.hidden + 2 * (self.hidden // self.heads) * self.kv_heads)
+
+    @property
+    def parameters(self) -> int:
+        layer = 2 * self.hidden + self._qkv + self.hidden**2 + 3 * self.hidden * self.ffn
+        return 2 * self.vocabulary * self.hidden + self.hidden + layer * self.layers
+
+    def layer_parameters(self, layer: int) -> int:
+        """A rank's share. Layer 0 is the embedding; after the last come the head and its norm."""
+        parts, shared = self.tensor, self.data if self.zero == 3 else 1
+        if layer in (0, self.layers + 1):
+            return self.hidden * self.vocabulary // parts // shared
+        if layer == self.layers + 2:
+            return self.hidden // shared
+        matrices = (self._qkv, self.hidden**2, 2 * self.hidden * self.ffn, self.hidden * self.ffn)
+        return 2 * (self.hidden // shared) + sum(one // parts // shared for one in matrices)
+
+    def stage_layers(self, stage: int) -> range:
+        """Of a pipeline stage."""
+        each, more = divmod(self.layers, self.pipeline)
+        start = stage * each + min(stage, more) + 1
+        end = start + each + (stage < more)
+        return range(0 if stage == 0 else start, self.layers + 3 if stage == self.pipeline - 1 else end)
+
+    def files(self, rank: int) -> dict[str, int]:
+        """Name → bytes, without torch.save's framing."""
+        stage, group = rank // self.tensor % self.pipeline, self.tensor * self.pipeline
+        data, part = rank // group, rank % group
+        return {
+            **dict(self._model_files(stage, data, part)),
+            self._optimizer_name(data, part): self._optimizer_bytes(),
+        }
+
+    def _model_files(self, stage: int, data: int, part: int) -> Iterator[tuple[str, int]]:
+        layers = {layer: MODEL_BYTES * self.layer_parameters(layer) for layer in self.stage_layers(stage)}
+        if self.zero == 3:
+            yield f"zero_pp_rank_{data}_mp_rank_{part}_model_states.pt", sum(layers.values())
+        elif data == 0:  # of ZeRO 1 there are only models with pipeline stages
+            for layer, size in layers.items():
+                yield f"layer_{layer}-model_{part}_model_states.pt", size
+
+    def _optimizer_name(self, data: int, part: int) -> str:
+        return f"zero_pp_rank_{data}_mp_rank_{part}_optim_states.pt"
+
+    def _optimizer_bytes(self) -> int:
+        return OPTIMIZER_BYTES * 3 * (self.parameters // self.ranks + BIASES * self.hidden)
+
+
+MODELS: dict[str, Model] = {
+    one.name: one
+    for one in (
+        Model(
+            name="llama3-8b", layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8,
+            tensor=1, pipeline=1, data=8, zero=3,
+        ),
+        Model(
+            name="llama3-70b", layers=80, hidden=8192, ffn=28672, heads=128, kv_heads=8,
+            tensor=8, pipeline=1, data=8, zero=3,
+        ),
+        Model(
+            name="llama3-405b", layers=126, hidden=16384, ffn=53248, heads=128, kv_heads=8,
+            tensor=8, pipeline=32, data=2, zero=1,
+        ),
+        Model(
+            name="llama3-1t", layers=128, hidden=25872, ffn=98304, heads=192, kv_heads=32,
+            tensor=8, pipeline=64, data=2, zero=1,
+        ),
+    )
+}  # fmt: skip
+"""Their sums are those of Table 2, but for 1t: the published dimensions make 15,427 GiB, the table says 18 TB."""
+
+
+def model(name: str) -> Model:
+    """UsageError with those that there are."""
+    if name not in MODELS:
+        raise UsageError(f"model {name}", why="there is none", hint=", ".join(MODELS))
+    return MODELS[name]

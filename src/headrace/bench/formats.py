@@ -1,0 +1,136 @@
+"""Files as the workloads' programs read them: npz, tfrecord, JPEG, and a plain file of tokens; written and read.
+
+Their bytes are random, so no storage can compress or fold them. A reader takes all that a real one takes, and checks
+what a real one checks: zipfile the CRC-32 of an npz member, a tfrecord reader the checksums of each record. Nothing is
+decoded: that costs the same whatever the storage.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import IO, Any
+
+import google_crc32c
+import numpy as np
+
+CRC_MASK = 0xA282EAD8
+"""https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details"""
+RECORD_HEAD, RECORD_TAIL = 12, 4
+CHUNK_BYTES = 4 << 20
+COMMENT_BYTES_MAX = 65_533
+"""Of a JPEG segment: its length is 16 bits, and counts itself."""
+_TINY_JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19i"
+    "Z2hnPk1xeXBkeFxlZ2P/wAALCAAIAAgBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAAAAD/2gAI"
+    "AQEAAD8AP//Z"
+)
+"""8 x 8 grey pixels."""
+
+
+class BrokenRecordError(ValueError):
+    """The bytes are not those that were written."""
+
+
+def write_npz(out: IO[bytes], size_bytes: int, random: np.random.Generator) -> None:
+    """An array `x` of about that size, and labels `y`, as DLIO's generator makes them."""
+    np.savez(out, x=random.integers(0, 256, (max(1, size_bytes), 1), dtype=np.uint8), y=np.zeros(1, np.int64))
+
+
+def read_npz(source: IO[bytes] | str) -> int:
+    """Bytes of the array. BrokenRecordError, or what numpy and zipfile say of a file that is not one."""
+    with np.load(source) as loaded:
+        size: int = loaded["x"].nbytes
+        return size
+
+
+def write_tfrecord(out: IO[bytes], sizes: list[int], random: np.random.Generator) -> None:
+    """Records that are tf.train.Examples of `image` and `size`, as DLIO's generator makes them."""
+    for size in sizes:
+        out.write(record(example(random.bytes(size))))
+
+
+def record(payload: bytes) -> bytes:
+    """A tfrecord: length, its checksum, the payload, its checksum."""
+    length = struct.pack("<Q", len(payload))
+    return b"".join((length, struct.pack("<I", masked(length)), payload, struct.pack("<I", masked(payload))))
+
+
+def masked(body: bytes) -> int:
+    checksum = google_crc32c.value(body)
+    rotated: int = ((checksum >> 15) | (checksum << 17)) & 0xFFFFFFFF
+    return (rotated + CRC_MASK) & 0xFFFFFFFF
+
+
+def example(image: bytes) -> bytes:
+    """tf.train.Example {image: bytes, size: int64} in protobuf's encoding:
+    https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto"""
+    entries = (
+        _field(1, b"image") + _field(2, _field(1, _field(1, image))),  # Feature.bytes_list.value
+        _field(1, b"size")
+        + _field(2, _field(3, _field(1, _varint(len(image))))),  # Feature.int64_list.value, packed
+    )
+    return _field(1, b"".join(_field(1, entry) for entry in entries))
+
+
+def records(source: IO[bytes]) -> Iterator[bytes]:
+    """Payloads, each checked as TensorFlow's reader checks it. BrokenRecordError."""
+    while head := _whole(source, RECORD_HEAD):
+        length, checksum = struct.unpack("<QI", head)
+        if masked(head[:8]) != checksum:
+            raise BrokenRecordError("the checksum of a record's length is wrong")
+        body = _whole(source, length + RECORD_TAIL)
+        if len(body) < length + RECORD_TAIL or masked(body[:length]) != struct.unpack("<I", body[length:])[0]:
+            raise BrokenRecordError("the checksum of a record is wrong")
+        yield body[:length]
+
+
+def write_jpeg(out: IO[bytes], size_bytes: int, random: np.random.Generator) -> None:
+    """A JPEG of that size, or somewhat more where it is tiny: a small picture, filled up with comment segments."""
+    parts, left = [_TINY_JPEG[:2]], size_bytes - len(_TINY_JPEG)
+    while left > 4:
+        length = min(left - 2, COMMENT_BYTES_MAX + 2)
+        parts += [b"\xff\xfe", struct.pack(">H", length), random.bytes(length - 2)]
+        left -= length + 2
+    parts.append(_TINY_JPEG[2:])
+    out.write(b"".join(parts))
+
+
+def write_tokens(out: IO[bytes], size_bytes: int, random: np.random.Generator) -> None:
+    for start in range(0, size_bytes, CHUNK_BYTES):
+        out.write(random.bytes(min(CHUNK_BYTES, size_bytes - start)))
+
+
+def write(out: IO[bytes], format: str, sizes: list[int], random: np.random.Generator) -> None:
+    """sizes: of the samples; one, but for tfrecords."""
+    if format == "tfrecord":
+        write_tfrecord(out, sizes, random)
+    else:
+        one: Any = {"npz": write_npz, "jpeg": write_jpeg, "tokens": write_tokens}[format]
+        one(out, sizes[0], random)
+
+
+def _whole(source: IO[bytes], size: int) -> bytes:
+    """Fewer only at the end."""
+    body = source.read(size)
+    while body and len(body) < size:
+        more = source.read(size - len(body))
+        if not more:
+            break
+        body += more
+    return body
+
+
+def _field(number: int, body: bytes) -> bytes:
+    """Length-delimited."""
+    return bytes([number << 3 | 2]) + _varint(len(body)) + body
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

@@ -1,0 +1,192 @@
+"""The workloads' data sets for torch's DataLoader: workers read real files, and hand over what a trainer would get.
+
+An item is a whole batch: a `Batch`. What can't be read is counted and the run goes on, so that a failing storage is
+seen in the report and not in a hang of the other accelerators. Orders follow from seed and epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from headrace.bench import formats
+from headrace.bench.feed import Feed
+from headrace.bench.places import READ_ERRORS, FolderPlace, Place, open_place
+
+PREFETCH = 2
+"""Batches a worker is ahead: DLIO's and torch's default."""
+
+
+class Batch(NamedTuple):
+    bytes_read: int
+    failed: int
+    handed: torch.Tensor
+    """One row a sample; of what a trainer gets, the size is true and the contents are nothing."""
+    why: str = ""
+    """Of the first failure."""
+
+
+def loader(feed: Feed) -> tuple[DataLoader[Any], Any]:
+    """A loader, and what has `set_epoch(number)`, to be called before each `iter`."""
+    again: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH} if feed.readers else {}
+    if feed.streams:
+        records = Records(feed)
+        return DataLoader(records, batch_size=None, num_workers=feed.readers, **again), records
+    order = Order(feed)
+    made: DataLoader[Any] = DataLoader(
+        Samples(feed), batch_sampler=order, collate_fn=_as_it_is, num_workers=feed.readers, **again
+    )
+    return made, order
+
+
+class Order(Sampler[list[int]]):
+    """Batches of numbers of samples."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._epoch = feed, 1
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._feed.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        numbers = self._feed.order(self._epoch)
+        for step in range(self._feed.steps):
+            yield numbers[step * self._feed.batch : (step + 1) * self._feed.batch].tolist()
+
+
+class Samples(Dataset[Batch]):
+    """A file for each sample, or windows of one file."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._place: Place | None = None
+        self._map: Any = None
+
+    def __len__(self) -> int:
+        return self._feed.samples
+
+    def __getitems__(self, numbers: list[int]) -> Batch:
+        place = self._open()
+        total, failed, why = 0, 0, ""
+        handed = torch.empty((len(numbers), self._feed.handed_bytes), dtype=torch.uint8)
+        for row, number in enumerate(numbers):
+            try:
+                total += self._read(place, number, handed[row])
+            except READ_ERRORS as error:
+                failed, why = failed + 1, why or _words(error)
+        return Batch(total, failed, handed, why)
+
+    def _open(self) -> Place:
+        """In the worker: clients of object stores don't outlive a fork."""
+        if self._place is None:
+            self._place = open_place(self._feed.where)
+        return self._place
+
+    def _read(self, place: Place, number: int, row: torch.Tensor) -> int:
+        data = self._feed.data
+        if data.format == "tokens":
+            return self._window(place, number, row)
+        name = data.name(number)
+        if data.format == "npz":
+            return formats.read_npz(place.source(name))
+        if data.format == "tfrecord":
+            with place.stream(name) as source:
+                return sum(len(one) for one in formats.records(source))
+        return len(place.get(name))
+
+    def _window(self, place: Place, number: int, row: torch.Tensor) -> int:
+        size = round(self._feed.data.sample_bytes)
+        start = number * size
+        if isinstance(place, FolderPlace):
+            if self._map is None:
+                self._map = np.memmap(place.source(self._feed.data.name(0)), np.uint8, "r")
+            body: Any = self._map[start : start + size]
+        else:
+            body = np.frombuffer(place.window(self._feed.data.name(0), start, start + size), np.uint8)
+        if len(body) != size:
+            raise formats.BrokenRecordError(f"{len(body)} bytes of {size}")
+        row.numpy()[:] = body[: len(row)]
+        return size
+
+
+class Records(IterableDataset[Batch]):
+    """tfrecords of many samples each: a worker reads its files from beginning to end, and cuts batches."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._epoch = torch.ones((), dtype=torch.int64)
+        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers live on from epoch to epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        feed, info = self._feed, get_worker_info()
+        mine = feed.order(int(self._epoch))
+        if info is not None:
+            mine = mine[info.id :: info.num_workers]
+        place = open_place(feed.where)
+        each = itertools.chain.from_iterable(self._samples(place, int(number)) for number in mine)
+        while len(taken := list(itertools.islice(each, feed.batch))) == feed.batch:
+            handed = torch.empty((feed.batch, feed.handed_bytes), dtype=torch.uint8)
+            whys = [why for _, why in taken if why]
+            yield Batch(sum(size for size, _ in taken), len(whys), handed, next(iter(whys), ""))
+
+    def _samples(self, place: Place, number: int) -> Iterator[tuple[int, str]]:
+        """Size and error of each; as many as the file should have, whatever happens."""
+        data, given = self._feed.data, 0
+        why = "the file ends too early"
+        try:
+            with place.stream(data.name(number)) as source:
+                for one in formats.records(source):
+                    given += 1
+                    yield len(one), ""
+        except READ_ERRORS as error:
+            why = _words(error)
+        for _ in range(given, data.samples_a_file):
+            yield 0, why
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def processor_s(pids: list[int]) -> float:
+    """Seconds of processor time that living processes have used, with their ended children."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as source:
+                fields = source.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        total += sum(
+            int(fields[index]) for index in (11, 12, 13, 14)
+        )  # utime, stime, cutime, cstime: proc(5)
+    return total / ticks
+
+
+def children() -> list[int]:
+    """Of this process."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as source:
+                found += [int(word) for word in source.read().split()]
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,91 @@
+"""A process of a benchmark: told and heard by lines, ended with all its children."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.base.errors import DeadlineExceededError, HeadraceError
+
+END_WITHIN_S = 60.0
+LOOK_MS = 50
+
+
+class Process:
+    """One that speaks in lines of JSON, and goes on when it is answered."""
+
+    def __init__(self, words: Sequence[str], *, inside: Sequence[str], log: str) -> None:
+        """words: of Python. inside: before the command, for it to run somewhere else."""
+        self.log = log
+        with open(log, "wb") as out:
+            self._process = subprocess.Popen(
+                [*inside, sys.executable, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def heard(self) -> dict[str, Any] | None:
+        """A line, where there is one now."""
+        assert self._process.stdout is not None
+        poll = select.poll()  # not select, which knows no descriptor above 1023
+        poll.register(self._process.stdout, select.POLLIN)
+        if not poll.poll(LOOK_MS):
+            return None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self.error()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def answer(self, word: str = "go") -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{word}\n".encode())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self.error() from error
+
+    def failed(self) -> bool:
+        return self._process.poll() not in (None, 0)
+
+    def error(self) -> HeadraceError:
+        with open(self.log, "rb") as log:
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return HeadraceError(
+            "a process of the benchmark ended", why=" | ".join(lines[-2:])[-600:] or "it said nothing"
+        )
+
+    def end(self) -> None:
+        try:
+            status = self._process.wait(END_WITHIN_S)
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineExceededError("a process of the benchmark does not end") from error
+        if status != 0:
+            raise self.error()
+        with open(self.log, "rb") as log:  # reads that failed
+            for line in log.read().decode(errors="replace").splitlines():
+                if line.startswith("accelerator "):
+                    sys.stderr.write(f"headrace: {line}\n")
+
+    def kill(self) -> None:
+        """With its loader's workers, which are of its session."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait(END_WITHIN_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass

@@ -1,0 +1,130 @@
+"""One simulated accelerator: a process that loads batches and sleeps. `python -m headrace.bench.rank PLAN NUMBER`.
+
+The accelerators of a run wait for each other after each step, as those of a real one do in their all-reduce (and DLIO's
+in its MPI barrier). They meet by torch.distributed (gloo), also over many hosts. The first one of a host speaks with
+the process that started it, a line of JSON each way at the beginning and the end of an epoch, in which that one drops
+the page cache and reads its counters; and writes what all of them measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from headrace.bench.feed import Feed, RankPlan
+from headrace.bench.figures import EpochTimes
+from headrace.bench.loaders import children, loader, processor_s
+
+STEP_WITHIN = timedelta(minutes=30)
+"""How long others wait for the slowest at a barrier: a first step over a slow link may take long."""
+
+
+def main() -> int:
+    path, local = sys.argv[1], int(sys.argv[2])
+    with open(path, "rb") as source:
+        plan = msgspec.json.decode(source.read(), type=RankPlan)
+    feed = msgspec.structs.replace(plan.feed, rank=plan.first + local)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    meeting = Meeting(plan.meet, feed.rank, feed.world)
+    made, order = loader(feed)
+    mine: list[dict[str, Any]] = []
+    for epoch in range(1, plan.epochs + 1):
+        meeting.wait()
+        if local == 0:
+            _tell({"ready": epoch})
+        meeting.wait()
+        order.set_epoch(epoch)
+        mine.append(msgspec.to_builtins(run_epoch(made, feed, plan.compute_s, meeting)))
+        meeting.wait()
+        if local == 0:
+            _tell({"done": epoch})
+    gathered = meeting.gather(mine)
+    if gathered is not None:
+        with open(plan.out, "w") as out:
+            json.dump(gathered, out)
+    return 0
+
+
+def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> EpochTimes:
+    load, compute, steps = [], [], []
+    sizes, failed, why = [], 0, ""
+    used_s = processor_s([os.getpid(), *children()])
+    begin = asked = time.perf_counter()
+    for batch in made:
+        loaded = time.perf_counter()
+        time.sleep(compute_s)
+        done = time.perf_counter()
+        load.append(loaded - asked)
+        compute.append(done - loaded)
+        steps.append(done - asked)
+        sizes.append(batch.bytes_read)
+        failed, why = failed + batch.failed, why or batch.why
+        del batch
+        meeting.wait()
+        if len(steps) == feed.steps:
+            break
+        asked = time.perf_counter()
+    wall_s = time.perf_counter() - begin
+    if why:
+        sys.stderr.write(f"accelerator {feed.rank}: {failed} reads failed, the first by {why}\n")
+    return EpochTimes(
+        load_s=load,
+        compute_s=compute,
+        step_s=steps,
+        wall_s=wall_s,
+        bytes_read=sum(sizes),
+        first_bytes=sizes[0],
+        failed=failed,
+        processor_s=processor_s([os.getpid(), *children()]) - used_s,
+    )
+
+
+class Meeting:
+    """Where all accelerators wait for each other. Nothing where there is only one."""
+
+    def __init__(self, meet: str, rank: int, world: int) -> None:
+        self._world, self._rank = world, rank
+        if world == 1:
+            return
+        from torch import distributed
+
+        distributed.init_process_group(
+            "gloo", init_method=f"tcp://{meet}", rank=rank, world_size=world, timeout=STEP_WITHIN
+        )
+
+    def wait(self) -> None:
+        if self._world > 1:
+            from torch import distributed
+
+            distributed.barrier()
+
+    def gather(self, mine: Any) -> list[Any] | None:
+        """What everybody has, for the first; None for the others."""
+        if self._world == 1:
+            return [mine]
+        from torch import distributed
+
+        all_of_them: list[Any] | None = [None] * self._world if self._rank == 0 else None
+        distributed.gather_object(mine, all_of_them, dst=0)
+        distributed.barrier()
+        distributed.destroy_process_group()
+        return all_of_them
+
+
+def _tell(what: dict[str, Any]) -> None:
+    """And wait for the answer."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+    if not sys.stdin.readline():
+        os._exit(1)  # who started us has gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""`headrace bench training`: a workload's epochs against files anywhere, without a GPU. OPEN THIS FIRST.
+
+Make the data set, or take the one that is there; start the accelerators; drop the page cache between epochs; say AU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import NotSupportedError, UsageError
+from headrace.bench import accelerators, dataset, pagecache, workloads
+from headrace.bench.accelerators import Between, Host
+from headrace.bench.dataset import DataSet
+from headrace.bench.feed import Feed, RankPlan
+from headrace.bench.figures import Epoch, EpochTimes, epoch_of
+from headrace.bench.hosts import Hosts, MeetingPlace, address
+from headrace.bench.places import Where, open_place
+from headrace.bench.workloads import ACCELERATORS, Rule, Workload
+
+EPOCHS = 5
+SEED = 42
+LATE_SHARE = 0.03
+"""From which on a late sleep is told of."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """sizes, times: factors on samples and on compute. steps: of an epoch. accelerators: of each host. readers: loader
+    workers of each, the workload's where None. generate: make the data set where there is none. drop: the page cache.
+    """
+
+    workload: str
+    where: Where
+    accelerator: str = "a100"
+    accelerators: int = 1
+    steps: int = 100
+    epochs: int = EPOCHS
+    sizes: float = 1.0
+    times: float = 1.0
+    shuffle: bool = False
+    readers: int | None = None
+    seed: int = SEED
+    drop: bool = True
+    generate: bool = True
+    hosts: Hosts = field(default_factory=Hosts)
+
+    @property
+    def scaled(self) -> Workload:
+        return workloads.workload(self.workload).scaled(sizes=self.sizes, times=self.times)
+
+    @property
+    def shuffled(self) -> bool:
+        return self.shuffle or self.scaled.shuffled
+
+    @property
+    def world(self) -> int:
+        return self.hosts.count * self.accelerators
+
+
+class TrainingResult(msgspec.Struct, kw_only=True):
+    """What is printed by --json. au: mean of the epochs; passed: not below au_needed, and no read failed."""
+
+    called: str
+    workload: str
+    format: str
+    where: str
+    accelerator: str
+    accelerators: int
+    hosts: int
+    readers: int
+    batch: int
+    compute_s: float
+    sizes: float
+    times: float
+    shuffle: bool
+    files: int
+    samples: int
+    dataset_bytes: int
+    memory_bytes: int
+    steps: int
+    epochs: list[Epoch]
+    au: float
+    au_needed: float
+    passed: bool
+    failed: int
+    page_cache: str
+    rules: list[Rule]
+    notes: list[str] = []
+
+
+@dataclass(slots=True)
+class Watch:
+    """What somebody wants to do between epochs, such as reading counters: called with "ready" before the page cache is
+    dropped, and with "done"."""
+
+    between: Between = field(default=lambda _event, _epoch: None)
+
+
+def run(
+    plan: TrainingPlan, *, say: Say, progress: dataset.Progress, watch: Watch | None = None
+) -> TrainingResult | None:
+    """None on hosts other than the first: that one has all figures. Blocks to the end. UsageError, HeadraceError."""
+    _check(plan)
+    meeting = MeetingPlace(plan.hosts)
+    if plan.hosts.number:
+        meeting.wait_for_data()
+    data = prepare(plan, progress=progress)
+    meeting.data_is_made()
+    files = open_place(plan.where).names("train")
+    _check_files(plan, data, files)
+    feed = feed_of(plan, data)
+    dropped = ["kept, as asked"]
+
+    def between(event: str, epoch: int) -> None:
+        if watch is not None:
+            watch.between(event, epoch)
+        if event == "ready":
+            say(f"epoch {epoch} of {plan.epochs}")
+            if plan.drop:
+                local = (
+                    [os.path.join(plan.where.root, one) for one in files]
+                    if plan.where.kind == "folder"
+                    else []
+                )
+                dropped[0] = pagecache.drop(local)
+
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        one = RankPlan(
+            feed=feed,
+            epochs=plan.epochs,
+            compute_s=plan.scaled.compute_s[plan.accelerator],
+            meet=plan.hosts.accelerators_meet if plan.hosts.count > 1 else f"127.0.0.1:{free_port()}",
+            first=plan.hosts.number * plan.accelerators,
+            out=os.path.join(folder, "times.json"),
+        )
+        times = accelerators.run([Host(one, plan.accelerators)], between)
+    return result(plan, data, files, times, page_cache=dropped[0]) if plan.hosts.number == 0 else None
+
+
+def prepare(plan: TrainingPlan, *, progress: dataset.Progress) -> DataSet:
+    """The data set is there on return."""
+    wanted = needed(plan)
+    if plan.generate and plan.hosts.number == 0:
+        return dataset.make(plan.where, wanted, progress=progress)
+    there = dataset.found(open_place(plan.where))
+    if there is None:
+        raise UsageError(
+            f"{plan.where.root} has no data set", hint="make it first, without --no-generate, on one host"
+        )
+    dataset.check_same(plan.where.root, there, wanted)
+    return there
+
+
+def needed(plan: TrainingPlan) -> DataSet:
+    return dataset.data_set(plan.scaled, steps=plan.steps, accelerators=plan.world, seed=plan.seed)
+
+
+def feed_of(plan: TrainingPlan, data: DataSet) -> Feed:
+    """Of the first accelerator; the others differ in their number."""
+    scaled = plan.scaled
+    wanted = needed(plan)
+    samples = scaled.samples(plan.steps, plan.world)
+    return Feed(
+        where=plan.where,
+        data=data,
+        files=wanted.files,
+        samples=samples,
+        rank=0,
+        world=plan.world,
+        batch=scaled.batch,
+        readers=scaled.readers if plan.readers is None else plan.readers,
+        steps=plan.steps,
+        handed_bytes=scaled.handed_bytes,
+        shuffle=plan.shuffled,
+        seed=plan.seed,
+    )
+
+
+def result(
+    plan: TrainingPlan,
+    data: DataSet,
+    files: dict[str, int],
+    times: Sequence[Sequence[EpochTimes]],
+    *,
+    page_cache: str,
+) -> TrainingResult:
+    scaled = plan.scaled
+    epochs = [epoch_of(number, each, batch=scaled.batch) for number, each in enumerate(times, start=1)]
+    used = needed(plan)
+    share = used.files * used.samples_a_file / (data.files * data.samples_a_file)
+    size, memory = round(sum(files.values()) * min(1.0, share)), plan.hosts.count * pagecache.memory_bytes()
+    setting = workloads.Setting(
+        sizes=plan.sizes,
+        times=plan.times,
+        dataset_bytes=size,
+        memory_bytes=memory,
+        steps=plan.steps,
+        epochs=plan.epochs,
+        shuffle=plan.shuffled,
+        cache_dropped=page_cache == pagecache.DROPPED,
+    )
+    kept = workloads.rules(scaled, setting)
+    au, failed = sum(one.au for one in epochs) / len(epochs), sum(one.failed for one in epochs)
+    return TrainingResult(
+        called=workloads.called(scaled, kept),
+        workload=scaled.name,
+        format=scaled.format,
+        where=plan.where.root + (f" (by {plan.where.kind})" if plan.where.kind != "folder" else ""),
+        accelerator=plan.accelerator,
+        accelerators=plan.world,
+        hosts=plan.hosts.count,
+        readers=scaled.readers if plan.readers is None else plan.readers,
+        batch=scaled.batch,
+        compute_s=scaled.compute_s[plan.accelerator],
+        sizes=plan.sizes,
+        times=plan.times,
+        shuffle=plan.shuffled,
+        files=used.files,
+        samples=scaled.samples(plan.steps, plan.world),
+        dataset_bytes=size,
+        memory_bytes=memory,
+        steps=plan.steps,
+        epochs=epochs,
+        au=au,
+        au_needed=scaled.au_needed,
+        passed=au >= scaled.au_needed and not failed,
+        failed=failed,
+        page_cache=page_cache,
+        rules=kept,
+        notes=_notes(plan, epochs),
+    )
+
+
+def _notes(plan: TrainingPlan, epochs: Sequence[Epoch]) -> list[str]:
+    wanted_s = plan.scaled.compute_s[plan.accelerator]
+    late = max(one.compute_s for one in epochs) / wanted_s - 1
+    if late < LATE_SHARE:
+        return []
+    more = f"{100 * late:.0f} %"
+    return [f"compute took up to {more} longer than it should: the processors are busy, which flatters AU"]
+
+
+def steps_by_the_rules(plan: TrainingPlan) -> int:
+    """As many as make the data set as large as MLPerf Storage asks for."""
+    one = plan.scaled
+    wanted = workloads.MEMORY_MULTIPLE * pagecache.memory_bytes() * plan.hosts.count
+    return max(workloads.STEPS_MIN, math.ceil(wanted / (one.sample_bytes * one.samples(1, plan.world))))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def need_torch(command: str) -> None:
+    """NotSupportedError where what the benchmark needs is not installed."""
+    import importlib.util
+
+    for name in ("torch", "numpy", "google_crc32c"):
+        if importlib.util.find_spec(name) is None:
+            raise NotSupportedError(
+                command, why=f"{name} is not installed", hint="pip install 'headrace[bench]'"
+            )
+
+
+def _check(plan: TrainingPlan) -> None:
+    if plan.accelerator not in ACCELERATORS:
+        raise UsageError(f"--accelerator {plan.accelerator}", why="unknown", hint=", ".join(ACCELERATORS))
+    numbers: dict[str, Any] = {"accelerators": plan.accelerators, "epochs": plan.epochs}
+    for name, value in numbers.items():
+        if value < 1:
+            raise UsageError(f"--{name} {value}", why="1 or more")
+    if plan.steps < 2:
+        raise UsageError(f"--steps {plan.steps}", why="2 or more: the first one does not count")
+    if plan.sizes <= 0 or plan.times <= 0:
+        raise UsageError("--scale", why="above 0")
+    if not 0 <= plan.hosts.number < plan.hosts.count:
+        raise UsageError(f"--host {plan.hosts.number}", why=f"there are {plan.hosts.count}, from 0")
+    if plan.hosts.count > 1:
+        address(plan.hosts.meet)
+
+
+def _check_files(plan: TrainingPlan, data: DataSet, files: dict[str, int]) -> None:
+    lacking = [number for number in range(data.files) if data.name(number) not in files]
+    if lacking:
+        raise UsageError(
+            f"{plan.where.root} lacks {len(lacking)} files",
+            why=f"such as {data.name(lacking[0])}",
+            hint="make the data set again: what is there is kept",
+        )

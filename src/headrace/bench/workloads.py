@@ -1,0 +1,168 @@
+"""The workloads of `headrace bench training`, and what a run of them must keep to be compared with MLPerf Storage.
+
+unet3d, resnet50 and cosmoflow are those of MLPerf Storage v2.0
+(https://github.com/mlcommons/storage, configs/dlio/workload); imagefolder and tokens are ours. Pure: sizes and numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.base.errors import UsageError
+
+ACCELERATORS = ("a100", "h100")
+STEPS_MIN = 500
+"""An epoch's, and
+MEMORY_MULTIPLE times the memory of all hosts: the rules on the data set of the Submission Guidelines, chapter 7."""
+MEMORY_MULTIPLE = 5
+EPOCHS_MIN = 5
+SCALED = "MLPerf Storage workload, scaled"
+UNSCALED = "MLPerf Storage workload"
+OURS = "Headrace's own workload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """sample_bytes: of a sample, the mean; sd_bytes: its standard deviation; sigma: of the logarithm, where sizes are
+    log-normal. samples_a_file: 0 for one file that holds them all. batch: samples a step. readers: loader workers of an
+    accelerator. compute_s: a step's sleep, by accelerator. au_needed: below it a run has not passed. handed_bytes: of a
+    sample, what a loader worker hands to the trainer (for npz what DLIO hands over; for JPEG 224 x 224 pixels; for
+    tfrecords nothing, as TensorFlow's readers are threads of the trainer). shuffled: whatever --shuffle says.
+    mlperf: one of MLPerf's.
+    """
+
+    name: str
+    format: str
+    sample_bytes: float
+    sd_bytes: float = 0.0
+    sigma: float = 0.0
+    samples_a_file: int = 1
+    batch: int
+    readers: int
+    compute_s: dict[str, float]
+    au_needed: float = 0.9
+    handed_bytes: int = 0
+    shuffled: bool = False
+    mlperf: bool = True
+
+    def scaled(self, *, sizes: float, times: float) -> Workload:
+        """Samples by one factor, compute by another."""
+        return replace(
+            self,
+            sample_bytes=self.sample_bytes * sizes,
+            sd_bytes=self.sd_bytes * sizes,
+            handed_bytes=round(self.handed_bytes * sizes),
+            compute_s={name: one * times for name, one in self.compute_s.items()},
+        )
+
+    def samples(self, steps: int, accelerators: int) -> int:
+        return steps * self.batch * accelerators
+
+    def files(self, steps: int, accelerators: int) -> int:
+        """So many that each accelerator has its steps. A loader worker of tfrecords with many samples cuts batches out
+        of its own files and leaves out what is not a whole one, so each gets as many files as its steps need."""
+        if not self.samples_a_file:
+            return 1
+        if self.samples_a_file == 1:
+            return self.samples(steps, accelerators)
+        each = -(-steps // self.readers)
+        return accelerators * self.readers * -(-each * self.batch // self.samples_a_file)
+
+    def steps(self, files: int, accelerators: int, *, samples: int = 0) -> int:
+        """Of an epoch, the same for each accelerator. samples: of the one file, where there is one."""
+        if not self.samples_a_file:
+            return samples // accelerators // self.batch
+        each = files // accelerators
+        if self.samples_a_file == 1:
+            return each // self.batch
+        shares = [len(range(reader, each, self.readers)) for reader in range(self.readers)]
+        return sum(share * self.samples_a_file // self.batch for share in shares)
+
+
+WORKLOADS: dict[str, Workload] = {
+    one.name: one
+    for one in (
+        Workload(
+            name="unet3d", format="npz", sample_bytes=146_600_628, sd_bytes=68_341_808, batch=7, readers=4,
+            compute_s={"a100": 0.636, "h100": 0.323}, handed_bytes=2_097_152,
+        ),
+        Workload(
+            name="resnet50", format="tfrecord", sample_bytes=114_660, samples_a_file=1251, batch=400, readers=8,
+            compute_s={"a100": 0.435, "h100": 0.224},
+        ),
+        Workload(
+            name="cosmoflow", format="tfrecord", sample_bytes=2_828_486, sd_bytes=71_311, batch=1, readers=4,
+            compute_s={"a100": 0.00551, "h100": 0.00350}, au_needed=0.7,
+        ),
+        Workload(
+            name="imagefolder", format="jpeg", sample_bytes=110_000, sigma=0.5, batch=256, readers=8,
+            compute_s={"a100": 0.435, "h100": 0.224}, handed_bytes=150_528, shuffled=True, mlperf=False,
+        ),
+        Workload(
+            name="tokens", format="tokens", sample_bytes=16_384, samples_a_file=0, batch=64, readers=4,
+            compute_s={"a100": 0.05, "h100": 0.05}, handed_bytes=16_384, shuffled=True, mlperf=False,
+        ),
+    )
+}  # fmt: skip
+
+
+def workload(name: str) -> Workload:
+    """UsageError with those that there are."""
+    if name not in WORKLOADS:
+        raise UsageError(f"workload {name}", why="there is none", hint=", ".join(WORKLOADS))
+    return WORKLOADS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Of a run: what the rules ask for. memory_bytes: of all its hosts."""
+
+    sizes: float
+    times: float
+    dataset_bytes: int
+    memory_bytes: int
+    steps: int
+    epochs: int
+    shuffle: bool
+    cache_dropped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    text: str
+    needed: str
+    found: str
+    kept: bool
+
+
+def rules(one: Workload, run: Setting) -> list[Rule]:
+    """Each with what was found. Chapters are those of the Submission Guidelines of v2.0."""
+    gib = 1 << 30
+    needed, found = MEMORY_MULTIPLE * run.memory_bytes / gib, run.dataset_bytes / gib
+    listed = [
+        Rule(
+            "data set of 5 times the hosts' memory (6.6)",
+            f"{needed:.1f} GiB",
+            f"{found:.1f} GiB",
+            found >= needed,
+        ),
+        Rule("500 steps an epoch (7)", str(STEPS_MIN), str(run.steps), run.steps >= STEPS_MIN),
+        Rule("5 epochs (workload)", str(EPOCHS_MIN), str(run.epochs), run.epochs >= EPOCHS_MIN),
+        Rule(
+            "sizes and times as they are",
+            "1, 1",
+            f"{run.sizes:g}, {run.times:g}",
+            run.sizes == run.times == 1.0,
+        ),
+        Rule("page cache empty before an epoch (ours)", "yes", "yes" if run.cache_dropped else "no", run.cache_dropped),
+    ]  # fmt: skip
+    if one.mlperf:
+        listed.append(Rule("files in a fixed order", "yes", "no" if run.shuffle else "yes", not run.shuffle))
+    return listed
+
+
+def called(one: Workload, kept: list[Rule]) -> str:
+    """What a run may be called. None is an MLPerf result: such are submitted, reviewed, and made by MLPerf's code."""
+    if not one.mlperf:
+        return OURS
+    return UNSCALED if all(rule.kept for rule in kept) else SCALED

@@ -1,0 +1,140 @@
+"""`headrace diagnose`: watches a training job from outside, and says why its GPUs wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
+from headrace.cli import options
+from headrace.cli.render import print_json, say, warn
+
+if TYPE_CHECKING:
+    from headrace.diagnose.sampler import Sampler
+
+PID_SECONDS = 30.0
+COMMAND_SECONDS = 300.0
+KILLED_BASE = 128
+"""A shell's way to say which signal ended a program."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("diagnose", context_settings={"allow_interspersed_args": False})(diagnose)
+
+
+def diagnose(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="The job to start and watch.")
+    ] = None,
+    pid: Annotated[int | None, typer.Option("--pid", metavar="PID", help="A job that runs.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
+        ),
+    ] = None,
+    rate: Annotated[int, typer.Option("--rate", metavar="HZ", help="Looks a second.", min=1, max=200)] = 50,
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev.")
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Say why GPUs wait: watch a training job from outside, and rank what its time is lost to.
+
+    The job and its loader's workers are sampled without a change to their code; docs/diagnose.md says how. The report
+    comes when the job ends, when the time to watch is over (the job then goes on), or with ^C (which a job that was
+    started here gets too). The exit status is the job's own; with --pid it is 0.
+    """
+    from headrace.diagnose.sampler import Sampler
+
+    if (pid is None) == (not command):
+        raise UsageError(
+            "diagnose", why="it takes either a command or --pid", hint="headrace diagnose -- python train.py"
+        )
+    if pid is not None:
+        if not os.path.exists(f"/proc/{pid}/stat"):
+            raise PathNotFoundError(f"process {pid}")
+        sampler = Sampler(pid, _status_of, rate)
+        _watch(sampler, seconds or PID_SECONDS, lambda: False)
+        _report(sampler, timeline, as_json=json)
+        return 0
+    assert command is not None
+    job = _start(command, quiet=json)
+    signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's word is for the job
+    sampler = Sampler(job.pid, _status_of, rate)
+    _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)
+    _report(sampler, timeline, as_json=json)
+    return _status(_end(job))
+
+
+def _start(command: list[str], *, quiet: bool) -> subprocess.Popen[bytes]:
+    """quiet: what it prints goes to stderr, as stdout is for the report."""
+    try:
+        return subprocess.Popen(command, stdout=sys.stderr.fileno() if quiet else None)
+    except FileNotFoundError:
+        raise PathNotFoundError(command[0]) from None
+    except OSError as error:
+        raise UsageError(command[0], why=str(error.strerror)) from None
+
+
+def _watch(sampler: Sampler, limit_s: float, ended: Any) -> None:
+    try:
+        sampler.run(ended, limit_s)
+    except KeyboardInterrupt:
+        warn("^C: the report of what was seen so far follows")
+
+
+def _end(job: subprocess.Popen[bytes]) -> int:
+    """Waits for the job, which the terminal has told of ^C as well."""
+    while True:
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.send_signal(signal.SIGINT)
+
+
+def _status(returned: int) -> int:
+    return KILLED_BASE - returned if returned < 0 else returned
+
+
+def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
+    from headrace.diagnose.attribute import attribute
+    from headrace.diagnose.report import lines_of, value_of
+    from headrace.diagnose.timeline import write_timeline
+
+    recording = sampler.recording()
+    diagnosis = attribute(recording)
+    if timeline is not None:
+        try:
+            write_timeline(recording, timeline)
+        except OSError as error:
+            warn(f"no time line: {timeline}: {error.strerror}")
+    if as_json:
+        print_json(value_of(diagnosis))
+    else:
+        for line in lines_of(diagnosis):
+            say(line)
+
+
+def _status_of(mountpoint: str) -> dict[str, Any] | None:
+    """Of the node behind a mountpoint, of the only one with ""; None when it doesn't answer."""
+    from headrace.cli.target import find_target
+    from headrace.sdk.connection import Connection
+    from headrace.wire.messages import Report, StatusAsk
+
+    try:
+        connection = Connection(find_target(None, None, mountpoint or None).socket, role="cli")
+        try:
+            answer = connection.ask(StatusAsk())
+        finally:
+            connection.close()
+    except HeadraceError:
+        return None
+    return answer.status if isinstance(answer, Report) else None

@@ -1,0 +1,95 @@
+"""The gateways of a node. `up` runs those that the settings name: a process each, started again when it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from headrace.base.errors import HeadraceError
+from headrace.cli.process import Child, start_gateway
+from headrace.cli.render import warn
+from headrace.config.schema import Config
+
+STOP_S = 12.0
+PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """word: of the module, headrace.WORD.main, of the command and of the state. setting: where it listens. certificate:
+    the setting by which it speaks TLS."""
+
+    word: str
+    name: str
+    setting: str
+    certificate: str = ""
+
+    def url(self, config: Config, address: object) -> str:
+        if str(address).startswith("unix:"):
+            return str(address)
+        secure = self.certificate and getattr(config, self.certificate)
+        return f"{'https' if secure else 'http'}://{address}"
+
+
+KINDS = (
+    Kind("s3", "S3 gateway", "s3_address", "s3_tls_certificate"),
+    Kind("webhdfs", "WebHDFS gateway", "webhdfs_address"),
+    Kind("rest", "REST API", "rest_address", "tls_certificate"),
+)
+WORDS = tuple(kind.word for kind in KINDS)
+
+
+def kind_of(word: str) -> Kind:
+    return next(kind for kind in KINDS if kind.word == word)
+
+
+def wanted(config: Config) -> list[Kind]:
+    """Those that the settings give an address."""
+    return [kind for kind in KINDS if getattr(config, kind.setting)]
+
+
+class KeptGateway:
+    """Its clients try again by themselves, so one that ended is started again and nothing else happens."""
+
+    def __init__(self, kind: Kind, config: Config, socket: str, log_path: str) -> None:
+        self.kind = kind
+        self._config, self._socket, self._log_path = config, socket, log_path
+        self.child = self._start()
+        self.again_at_s: float | None = None
+        self._running = True
+
+    def _start(self) -> Child:
+        return start_gateway(self.kind.name, self.kind.word, self._config, self._socket, self._log_path)
+
+    def descriptors(self) -> list[int]:
+        """To wait for."""
+        return [self.child.ready_fd, self.child.exit_fd] if self._running else []
+
+    def look(self, ready: list[int]) -> None:
+        if self.again_at_s is not None and time.monotonic() >= self.again_at_s:
+            self.again_at_s = None
+            self.child, self._running = self._start(), True
+        if not self._running:
+            return
+        try:
+            if self.child.ready_fd in ready:
+                self.child.hear()
+            if self.child.exit_fd not in ready:
+                return
+            why = f"status {self.child.process.wait()}"
+        except HeadraceError as error:
+            why = str(error)
+        self.stop(1)
+        self.again_at_s = time.monotonic() + PAUSE_S
+        warn(f"the {self.kind.name} ended: {why} (started again in {PAUSE_S:.0f} s)")
+
+    def stop(self, patience_s: float = STOP_S) -> None:
+        if self._running:
+            self._running = False
+            self.child.stop(patience_s)
+
+
+def log_to_stderr(level: str) -> None:
+    """Of a gateway that runs in the command's own process."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -1,0 +1,136 @@
+"""What this node believes an origin has at a path: by its table, by what the layer's files replace, by the index; and
+what it asks, where none of them can know. Each put and removal is conditional on it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import NotSupportedError, PathNotFoundError
+from headrace.base.model import Entry, Kind, Version
+from headrace.layer.known import KnownTable, Row
+from headrace.layer.upper import Base, Upper, base_at, drop_base, is_whiteout, set_base
+from headrace.layer.written import is_written
+from headrace.namespace.mounts import Mount
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Absent, Condition, Origin
+
+
+class Believed:
+    """ask_others: what they persisted in this node's place is in the table then. On the node's loop."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: KnownTable,
+        *,
+        ask_others: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._ask_others = ask_others
+        self.settle_elsewhere: Callable[[bytes, Version], Awaitable[Version | None]] = _never_there
+        """To be set where there are other nodes: what the origin has of a file that one of them wrote."""
+
+    def place(self, path: bytes) -> tuple[Mount, str]:
+        """The mount, and the key below its origin."""
+        found = self._namespace.place_of(path)
+        if found is None:
+            raise NotSupportedError(
+                os.fsdecode(path), why="no origin is attached there", hint="--write local"
+            )
+        return found
+
+    async def settle_base(self, path: bytes, at: bytes) -> bool:
+        """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
+        version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
+        asked now."""
+        base = base_at(at, path)
+        if base is None or not is_written(base):
+            return True
+        version = await self.settle_elsewhere(path, base)
+        with self._upper.lock:
+            if base_at(at, path) != base:
+                return True
+            if version is not None:
+                set_base(at, Base(path, version))
+                self._namespace.was_put(path, version)
+            elif not is_whiteout(os.lstat(at)):  # a whiteout without a base would stand for whatever is there
+                drop_base(at, path)
+            return version is not None
+
+    async def resolved(self, row: Row | None, origin: Origin, key: str, deadline: Deadline) -> Row | None:
+        """What became of a put, or a removal, that had begun when its node died, or its answer was lost: the row as if
+        it had been noted, when the origin has the object, or has it no more; the file may be another one by now."""
+        if row is None or not row.begun or row.is_directory:
+            return row
+        try:
+            info = await origin.head(key, deadline=deadline)
+        except PathNotFoundError:
+            return self._note(Row.removed(row.path, row.version)) if row.is_removal else row
+        told = info.attributes
+        if told is None or info.version.size_bytes != row.size_bytes:
+            return row
+        if told.put_id != row.put_id if told.put_id else told.mtime_ns != row.mtime_ns:
+            return row
+        return self._note(replace(row, version=info.version, begun=False))
+
+    def _note(self, row: Row) -> Row:
+        self._known.note(row)
+        return row
+
+    def condition(self, path: bytes, row: Row | None, base: Version | None) -> Condition:
+        """Of a put. base: what the file says that it replaces."""
+        if row is None:
+            return base or Absent()
+        if row.is_there and not row.is_directory:
+            return row.version
+        if base is None or row.was_removed(base) or not self._shows(path, base):
+            return Absent()
+        return base
+
+    def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
+        """The origin's version that what is at a path stands for, or hides; None: there is none."""
+        row = self._known.get(path)
+        if stat.S_ISREG(found.st_mode):
+            condition = self.condition(path, row, base_at(at, path))
+            return condition if isinstance(condition, Version) else None
+        if is_whiteout(found):
+            return self.version_to_remove(path, at, row, self._namespace.known(path))
+        return base_at(at, path)
+
+    def _shows(self, path: bytes, version: Version | None) -> bool:
+        """Whether the index has that version there: then somebody put it after whatever we did."""
+        entry = self._namespace.known(path)
+        return version is not None and entry is not None and entry.version == version
+
+    async def others_put(self, path: bytes) -> bool:
+        """Whether what the origin has is an earlier state of what is here, which another node put in this one's
+        place."""
+        before = self._known.get(path)
+        await self._ask_others()
+        return self._known.get(path) != before
+
+    def version_to_remove(
+        self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
+    ) -> Version | None:
+        if row is not None and row.is_there and not row.is_directory:
+            return row.version
+        base = base_at(at, path)
+        if base is not None and (row is None or (self._shows(path, base) and not row.was_removed(base))):
+            return base
+        if row is not None and row.is_absent:
+            return None  # it was removed; what the name means since then is somebody else's
+        if entry is None or entry.kind is not Kind.FILE or is_written(entry.version):
+            return None
+        return entry.version
+
+
+async def _never_there(path: bytes, version: Version) -> Version | None:
+    return None

@@ -1,0 +1,111 @@
+"""Paths of the upper layer that their origins may not have yet: since when, when each is looked at, how many bytes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+BACKOFF_S_MAX = 60.0
+ERRORS_SHOWN_MAX = 20
+
+
+@dataclass(slots=True)
+class Dirty:
+    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtyPaths.resize`."""
+
+    since_s: float
+    due_s: float
+    size_bytes: int = 0
+    attempts: int = 0
+    error: str = ""
+
+    def failed(self, why: str) -> None:
+        """It is looked at again later, each time later still."""
+        self.attempts += 1
+        self.error = why
+        self.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
+
+
+class DirtyPaths:
+    def __init__(self) -> None:
+        self._all: dict[bytes, Dirty] = {}
+        self._size_bytes = 0
+
+    def __contains__(self, path: bytes) -> bool:
+        return path in self._all
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._all)
+
+    def __getitem__(self, path: bytes) -> Dirty:
+        return self._all[path]
+
+    def get(self, path: bytes) -> Dirty | None:
+        return self._all.get(path)
+
+    def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> Dirty:
+        """One that is known stays as it is."""
+        one = self._all.get(path)
+        if one is None:
+            one = self._all[path] = Dirty(now_s, now_s + delay_s, size_bytes)
+            self._size_bytes += size_bytes
+        return one
+
+    def resize(self, one: Dirty, size_bytes: int) -> None:
+        self._size_bytes += size_bytes - one.size_bytes
+        one.size_bytes = size_bytes
+
+    def drop(self, path: bytes, only: Dirty | None = None) -> None:
+        """only: not if it was made dirty anew since that one."""
+        one = self._all.get(path)
+        if one is not None and only in (None, one):
+            self._size_bytes -= one.size_bytes
+            del self._all[path]
+
+    def hasten(self, path: bytes) -> None:
+        """All at and below it are due."""
+        for one in self.below(path):
+            self._all[one].due_s = 0.0
+
+    def postpone(self, paths: Iterable[bytes], delay_s: float) -> None:
+        for path in paths:
+            if path in self._all:
+                self._all[path].due_s = time.monotonic() + delay_s
+
+    def due(self, now_s: float, most: int) -> list[bytes]:
+        return [path for path, one in self._all.items() if one.due_s <= now_s][:most]
+
+    def next_due_s(self) -> float | None:
+        return min((one.due_s for one in self._all.values()), default=None)
+
+    def below(self, path: bytes, since_s: float | None = None) -> list[bytes]:
+        """At and below it. since_s: those that are so old at least."""
+        prefix = path.rstrip(b"/") + b"/"
+        return [
+            name
+            for name, one in self._all.items()
+            if (name.startswith(prefix) or name == path) and (since_s is None or one.since_s <= since_s)
+        ]
+
+    def waiting(self, path: bytes) -> tuple[int, int]:
+        """Names and bytes at and below it."""
+        if path == b"/":
+            return len(self._all), self._size_bytes
+        mine = self.below(path)
+        return len(mine), sum(self._all[one].size_bytes for one in mine)
+
+    def failing(self, path: bytes) -> list[tuple[str, str]]:
+        """Those of them that failed: (path, reason)."""
+        found = [(os.fsdecode(one), self._all[one].error) for one in self.below(path)]
+        return [(one, error) for one, error in found if error]
+
+    def status(self) -> dict[str, object]:
+        now_s = time.monotonic()
+        return {
+            "dirty": len(self._all),
+            "dirty_bytes": self._size_bytes,
+            "oldest_s": round(max((now_s - one.since_s for one in self._all.values()), default=0.0), 1),
+            "errors": [list(one) for one in self.failing(b"/")[:ERRORS_SHOWN_MAX]],
+        }

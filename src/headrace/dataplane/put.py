@@ -1,0 +1,296 @@
+"""A file of the upper layer to its origin. The steps, and what a crash after each leaves, are in docs/format.md.
+
+Of small files a request is what costs: so what comes before it and after it is done for many at one time, those that
+happen to be at the same step. On the node's loop; what touches the disk for long runs in `threads`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from headrace.base import failpoint
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    ConflictError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NotADirectoryPathError,
+    PathNotFoundError,
+    StoreError,
+)
+from headrace.base.model import Attributes, Version
+from headrace.dataplane.aside import Aside
+from headrace.dataplane.batches import Batches
+from headrace.dataplane.believed import Believed
+from headrace.dataplane.work import size_of
+from headrace.layer.calls import begin_write_back, may_be_written, write_back
+from headrace.layer.extras import extras_of
+from headrace.layer.known import ABSENT, KnownTable, Row
+from headrace.layer.upper import Upper, base_at, seen_at
+from headrace.layer.written import is_written
+from headrace.namespace.tree import Namespace
+from headrace.origin.origin import Condition, Origin
+from headrace.origin.source import FileSource
+
+COMPARE_BYTES = 8 << 20
+CONTENT_BYTES_MAX = 256 << 10
+"""Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
+time are in memory."""
+CTIME_TICK_NS = 20_000_000
+"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
+OPENED_TOGETHER_MAX = 8
+"""A thread opens them one by one."""
+LANDED_TOGETHER_MAX = 64
+FEW = 4
+LAND_DELAY_S = 0.004
+"""What more than a few puts wait for others, so that a transaction is shared: while so many are under way, another one
+takes longer than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
+    it, when it was removed."""
+
+    size_bytes: int
+    changed: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """base: what the file replaces."""
+
+    path: bytes
+    source: FileSource
+    found: os.stat_result
+    base: Version | None
+
+    def close(self) -> None:
+        os.close(self.source.file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A file whose put has begun, for the table says so."""
+
+    opened: _Opened
+    condition: Condition
+    put_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    path: bytes
+    found: os.stat_result
+    version: Version
+
+
+class Puts:
+    """limit_s: of one object, by its bytes."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        upper: Upper,
+        known: KnownTable,
+        believed: Believed,
+        threads: Executor,
+        *,
+        limit_s: Callable[[int], float],
+        aside: Aside,
+    ) -> None:
+        self._namespace = namespace
+        self._upper = upper
+        self._known = known
+        self._believed = believed
+        self._threads = threads
+        self._limit_s = limit_s
+        self._aside = aside
+        self._under_way = 0
+        self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
+        self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
+        self._landing = Batches(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
+
+    async def put(self, path: bytes) -> Put | None:
+        """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
+        file as dirty as it was."""
+        mount, key = self._believed.place(path)
+        opened = await self._opened(path)
+        if opened is None:
+            return None
+        self._under_way += 1
+        try:
+            landed = await self._put_opened(opened, mount.origin, key)
+            if landed is None:
+                return None
+            return await self._landing.one(landed, soon=self._under_way <= FEW)
+        finally:
+            self._under_way -= 1
+            opened.close()
+
+    async def _opened(self, path: bytes) -> _Opened | None:
+        """Not before what it replaces is something that the origin has."""
+        at = self._upper.at(path)
+        while True:
+            opened = await self._open(path, at)
+            if opened is None or opened.base is None or not is_written(opened.base):
+                return opened
+            opened.close()
+            await self._believed.settle_base(path, at)
+
+    async def _open(self, path: bytes, at: bytes) -> _Opened | None:
+        """A large one has a thread for itself: it may have to wait for the disk."""
+        return await self._opening.one(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
+
+    async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, _open_settled, self._upper, paths
+        )
+
+    async def _put_opened(
+        self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
+    ) -> _Landed | None:
+        path, source, found = opened.path, opened.source, opened.found
+        deadline = Deadline.after(self._limit_s(found.st_size))
+        await self._believed.resolved(self._known.get(path), origin, key, deadline)
+        begun = await self._beginning.one(opened, soon=True)
+        failpoint.hit("persist.begun")
+        extras = extras_of(source.file, found)
+        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id, extras=extras)
+        try:
+            info = await origin.put(
+                key, source, condition=begun.condition, attributes=attributes, deadline=deadline
+            )
+            version = info.version
+        except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
+            same = await self._same_at_origin(origin, key, source, deadline)
+            if same is None and not asked and await self._believed.others_put(path):
+                return await self._put_opened(opened, origin, key, asked=True)
+            if same is None:
+                self._aside.check_way(path, error)
+                self._aside.keep(path, found, str(error))
+                return None
+            version = same
+        failpoint.hit("persist.put")
+        return _Landed(path, found, version)
+
+    async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
+        """Before any of them is put, the table says so of all."""
+        begun: list[_Begun | Exception] = []
+        rows = []
+        for one in files:
+            condition = self._believed.condition(one.path, self._known.get(one.path), one.base)
+            failpoint.hit("persist.chosen")
+            row = self._known.get(one.path)
+            last = ABSENT if row is None else row.last_removed
+            before = condition if isinstance(condition, Version) else last
+            rows.append(_row_of(one.path, one.found, before, begun=True))
+            begun.append(_Begun(one, condition, rows[-1].put_id))
+        self._known.note_all(rows)
+        return begun
+
+    async def _land_all(self, landed: list[_Landed]) -> list[Put | Exception]:
+        """The origin has them: names and table say so, in one step for everybody who changes names."""
+        with self._upper.lock:
+            # those that were removed meanwhile must not come back
+            hidden = [self._upper.hide_missing(one.path, one.version) for one in landed]
+            with self._namespace.together():
+                for one in landed:
+                    self._namespace.was_put(one.path, one.version, _attributes_of(one.found))
+            failpoint.hit("persist.shown")
+            rows = [_row_of(one.path, one.found, one.version) for one in landed]
+            self._known.note_all(rows)
+            now = [seen_at(self._upper.at(one.path)) for one in landed]
+        failpoint.hit("persist.noted")
+        puts: list[Put | Exception] = []
+        for row, hides, seen in zip(rows, hidden, now, strict=True):
+            changed = [] if seen is not None and row.describes(seen) else [row.path]
+            puts.append(Put(row.size_bytes, changed if hides is None else [*changed, hides]))
+        return puts
+
+    async def _same_at_origin(
+        self, origin: Origin, key: str, source: FileSource, deadline: Deadline
+    ) -> Version | None:
+        """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
+        put the same."""
+        loop = asyncio.get_running_loop()
+        try:
+            version = (await origin.head(key, deadline=deadline)).version
+            if version.size_bytes != source.size_bytes:
+                return None
+            for start in range(0, source.size_bytes, COMPARE_BYTES):
+                end = min(source.size_bytes, start + COMPARE_BYTES)
+                theirs = await origin.read_range(key, start, end, version=version, deadline=deadline)
+                ours = await loop.run_in_executor(self._threads, source.pread, start, end)
+                if bytes(theirs) != bytes(ours):
+                    return None
+        except PathNotFoundError:
+            return None
+        return version
+
+
+def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
+    """Files as they are put, and the content of small ones; None where there is no file any more. Who takes them
+    closes them. Their dirty pages are on their way to the disk, and no store into a mapping of one, nor a change within
+    the tick of the last one, can fail to show in its ctime from here on."""
+    files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
+    age_ns = min((time.time_ns() - os.fstat(fd).st_ctime_ns for fd in files.values()), default=CTIME_TICK_NS)
+    if 0 <= age_ns < CTIME_TICK_NS:
+        time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+    with upper.lock:  # who opens one of them has it
+        written = {path for path, fd in files.items() if may_be_written(fd)}
+    return [
+        _settled(path, files[path], may_change=path in written) if path in files else None for path in paths
+    ]
+
+
+def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceError:
+    name = os.fsdecode(path)
+    try:
+        if may_change:
+            write_back(fd)
+        else:
+            begin_write_back(fd)  # there is no mapping to be protected: nobody has to wait for the disk
+        found = os.fstat(fd)
+        content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
+        if content is not None and len(content) != found.st_size:
+            content = None
+        source = FileSource(fd, found.st_size, name=name, content=content)
+        return _Opened(path, source, found, base_at(fd, path))
+    except OSError as error:
+        os.close(fd)
+        return StoreError(name, why=os.strerror(error.errno or 0))
+
+
+def _open_file(at: bytes) -> int | None:
+    try:
+        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _close(opened: _Opened | None) -> None:
+    if opened is not None:
+        opened.close()
+
+
+def _attributes_of(found: os.stat_result) -> Attributes:
+    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+
+def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:
+    return Row(
+        *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
+    )

@@ -1,0 +1,213 @@
+"""What a Python stack says a thread does: one table of rules, no system call.
+
+A rule knows libraries by the end of a file's path and the last word of a function's name, so that it holds for every
+installation. Names of classes are known from Python 3.11 on, and are not needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import IntEnum, StrEnum
+from functools import lru_cache
+
+from headrace.diagnose.recording import Frame
+
+Stack = tuple[Frame, ...]
+
+
+class Phase(IntEnum):
+    """What a trainer's main thread does. Of the phases that its frames name, the smallest counts: a transform that is a
+    torch module runs below FETCH, and a save below FORWARD."""
+
+    CHECKPOINT = 1
+    LOADER_START = 2
+    FETCH = 3  # the data set itself, in the trainer's process
+    UNPACK = 4  # takes a batch that came apart
+    WAIT_DATA = 5
+    IMPORT = 6
+    BACKWARD = 7
+    OPTIMIZER = 8
+    FORWARD = 9
+    COPY = 10
+    OWN = 11  # the script's own code
+
+
+class Work(StrEnum):
+    """What a thread that prepares samples is at."""
+
+    DECODE = "decoding"
+    TRANSFORM = "transforms"
+    COLLATE = "collating"
+    NETWORK = "network"
+    PACK = "packing"
+    IDLE = "idle"  # a worker without an order
+    OWN = "the data set's own code"
+
+
+_NAME = str
+_PHASES: tuple[tuple[Phase, str, _NAME], ...] = (
+    (Phase.CHECKPOINT, r"torch/serialization\.py", r"save|_save|_legacy_save"),
+    (Phase.CHECKPOINT, r"torch/distributed/checkpoint/.*", r"\w*save\w*|\w*write\w*|\w*stage\w*"),
+    (Phase.CHECKPOINT, r"safetensors/\w+\.py", r"save\w*"),
+    (Phase.CHECKPOINT, r"headrace/checkpoint/.*", r"save|stage|wait"),
+    (Phase.CHECKPOINT, r".*", r"save_checkpoint|_?save_pretrained|dump_checkpoint|save_state_dict"),
+    (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"__init__|_get_iterator|_?shutdown_workers?"),
+    (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"_reset|__del__|_shutdown_worker"),
+    (Phase.FETCH, r"torch/utils/data/_utils/fetch\.py", r"fetch"),
+    (Phase.UNPACK, r"torch/multiprocessing/reductions\.py", r"rebuild_\w+"),
+    (Phase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
+    (Phase.WAIT_DATA, r"torch/utils/data/dataloader\.py", r"_next_data|_get_data|_try_get_data|__next__"),
+    (Phase.BACKWARD, r"torch/_tensor\.py|torch/autograd/.*", r"backward|_engine_run_backward"),
+    (Phase.OPTIMIZER, r"torch/optim/.*", r".*"),
+    (Phase.OPTIMIZER, r"torch/nn/utils/clip_grad\.py", r".*"),
+    (Phase.FORWARD, r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl"),
+    (Phase.COPY, r"torch/nn/modules/module\.py", r"to|cuda|convert"),
+    (Phase.COPY, r".*", r"send_to_device|move_data_to_device|batch_to_device|_prepare_inputs"),
+    (Phase.COPY, r"torch/utils/data/_utils/pin_memory\.py", r"pin_memory"),
+    (Phase.IMPORT, r"<frozen importlib\._bootstrap.*", r".*"),
+)
+
+_WORKS: tuple[tuple[Work, str, _NAME], ...] = (
+    (Work.DECODE, r"(PIL|cv2|imageio|simplejpeg|turbojpeg|nibabel|pydicom|soundfile|librosa|av)/.*", r".*"),
+    (Work.DECODE, r"torchvision/(io|datasets)/.*|torchaudio/.*|torchcodec/.*", r".*"),
+    (Work.DECODE, r"numpy/lib/(_?npyio|_?format)\w*\.py", r".*"),
+    (Work.DECODE, r"(gzip|bz2|lzma|zipfile|tarfile|pickle|json/\w+|_compression)\.py", r".*"),
+    (Work.DECODE, r"(pyarrow|h5py|zarr|numcodecs|tensorflow|tfrecord|webdataset)/.*", r".*"),
+    (Work.TRANSFORM, r"torchvision/transforms/.*|(albumentations|kornia|imgaug|monai|skimage)/.*", r".*"),
+    (Work.TRANSFORM, r"(transformers|tokenizers|sentencepiece)/.*", r".*"),
+    (Work.TRANSFORM, r".*", r"\w*(transform|augment|normali[sz]e|resize|crop|tokenize)\w*"),
+    (Work.DECODE, r".*", r"\w*(decode|decompress|parse|unpack)\w*"),
+    (Work.COLLATE, r"torch/utils/data/_utils/collate\.py", r".*"),
+    (Work.COLLATE, r".*", r"\w*collate\w*"),
+    (
+        Work.PACK,
+        r"multiprocessing/(reduction|connection|queues)\.py",
+        r"dumps|_?send\w*|_feed|put|send_bytes",
+    ),
+    (Work.NETWORK, r"(fsspec|s3fs|gcsfs|adlfs|boto3|botocore|aiobotocore|obstore|smart_open)/.*", r".*"),
+    (Work.NETWORK, r"(urllib3|requests|aiohttp|httpx|httpcore|http|urllib)/.*", r".*"),
+    (Work.NETWORK, r"(socket|ssl)\.py", r".*"),
+)
+_IDLE = re.compile(r"(.*/)?multiprocessing/(queues|connection)\.py")
+_WORKER_LOOP = re.compile(r"(.*/)?torch/utils/data/_utils/worker\.py")
+
+_COPY_LINE = re.compile(r"\.(to|cuda|pin_memory|copy_)\(")
+_SAVE_LINE = re.compile(
+    r"\b(torch|pickle|np|numpy|joblib|orbax)\.(save|dump|savez\w*)\(|\.state_dict\(\)|fsync\("
+)
+_DECODE_LINE = re.compile(
+    r"\b(zlib|gzip|bz2|lzma|zstandard|zstd|lz4|blosc|snappy)\b|imdecode|decode|np\.load\("
+)
+_WAIT_LINE = re.compile(r"\.(acquire|wait|join|result|get|recv|put|select|poll|communicate|sleep)\(")
+_WAITS = re.compile(
+    r"(.*/)?((threading|queue|selectors|subprocess)\.py|(concurrent/futures|multiprocessing|asyncio)/.*)"
+)
+_OURS = re.compile(r"(.*/)?headrace/(sdk|integrations)/.*")
+_POLLS = frozenset(("wait", "poll", "_poll", "select", "accept", "acquire"))
+_TORCH = re.compile(r"(.*/)?torch/(nn|optim|autograd|utils|_\w+|overrides|functional|cuda|amp)\b.*")
+
+
+def last_word(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+@lru_cache(maxsize=65_536)
+def phase_of(stack: Stack) -> Phase | None:
+    """Of a trainer's main thread; None when nothing is known of it."""
+    if not stack:
+        return None
+    found = min((phase for frame in stack for phase in _phases(frame.file, frame.name)), default=Phase.OWN)
+    if found is Phase.IMPORT or found > Phase.FORWARD:
+        line = stack[-1].text
+        if _SAVE_LINE.search(line):
+            return Phase.CHECKPOINT
+        if found is Phase.OWN and _COPY_LINE.search(line):
+            return Phase.COPY
+    return found
+
+
+@lru_cache(maxsize=65_536)
+def work_of(stack: Stack) -> Work:
+    """Of a thread that prepares samples: the innermost frame that a rule knows decides."""
+    if not stack:
+        return Work.OWN
+    if _DECODE_LINE.search(stack[-1].text):
+        return Work.DECODE
+    for at in range(len(stack) - 1, -1, -1):
+        frame = stack[at]
+        if _WORKER_LOOP.fullmatch(frame.file):
+            return Work.IDLE if at + 1 < len(stack) and _idle(stack[at + 1]) else Work.OWN
+        for work, file, name in _compiled_works():
+            if name.fullmatch(last_word(frame.name)) and file.fullmatch(frame.file):
+                if work is Work.PACK and _gets(stack):
+                    break
+                return work
+    return Work.OWN
+
+
+def is_worker(stack: Stack) -> bool:
+    """Whether this is the main thread of a process of torch's loader."""
+    return any(
+        _WORKER_LOOP.fullmatch(frame.file) and last_word(frame.name) == "_worker_loop" for frame in stack
+    )
+
+
+def waits(stack: Stack) -> bool:
+    """Whether the innermost line is a wait that the program asked for, so that sleeping there is no wait for the
+    interpreter's lock."""
+    if not stack:
+        return True
+    return bool(_WAITS.fullmatch(stack[-1].file) or _WAIT_LINE.search(stack[-1].text))
+
+
+def asks_headrace(stack: Stack) -> bool:
+    """Whether it is below a call of Headrace's library, so that what it waits for is this host's node."""
+    return any(_OURS.fullmatch(frame.file) for frame in stack)
+
+
+def polls(stack: Stack) -> bool:
+    """Whether the innermost line waits for a message: a thread that runs there was woken just now."""
+    return bool(stack) and last_word(stack[-1].name) in _POLLS and bool(_WAITS.fullmatch(stack[-1].file))
+
+
+def in_torch(stack: Stack) -> bool:
+    """Whether the innermost line belongs to torch's own Python: what a step costs besides arithmetic."""
+    return bool(stack) and bool(_TORCH.fullmatch(stack[-1].file))
+
+
+def innermost_own(stack: Stack) -> Frame | None:
+    """The innermost frame that is no library's: what to show a user."""
+    for frame in reversed(stack):
+        if "site-packages" not in frame.file and not re.search(r"/lib/python\d|^<", frame.file):
+            return frame
+    return stack[-1] if stack else None
+
+
+def _idle(frame: Frame) -> bool:
+    return bool(_IDLE.fullmatch(frame.file)) and last_word(frame.name) in ("get", "poll", "_poll", "wait")
+
+
+def _gets(stack: Stack) -> bool:
+    return any(last_word(frame.name) == "get" for frame in stack)
+
+
+@lru_cache(maxsize=1)
+def _compiled_phases() -> tuple[tuple[Phase, re.Pattern[str], re.Pattern[str]], ...]:
+    return tuple((phase, re.compile(f"(.*/)?({file})"), re.compile(name)) for phase, file, name in _PHASES)
+
+
+@lru_cache(maxsize=1)
+def _compiled_works() -> tuple[tuple[Work, re.Pattern[str], re.Pattern[str]], ...]:
+    return tuple((work, re.compile(f"(.*/)?({file})"), re.compile(name)) for work, file, name in _WORKS)
+
+
+@lru_cache(maxsize=16_384)
+def _phases(file: str, name: str) -> tuple[Phase, ...]:
+    return tuple(_matching(file, last_word(name)))
+
+
+def _matching(file: str, word: str) -> Iterator[Phase]:
+    for phase, files, names in _compiled_phases():
+        if names.fullmatch(word) and files.fullmatch(file):
+            yield phase

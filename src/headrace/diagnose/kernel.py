@@ -1,0 +1,218 @@
+"""What the kernel says of processes and their threads, from /proc: states, system calls and what they are about.
+
+Reading another process's `syscall`, `fd` and `mem` needs the right to trace it (the same user, and ptrace_scope 0 or
+CAP_SYS_PTRACE); without it a thread that sleeps is Call.UNKNOWN. Sources: proc(5), and the tables of system calls in
+the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+from headrace.diagnose.recording import Call
+
+THREADS_MAX = 64
+"""Of a process that are looked at, the oldest first; a trainer on a large machine has hundreds that only compute."""
+CALLS_MAX = 24
+"""Of them whose system call is asked for."""
+_WORKER_NAME = b"pt_data_worker"
+
+_X86: dict[Call, tuple[int, ...]] = {
+    Call.READ: (0, 17, 19, 295, 327, 40, 326, 275),
+    Call.OPEN: (2, 3, 4, 5, 6, 21, 78, 89, 217, 257, 262, 267, 269, 332, 437, 439),
+    Call.WRITE: (1, 18, 20, 74, 75, 77, 82, 83, 87, 263, 264, 277, 285, 296, 306, 316, 328),
+    Call.SOCKET: (42, 43, 44, 45, 46, 47, 288, 299, 307),
+    Call.WAIT: (7, 23, 61, 232, 270, 271, 281, 247, 441),
+    Call.LOCK: (202, 449, 454, 455, 456),
+    Call.SLEEP: (35, 230),
+}
+_GENERIC: dict[Call, tuple[int, ...]] = {
+    Call.READ: (63, 65, 67, 69, 71, 76, 285, 286),
+    Call.OPEN: (17, 48, 56, 57, 61, 78, 79, 80, 291, 437, 439),
+    Call.WRITE: (34, 35, 38, 46, 47, 64, 66, 68, 70, 81, 82, 83, 84, 276, 287),
+    Call.SOCKET: (202, 203, 206, 207, 211, 212, 242, 243, 269),
+    Call.WAIT: (20, 21, 22, 72, 73, 95, 260, 441),
+    Call.LOCK: (98, 449, 454, 455, 456),
+    Call.SLEEP: (101, 115),
+}
+_TABLE = _X86 if platform.machine() in ("x86_64", "AMD64") else _GENERIC
+_CALL = {number: call for call, numbers in _TABLE.items() for number in numbers}
+_ON_DESCRIPTOR = frozenset(
+    (0, 1, 3, 5, 17, 18, 19, 20, 74, 75, 77, 78, 217, 285, 295, 296, 327, 328)
+    if _TABLE is _X86
+    else (46, 47, 57, 61, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83, 286, 287)
+)
+"""Calls whose first argument is the descriptor of what they are about."""
+_PATH_FIRST = frozenset((2, 4, 6, 21, 82, 83, 87, 89) if _TABLE is _X86 else ())
+_PATH_SECOND = frozenset(
+    (257, 262, 267, 269, 332, 437, 439) if _TABLE is _X86 else (48, 56, 78, 79, 291, 437, 439)
+)
+_PATH_BYTES_MAX = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    tid: int
+    call: Call
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """threads: the main one first."""
+
+    pid: int
+    threads: tuple[ThreadState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process of the job."""
+
+    pid: int
+    parent: int
+    command: str
+    loads: bool
+    """The kernel knows its main thread by the name that torch gives to workers."""
+    python: bool
+
+
+def tree(root: int) -> list[Found]:
+    """The process and all below it, parents before their children. Those that end meanwhile may be left out."""
+    found: list[Found] = []
+    pending = [(root, 0)]
+    while pending:
+        pid, parent = pending.pop(0)
+        one = _look(pid, parent)
+        if one is None:
+            continue
+        found.append(one)
+        pending += [(child, pid) for child in _children(pid)]
+    return found
+
+
+def state_of(pid: int, *, all_threads: bool) -> ProcessState | None:
+    """None when the process has gone."""
+    fields = _stat(f"/proc/{pid}/stat")
+    if fields is None or fields[0] in "ZX":
+        return None
+    threads = [_thread(pid, pid, fields[0])]
+    if all_threads and int(fields[17]) > 1:
+        threads += _other_threads(pid)
+    return ProcessState(pid, tuple(threads))
+
+
+def may_trace(pid: int) -> bool:
+    """Whether this process is told the other's system calls."""
+    try:
+        with open(f"/proc/{pid}/syscall", "rb") as file:
+            file.read()
+    except OSError:
+        return False
+    return True
+
+
+def bytes_read(pid: int) -> int:
+    """By its read calls, sockets and pipes with them; 0 when it isn't told."""
+    try:
+        with open(f"/proc/{pid}/io") as file:
+            return int(file.readline().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _other_threads(pid: int) -> list[ThreadState]:
+    try:
+        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid)
+    except OSError:
+        return []
+    threads = []
+    for number, tid in enumerate(tids[:THREADS_MAX]):
+        fields = _stat(f"/proc/{pid}/task/{tid}/stat")
+        if fields is not None:
+            threads.append(_thread(pid, tid, fields[0], asked=number < CALLS_MAX))
+    return threads
+
+
+def _thread(pid: int, tid: int, state: str, *, asked: bool = True) -> ThreadState:
+    if state == "R":
+        return ThreadState(tid, Call.RUN)
+    if not asked:
+        return ThreadState(tid, Call.UNKNOWN)
+    try:
+        with open(f"/proc/{pid}/task/{tid}/syscall", "rb") as file:
+            words = file.read().split()
+    except OSError:
+        return ThreadState(tid, Call.UNKNOWN)
+    if not words or words[0] == b"running":
+        return ThreadState(tid, Call.RUN)
+    number = int(words[0])
+    if number == -1:  # asleep, and not in a call: it waits for a page
+        return ThreadState(tid, Call.FAULT)
+    call = _CALL.get(number, Call.OTHER)
+    path = _path(pid, number, words)
+    if path.startswith(("pipe:", "anon_inode:")):
+        return ThreadState(tid, Call.WAIT)
+    if path.startswith("socket:"):
+        return ThreadState(tid, Call.SOCKET)
+    return ThreadState(tid, call, path)
+
+
+def _path(pid: int, number: int, words: list[bytes]) -> str:
+    """What a call is about: what a descriptor is open on, or a path that was handed in."""
+    try:
+        if number in _ON_DESCRIPTOR:
+            return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+        if number in _PATH_FIRST:
+            return _text_at(pid, int(words[1], 16))
+        if number in _PATH_SECOND:
+            name = _text_at(pid, int(words[2], 16))
+            at = int(words[1], 16) & 0xFFFFFFFF
+            if name.startswith("/"):
+                return name
+            folder = "cwd" if at == 0xFFFFFF9C else f"fd/{at}"  # AT_FDCWD is -100
+            return os.path.join(os.readlink(f"/proc/{pid}/{folder}"), name).rstrip("/")
+    except (OSError, ValueError, IndexError):
+        pass
+    return ""
+
+
+def _text_at(pid: int, address: int) -> str:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        end = min(_PATH_BYTES_MAX, 4096 - address % 4096)  # the next page may not be there
+        return os.fsdecode(os.pread(memory.fileno(), end, address).split(b"\0", 1)[0])
+
+
+def _stat(path: str) -> list[str] | None:
+    """Fields from the state on, which is number 3 in proc(5)."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError:
+        return None
+    return text[text.rindex(b")") + 2 :].decode().split()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{tid}/children") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def _look(pid: int, parent: int) -> Found | None:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            name = file.read().strip()
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return None
+    return Found(pid, parent, command, name.startswith(_WORKER_NAME), program.startswith("python"))

@@ -1,0 +1,296 @@
+"""From a request to its answer: which operation of the table (`wire/api.py`), who asks, JSON in and out.
+
+What an operation does is in files.py, jobs.py and metrics.py, or one message to the node.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import (
+    HeadraceError,
+    NotAllowedError,
+    OriginError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.http.errors import BadRequestError, Fault, HungUpError
+from headrace.http.messages import Request, Response
+from headrace.rest import metrics, openapi
+from headrace.rest.files import Files, path_of
+from headrace.rest.jobs import Jobs, check_ready
+from headrace.rest.problems import MEDIA_TYPE, Refusal, problem_of, status_of
+from headrace.sdk.paths import Paths
+from headrace.wire.api import (
+    BODY_BYTES_MAX,
+    OPERATIONS,
+    TEXT,
+    TOKEN_HEADER,
+    Cluster,
+    Health,
+    Member,
+    MountRow,
+    Mounts,
+    Operation,
+    Report,
+    Value,
+)
+from headrace.wire.api import Jobs as JobsAnswer
+from headrace.wire.messages import Done, MountAdd, MountList, MountRemove
+from headrace.wire.messages import Mounts as MountsTold
+
+log = logging.getLogger(__name__)
+
+READY_LIMIT_S = 2.0
+_NO_BODY: Iterator[bytes] = iter(())
+Handler = Callable[[Request, Any, Any], Any]
+"""(request, its parameters, its body: a Value, or the pieces) → a Value, a Response, or None."""
+
+
+class Handlers:
+    """What each operation does, for all doors of the process."""
+
+    def __init__(self, paths: Paths) -> None:
+        client = self._client = paths.client
+        files, jobs = Files(paths), Jobs(client)
+        self.table: dict[str, Handler] = {
+            "health": lambda *_: Health(ready=True),
+            "ready": lambda *_: self._ready(),
+            "metrics": lambda *_: Response(
+                200, [("Content-Type", TEXT)], body=metrics.page(client.status()).encode()
+            ),
+            "document": lambda *_: _json_response(200, openapi.text().encode()),
+            "status": lambda *_: Report(client.status()),
+            "cluster": lambda *_: cluster_of(client.status()),
+            "listMounts": lambda *_: Mounts(self._mounts()),
+            "addMount": lambda _, __, body: self._add_mount(body),
+            "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
+            "listJobs": lambda *_: JobsAnswer(jobs.all()),
+            "startJob": lambda _, __, body: jobs.start(
+                msgspec.structs.replace(body, path=_path_text(body.path))
+            ),
+            "getJob": lambda _, query, __: jobs.get(query.id, query.wait_s),
+            "cancelJob": lambda _, query, __: jobs.cancel(query.id),
+            "retryJob": lambda _, query, __: jobs.retry(query.id),
+            "getEntry": lambda _, query, __: files.entry(query),
+            "removeEntry": lambda _, query, __: files.remove(query),
+            "listEntries": lambda _, query, __: files.page(query),
+            "makeDirectory": lambda _, query, __: files.make_directory(query.path),
+            "rename": lambda _, __, body: files.rename(body),
+            "readContent": lambda request, query, _: files.read(request, query.path),
+            "writeContent": files.write,
+        }
+
+    def _ready(self) -> Health:
+        check_ready(self._client, READY_LIMIT_S)
+        return Health(ready=True)
+
+    def _mounts(self) -> list[MountRow]:
+        answer = self._client.ask(MountList())
+        assert isinstance(answer, MountsTold)
+        return [MountRow(row.path, row.url, row.sync_interval_s) for row in answer.rows]
+
+    def _add_mount(self, body: Any) -> MountRow:
+        path = _path_text(body.path)
+        try:
+            self._ask_done(MountAdd(path=path, url=body.url, options=body.options))
+        except OriginError as error:  # who asks has named the origin
+            raise Refusal(422, error) from error
+        found = next((row for row in self._mounts() if row.path == path), None)
+        return found or MountRow(path, body.url, 0.0)
+
+    def _ask_done(self, message: MountAdd | MountRemove) -> None:
+        answer = self._client.ask(message)
+        assert isinstance(answer, Done)
+
+
+class Gateway:
+    """One door's side. token: what who asks must show; "": whoever reaches this door may ask."""
+
+    def __init__(self, handlers: Handlers, token: str) -> None:
+        self._handlers = handlers.table
+        self._token = token.encode()
+
+    def cached(self, request: Request) -> Response | None:
+        return None  # all may wait for the node
+
+    def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        try:
+            one, found = route(request)
+            self._check(request, one)
+            query = _query_of(request, one, found)
+            body = _body_of(request, one, pieces)
+            response = _response(one, self._handlers[one.name](request, query, body))
+        except HungUpError:
+            raise
+        except BadRequestError as error:
+            response = self.refuse(error)
+        except Refusal as refusal:
+            response = _told(refusal.error, refusal.status, refusal.headers)
+        except HeadraceError as error:
+            if status_of(error) >= 500:
+                log.info("request failed path=%s error=%s", request.path, error)
+            response = _told(error)
+        except Exception as error:
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+            response = _told(
+                HeadraceError("request failed", why=f"{type(error).__name__}: a defect, see the log")
+            )
+        if request.method == "HEAD":
+            response.bodiless = True
+            if response.content is None:
+                response.length_bytes = len(response.body)
+        return response
+
+    def refuse(self, error: BadRequestError) -> Response:
+        status = 431 if error.fault is Fault.HEAD_TOO_LARGE else 400
+        return _told(UsageError("request", why=error.message), status)
+
+    def marks(self, response: Response) -> list[tuple[str, str]]:
+        return []
+
+    def clean(self) -> None:
+        pass
+
+    def _check(self, request: Request, one: Operation) -> None:
+        if one.open or not self._token:
+            return
+        scheme, _, shown = request.header(TOKEN_HEADER).partition(" ")
+        known = hmac.compare_digest(shown.strip().encode("utf-8", "surrogateescape"), self._token)
+        if scheme.lower() != "bearer" or not known:
+            error = NotAllowedError("request", why="it shows no token, or a wrong one", hint="see rest_token")
+            raise Refusal(401, error, headers=(("WWW-Authenticate", "Bearer"),))
+
+
+# ---------------------------------------------------------------- in
+
+
+_EXACT = {one.path: {} for one in OPERATIONS if not one.path_names}  # type: dict[str, dict[str, Operation]]
+for _one in OPERATIONS:
+    if not _one.path_names:
+        _EXACT[_one.path][_one.method] = _one
+_WITH_NAMES = [one for one in OPERATIONS if one.path_names]
+
+
+def route(request: Request) -> tuple[Operation, dict[str, str]]:
+    """The operation, and the parameters that stand in the path. Refusal: 404, 405."""
+    path = request.path.decode("utf-8", "surrogateescape")
+    methods = {method: (one, dict[str, str]()) for method, one in _EXACT.get(path, {}).items()}
+    if not methods:
+        for one in _WITH_NAMES:
+            found = _match(one.path, path)
+            if found is not None:
+                methods[one.method] = one, found
+    if not methods:
+        raise PathNotFoundError(f"no operation at {path}"[:300], why="see /openapi.json")
+    method = "GET" if request.method == "HEAD" else request.method
+    if method not in methods:
+        allowed = (("Allow", ", ".join(sorted(methods))),)
+        raise Refusal(
+            405, UsageError(f"{request.method} {path}"[:300], why="not of this path"), headers=allowed
+        )
+    return methods[method]
+
+
+def _match(template: str, path: str) -> dict[str, str] | None:
+    parts, words = path.split("/"), template.split("/")
+    if len(parts) != len(words):
+        return None
+    found = {}
+    for part, word in zip(parts, words, strict=True):
+        if word.startswith("{") and part:
+            found[word[1:-1]] = part
+        elif part != word:
+            return None
+    return found
+
+
+def _query_of(request: Request, one: Operation, found: dict[str, str]) -> Value:
+    known = one.query.__struct_fields__
+    values: dict[str, str] = {}
+    for name, value in request.query:
+        if name not in known or name in values or name in found:
+            raise _malformed(f"parameter {name}"[:300], "not known here, or given twice")
+        values[name] = value
+    try:
+        return msgspec.convert({**values, **found}, one.query, strict=False)
+    except msgspec.ValidationError as error:
+        raise _malformed("parameters", str(error)) from error
+
+
+def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value | Iterator[bytes]:
+    if one.body is None:
+        return _NO_BODY
+    if isinstance(one.body, str):
+        return pieces
+    if request.header("content-type").partition(";")[0].strip().lower() != "application/json":
+        raise Refusal(415, UsageError("body", why="it is not application/json"))
+    data = b""
+    for piece in pieces:
+        data += piece
+        if len(data) > BODY_BYTES_MAX:
+            raise Refusal(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
+    try:
+        return msgspec.convert(json.loads(data), one.body)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise _malformed("body", str(error)[:300]) from error
+
+
+def _malformed(what: str, why: str) -> Refusal:
+    return Refusal(400, UsageError(what, why=why, hint="see /openapi.json"))
+
+
+def _path_text(path: str) -> str:
+    """As the node takes it."""
+    return os.fsdecode(path_of(path))
+
+
+# ---------------------------------------------------------------- out
+
+
+def _response(one: Operation, found: Value | Response | None) -> Response:
+    if isinstance(found, Response):
+        return found
+    if found is None:
+        return Response(one.status)
+    response = _json_response(one.status, encode(found))
+    if one.name == "startJob":
+        response.headers.append(("Location", f"/v1/jobs/{getattr(found, 'id', '')}"))
+    return response
+
+
+def encode(value: Value) -> bytes:
+    """Not by msgspec, which takes no lone surrogates."""
+    return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+
+
+def _json_response(status: int, body: bytes) -> Response:
+    return Response(status, [("Content-Type", "application/json")], body=body)
+
+
+def _told(
+    error: HeadraceError, status: int | None = None, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
+    problem = problem_of(error, status)
+    return Response(problem.status, [("Content-Type", MEDIA_TYPE), *headers], body=encode(problem))
+
+
+def cluster_of(status: dict[str, Any]) -> Cluster:
+    found = status["cluster"]
+    if not found:
+        return Cluster("", 1, [])
+    return Cluster(
+        found["node"],
+        found["replicas"],
+        [
+            Member(one["id"], one["api"], one["zone"], one["capacity_bytes"], one["draining"])
+            for one in found["members"]
+        ],
+    )

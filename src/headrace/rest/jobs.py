@@ -1,0 +1,246 @@
+"""Jobs as resources: those of the cluster, which every node knows, and those of this node, which this process follows.
+
+A job of this node ends with the connection that began it (`wire/messages.py`, JobStart). So a thread keeps the
+connection, and the job has an id of this process: one that is ended, or started again, knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+
+import msgspec
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    CancelledByUserError,
+    HeadraceError,
+    NodeUnavailableError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.rest.problems import problem_of
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.client import Client
+from headrace.sdk.connection import Connection
+from headrace.wire.api import Failed, Job, NewJob
+from headrace.wire.messages import (
+    JobCancel,
+    JobList,
+    JobRetry,
+    JobRow,
+    JobRows,
+    JobStart,
+    JobState,
+    MountList,
+)
+
+log = logging.getLogger(__name__)
+
+ENDED_KEPT_MAX = 100
+RUNNING_MAX = 64
+"""Jobs of this node that are followed at one time: each has a thread."""
+LOOK_S = 0.25
+CANCEL_S = 5.0
+
+
+class OwnJob:
+    """One of this node; its thread writes, others read `job`, which is replaced whole."""
+
+    def __init__(self, id: str, new: NewJob, connection: Connection, first: JobState) -> None:
+        self.cancel = Cancel()
+        self.ended = threading.Event()
+        self._connection = connection
+        self._began_s = time.monotonic()
+        self.job = Job(
+            id=id,
+            kind=new.kind,
+            path=new.path,
+            state="running",
+            scope="node",
+            options=new.options,
+            files_done=0,
+            files_total=0,
+            bytes_done=0,
+            bytes_total=0,
+            failed_files=0,
+            failed=[],
+            listing=True,
+        )
+        self._see(first)
+
+    def follow(self) -> None:
+        """Until it is over."""
+        try:
+            while self.job.state == "running":
+                state = self._connection.receive(cancel=self.cancel)
+                assert isinstance(state, JobState)
+                self._see(state)
+        except CancelledByUserError:
+            self.job = self._changed(state="cancelled")
+        except HeadraceError as error:
+            self.job = self._changed(state="failed", error=problem_of(error))
+        except Exception:
+            log.exception("job lost id=%s", self.job.id)
+            self.job = self._changed(
+                state="failed", error=problem_of(HeadraceError("job", why="a defect, see the log"))
+            )
+        finally:
+            self._connection.close()
+            self.cancel.close()
+            self.ended.set()
+
+    def _see(self, state: JobState) -> None:
+        self.job = self._changed(
+            state=("failed" if state.failed_files else "done") if state.done else "running",
+            files_done=state.files_done,
+            files_total=state.files_total,
+            bytes_done=state.bytes_done,
+            bytes_total=state.bytes_total,
+            failed_files=state.failed_files,
+            failed=[Failed(*one) for one in state.failed],
+            listing=state.listing and not state.done,
+        )
+
+    def _changed(self, **changes: object) -> Job:
+        took_s = round(time.monotonic() - self._began_s, 3)
+        return msgspec.structs.replace(self.job, took_s=took_s, **changes)
+
+
+class Jobs:
+    """Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._own: dict[str, OwnJob] = {}
+        self._lock = threading.Lock()
+        self._mark = secrets.token_hex(3)
+        self._numbers = itertools.count(1)
+
+    def start(self, new: NewJob) -> Job:
+        """What can't begin is raised: UsageError, PathNotFoundError."""
+        if sum(not one.ended.is_set() for one in self._all_own()) >= RUNNING_MAX:
+            raise UsageError("job", why=f"{RUNNING_MAX} jobs of this node run already")
+        connection = Connection(self._client.socket, role="rest")
+        try:
+            connection.send(JobStart(kind=new.kind, path=new.path, options=new.options))
+            first = connection.receive()
+            assert isinstance(first, JobState)
+            if first.id:
+                connection.close()
+                return self._of_cluster(first.id)
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            one = OwnJob(f"node-{self._mark}-{next(self._numbers)}", new, connection, first)
+            self._own[one.job.id] = one
+            self._forget_old()
+        threading.Thread(target=one.follow, daemon=True, name=one.job.id).start()
+        return one.job
+
+    def get(self, id: str, wait_s: float) -> Job:
+        """PathNotFoundError. Waits so long at most for its end."""
+        own = self._find_own(id)
+        if own is not None:
+            own.ended.wait(wait_s)
+            return own.job
+        until_s = time.monotonic() + wait_s
+        while True:
+            job = self._of_cluster(id)
+            left_s = until_s - time.monotonic()
+            if job.state != "running" or left_s <= 0:
+                return job
+            time.sleep(min(LOOK_S, left_s))
+
+    def all(self) -> list[Job]:
+        """The oldest first; of the cluster's jobs first."""
+        return [*map(_job_of, self._rows("")), *(one.job for one in self._all_own())]
+
+    def cancel(self, id: str) -> Job:
+        """PathNotFoundError. Nothing happens to one that is over."""
+        own = self._find_own(id)
+        if own is None:
+            self._of_cluster(id)
+            self._client.ask(JobCancel(id=id))
+            return self._of_cluster(id)
+        own.cancel.set()
+        own.ended.wait(CANCEL_S)
+        return own.job
+
+    def retry(self, id: str) -> Job:
+        """PathNotFoundError; UsageError for a job of this node."""
+        if self._find_own(id) is not None:
+            raise UsageError(f"job {id}", why="it is this node's alone", hint="start it anew")
+        self._of_cluster(id)
+        self._client.ask(JobRetry(id=id))
+        return self._of_cluster(id)
+
+    # ------------------------------------------------------------ inside
+
+    def _of_cluster(self, id: str) -> Job:
+        row = next((row for row in self._rows("") if row.id == id), None)
+        if row is None:
+            raise PathNotFoundError(f"job {id}", why="there is none of that id")
+        return _job_of(row)
+
+    def _rows(self, id: str) -> list[JobRow]:
+        """None of a node that is alone."""
+        try:
+            answer = self._client.ask(JobList(id=id))
+        except UsageError:
+            return []
+        assert isinstance(answer, JobRows)
+        return answer.rows
+
+    def _find_own(self, id: str) -> OwnJob | None:
+        with self._lock:
+            return self._own.get(id)
+
+    def _all_own(self) -> list[OwnJob]:
+        with self._lock:
+            return list(self._own.values())
+
+    def _forget_old(self) -> None:
+        ended = [id for id, one in self._own.items() if one.ended.is_set()]
+        for id in ended[: max(0, len(ended) - ENDED_KEPT_MAX)]:
+            del self._own[id]
+
+
+def _job_of(row: JobRow) -> Job:
+    return Job(
+        id=row.id,
+        kind=row.kind,
+        path=row.path,
+        state=row.state,  # type: ignore[arg-type]  # its words are these (jobs/job_records.py)
+        scope="cluster",
+        options=row.options,
+        files_done=row.files_done,
+        files_total=row.files_total,
+        bytes_done=row.bytes_done,
+        bytes_total=row.bytes_total,
+        failed_files=row.failed_files,
+        failed=[Failed(*one) for one in row.failed],
+        listing=row.listing,
+        took_s=row.took_s,
+        node=row.node,
+        attempt=row.attempt,
+        bytes_s=row.bytes_s,
+        eta_s=row.eta_s,
+        files_by_node=row.files_by_node,
+    )
+
+
+def check_ready(client: Client, limit_s: float) -> None:
+    """The node answers within so long. NodeUnavailableError."""
+    try:
+        connection = Connection(client.socket, role="rest")
+        try:
+            connection.ask(MountList(), deadline=Deadline.after(limit_s))
+        finally:
+            connection.close()
+    except HeadraceError as error:
+        raise NodeUnavailableError("the node does not answer", why=str(error)) from error

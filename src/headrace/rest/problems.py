@@ -1,0 +1,88 @@
+"""What the REST API answers when it can't: the one table error of ours → HTTP status, told as RFC 9457 says.
+
+`STATUS` has a row for every HeadraceError; one that is missing fails a test.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from headrace.base.errors import HeadraceError
+from headrace.wire.api import Problem
+
+MEDIA_TYPE = "application/problem+json"
+
+STATUS: dict[str, int] = {
+    "internal": 500,
+    "usage": 422,  # 400 is for what no operation takes, whatever the node is
+    "path.not_found": 404,
+    "path.not_a_directory": 409,
+    "path.is_a_directory": 409,
+    "path.exists": 409,
+    "path.read_only": 403,
+    "path.not_empty": 409,
+    "path.stale": 503,
+    "not_supported": 422,
+    "origin.failed": 502,
+    "origin.unavailable": 503,
+    "origin.denied": 502,
+    "origin.no_bucket": 502,
+    "origin.version_changed": 412,
+    "origin.conflict": 409,
+    "origin.read_only": 403,
+    "deadline": 504,
+    "store.no_space": 507,
+    "store.failed": 500,
+    "store.busy": 503,
+    "store.corrupt_index": 503,
+    "store.corrupt_block": 503,
+    "store.evicted": 503,
+    "node.unavailable": 503,
+    "node.denied": 401,
+    "protocol": 502,
+    "cluster.unavailable": 503,
+    "cluster.id_taken": 500,
+    "peer.failed": 502,
+    "peer.not_owner": 502,
+    "mount.failed": 500,
+    # of checkpoints, which this door does not meet
+    "checkpoint.not_found": 404,
+    "checkpoint.corrupt": 500,
+    "checkpoint.failed": 500,
+    "checkpoint.no_space": 507,
+    "checkpoint.mismatch": 409,
+    "cancelled": 409,
+}
+
+
+class Refusal(Exception):
+    """What HTTP itself has a status for, and no error of ours a code: it is told with that of the nearest one.
+    headers: of the answer, beside the usual ones."""
+
+    def __init__(
+        self, status: int, error: HeadraceError, *, headers: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+        self.headers = headers
+
+
+def status_of(error: HeadraceError) -> int:
+    return STATUS.get(error.code, 500)
+
+
+def problem_of(error: HeadraceError, status: int | None = None) -> Problem:
+    """status: where it is not that of the table."""
+    told = status_of(error) if status is None else status
+    return Problem(
+        type=f"urn:headrace:error:{error.code}",
+        title=HTTPStatus(told).phrase,
+        status=told,
+        detail=str(error),
+        code=error.code,
+        what=error.what,
+        why=error.why,
+        hint=error.hint,
+        retryable=error.retryable,
+    )

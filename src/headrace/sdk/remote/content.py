@@ -1,0 +1,145 @@
+"""The bytes of a file of other hosts, as a `Content`: asked for when they are wanted, several parts at a time."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from headrace.sdk.remote.nodes import STEP_BYTES, Nodes
+from headrace.sdk.streams import Content
+
+WINDOW_BYTES_MIN = 128 << 10
+"""Of a file that is read in small pieces so much is fetched at once, and twice as much each time that reading goes on
+where it ended; then the next window is fetched ahead, too."""
+DIRECT_BYTES = 1 << 20
+"""A read of so much goes past the window."""
+
+
+def ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Cut where steps begin, so that whole blocks are asked for."""
+    cuts = [start, *range((start // STEP_BYTES + 1) * STEP_BYTES, end, STEP_BYTES), end]
+    return [(one, two) for one, two in itertools.pairwise(cuts) if two > one]
+
+
+def fetch_into(nodes: Nodes, path: bytes, etag: str, target: memoryview, start: int) -> None:
+    """All of the target. VersionChangedError; OriginError and its kinds."""
+    parts = ranges(start, start + len(target))
+
+    def fetch(one: tuple[int, int]) -> None:
+        nodes.fetch(path, *one, etag=etag, into=target[one[0] - start : one[1] - start])
+
+    if len(parts) == 1:
+        fetch(parts[0])
+        return
+    under_way = [nodes.pool().submit(fetch, one) for one in parts]
+    try:
+        for future in under_way:
+            future.result()
+    finally:
+        for future in under_way:
+            future.cancel()
+        for future in under_way:
+            if not future.cancelled():
+                future.exception()  # nobody may write into the target after it was given back
+
+
+class RemoteContent(Content):
+    """One version of a file. It has no descriptor."""
+
+    def __init__(self, nodes: Nodes, path: bytes, size_bytes: int, etag: str) -> None:
+        super().__init__(size_bytes)
+        self._nodes = nodes
+        self._path = path
+        self._etag = etag
+        self._lock = threading.Lock()
+        self._window_at = 0
+        self._window = memoryview(b"")
+        self._window_bytes = WINDOW_BYTES_MIN
+        self._next: tuple[int, Future[memoryview]] | None = None
+
+    def read(self, start: int, end: int) -> bytes:
+        end = min(end, self.size_bytes)
+        if end <= start:
+            return b""
+        target = bytearray(end - start)
+        fetch_into(self._nodes, self._path, self._etag, memoryview(target), start)
+        return bytes(target)
+
+    def read_into(self, target: memoryview, start: int) -> int:
+        count = min(len(target), self.size_bytes - start)
+        if count <= 0:
+            return 0
+        if count >= DIRECT_BYTES:
+            fetch_into(self._nodes, self._path, self._etag, target[:count], start)
+            return count
+        with self._lock:
+            if not self._window_at <= start < self._window_at + len(self._window):
+                self._move_window(start)
+            at = start - self._window_at
+            count = min(count, len(self._window) - at)
+            target[:count] = self._window[at : at + count]
+            return count
+
+    def _move_window(self, start: int) -> None:
+        goes_on = start == self._window_at + len(self._window) and len(self._window) > 0
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == start:
+            self._window_at, self._window = start, ahead[1].result()
+        else:
+            if not goes_on:
+                self._window_bytes = WINDOW_BYTES_MIN
+            self._window_at, self._window = start, self._fetch(start, self._window_bytes)
+        following = start + len(self._window)
+        if goes_on and following < self.size_bytes:
+            self._window_bytes = min(STEP_BYTES, self._window_bytes * 2)
+            wanted = self._window_bytes
+            self._next = following, self._nodes.pool().submit(lambda: self._fetch(following, wanted))
+
+    def _fetch(self, start: int, count: int) -> memoryview:
+        end = min(start + count, self.size_bytes, (start // STEP_BYTES + 1) * STEP_BYTES)
+        return memoryview(self._nodes.fetch(self._path, start, end, etag=self._etag).data)
+
+    def wait(self, start: int, end: int) -> int:
+        return self.wait_whole()
+
+    def wait_whole(self) -> int:
+        """A file in memory, of all bytes."""
+        if self.fd < 0:
+            fd = os.memfd_create("headrace", os.MFD_CLOEXEC)
+            try:
+                if self.size_bytes:
+                    os.ftruncate(fd, self.size_bytes)
+                    with mmap.mmap(fd, self.size_bytes) as target, memoryview(target) as view:
+                        fetch_into(self._nodes, self._path, self._etag, view, 0)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.fd = fd
+        return self.fd
+
+    def is_in_memory(self) -> bool:
+        return False
+
+    def copy_to(self, target: int, on_copied: Callable[[int], object] = lambda _: None) -> None:
+        step = 4 * STEP_BYTES
+        buffer = memoryview(bytearray(min(step, self.size_bytes)))
+        for start in range(0, self.size_bytes, step):
+            part = buffer[: min(step, self.size_bytes - start)]
+            fetch_into(self._nodes, self._path, self._etag, part, start)
+            at = 0
+            while at < len(part):
+                at += os.pwrite(target, part[at:], start + at)
+            on_copied(len(part))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._next is not None:
+            self._next[1].cancel()
+            self._next = None
+        self._window = memoryview(b"")

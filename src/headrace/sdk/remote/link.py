@@ -1,0 +1,171 @@
+"""One connection to a node's REST API: blocking, one request at a time. Python's own HTTP client.
+
+A node that says nothing for a while is asked on another connection whether it lives: one that waits for a slow origin
+is waited for, one that is gone is found out in seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import urlsplit
+
+from headrace.base.errors import NodeUnavailableError, UsageError
+
+CONNECT_S = 3.0
+SILENCE_S = 3.0
+LIVES_S = 2.0
+STALL_S = 30.0
+"""In the middle of a body."""
+
+
+class Answer:
+    """The body is still to be read: all of it, before the next request."""
+
+    def __init__(self, response: http.client.HTTPResponse, who: str) -> None:
+        self.status = response.status
+        self._response = response
+        self._who = who
+
+    def header(self, name: str) -> str:
+        return self._response.getheader(name) or ""
+
+    def read(self) -> bytes:
+        with told(self._who):
+            return self._response.read()
+
+    def read_into(self, target: memoryview) -> None:
+        """Exactly so many bytes. NodeUnavailableError where the answer breaks off before."""
+        at = 0
+        with told(self._who):
+            while at < len(target):
+                count = self._response.readinto(target[at:])
+                if not count:
+                    raise NodeUnavailableError(self._who, why="its answer broke off")
+                at += count
+            self._response.read()  # nothing: the connection may be used again
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Of a node's API. tls: for https."""
+
+    url: str
+    tls: ssl.SSLContext | None
+
+    @property
+    def who(self) -> str:
+        return f"node at {self.url}"
+
+
+class Link:
+    """lives: asked while the node is silent; False ends the request."""
+
+    def __init__(self, address: Address, lives: Callable[[], bool]) -> None:
+        self.address = address
+        self.pid = os.getpid()
+        self.used = False
+        """Before: the node may have closed it meanwhile."""
+        self._lives = lives
+        self._http = _connection(address)
+        with told(address.who):
+            self._http.connect()
+
+    def ask(
+        self, method: str, target: str, headers: dict[str, str], body: bytes | IO[bytes] | None = None
+    ) -> Answer:
+        """NodeUnavailableError: nothing is known of what the node did."""
+        with told(self.address.who):
+            self._http.request(method, target, body=body, headers=headers)
+            self._wait()
+            response = self._http.getresponse()
+        self.used = True
+        return Answer(response, self.address.who)
+
+    def _wait(self) -> None:
+        sock = self._http.sock
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(SILENCE_S * 1000):
+            if not self._lives():
+                raise NodeUnavailableError(self.address.who, why="it does not answer any more")
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class told:
+    """Errors of sockets and of HTTP become ours."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise NodeUnavailableError(
+                self._who,
+                why=f"its certificate is not taken: {error.verify_message}",
+                hint="see tls_authority",
+            ) from None
+        if isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(
+            error, NodeUnavailableError
+        ):
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise NodeUnavailableError(self._who, why=why) from None
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("node", timeout=STALL_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self.sock.settimeout(STALL_S)
+        self.sock.connect(self._path)
+
+
+class _TcpConnection(http.client.HTTPConnection):
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        super().__init__(host, port, timeout=CONNECT_S)
+        self._tls = tls
+
+    def connect(self) -> None:
+        super().connect()
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
+        self.sock.settimeout(STALL_S)
+
+
+def _connection(address: Address) -> http.client.HTTPConnection:
+    if address.url.startswith("unix:"):
+        return _UnixConnection(address.url.removeprefix("unix:"))
+    parts = urlsplit(address.url)
+    try:
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise UsageError(address.url, why=str(error)) from None
+    return _TcpConnection(host, port, address.tls)
+
+
+def lives(address: Address) -> bool:
+    """Whether anybody answers there within a moment."""
+    connection = _connection(address)
+    try:
+        connection.connect()
+        connection.sock.settimeout(LIVES_S)
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

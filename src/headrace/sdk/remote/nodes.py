@@ -1,0 +1,465 @@
+"""The nodes of a cluster as a host sees them that has none: which there are, which owns what, which is worth asking.
+
+Names are asked of one node, as long as it answers (home); bytes of the nodes that own them by the ring, of many at one
+time. What one can't give another is asked for. What a node says of bytes is not believed: they are compared with the
+checksums that come with them. Thread-safe, and safe after a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import xxhash
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    CorruptBlockError,
+    HeadraceError,
+    NodeUnavailableError,
+    ProtocolError,
+    error_classes,
+)
+from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.sdk.remote.link import Address, Answer, Link, lives
+from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 4 << 20
+"""Asked of one node in one request; a larger range is asked for in several, at one time."""
+THREADS = 16
+IDLE_LINKS_MAX = 32
+VIEW_S = 15.0
+PROBE_S = 1.0
+PAUSE_S = 0.1
+OWN_CHANGES_S = 10.0
+"""So long after a change bytes are asked of the node that took it, which knows it without being told."""
+ANOTHER_MAY_HAVE_IT = frozenset(
+    {
+        *("node.unavailable", "internal", "protocol", "deadline", "path.stale", "cancelled"),
+        *("store.no_space", "store.failed", "store.busy", "store.corrupt_index", "store.corrupt_block"),
+        *("store.evicted", "peer.failed", "peer.not_owner", "origin.version_changed"),
+    }
+)
+"""Errors of one node, after which a read is tried on the next."""
+
+Word = str | float | bytes
+"""A parameter's value; bool and int, too."""
+Query = Mapping[str, Word]
+Found = TypeVar("Found", bound=Value)
+Result = TypeVar("Result")
+
+
+class Node:
+    """One address, and what is known of it."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.idle: list[Link] = []
+        self.bad = False
+        """It did not answer; it is the last to be asked until it answers a probe."""
+        self.probe_at_s = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """data: fewer bytes than were asked for where the file ends before. etag: of the version they are of."""
+
+    data: bytearray | memoryview
+    size_bytes: int
+    etag: str
+
+
+class Nodes:
+    """addresses: of some nodes at least; the others are learnt from them. token: "" where none is asked for."""
+
+    def __init__(self, addresses: Sequence[Address], token: str, *, patience_s: float) -> None:
+        self._known = {one.url: Node(one) for one in addresses}
+        self._named = list(self._known.values())
+        self._changed_at: list[Node] = []
+        self._tls = next((one.tls for one in addresses if one.tls is not None), None)
+        self._token = token
+        self._patience_s = patience_s
+        self._home = random.choice(list(self._known.values()))
+        self._view: ClusterView | None = None
+        self._replicas = 1
+        self._asked_s = float("-inf")
+        self._changed_s = float("-inf")
+        self._start()
+        self._look()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        for node in self._known.values():
+            node.idle = []
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Of the threads that fetch parts of a file; none of them waits for another."""
+        self._heed_fork()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-remote")
+            return self._pool
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+            links = [link for node in self._known.values() for link in node.idle]
+            for node in self._known.values():
+                node.idle = []
+        if pool is not None:
+            pool.shutdown(wait=False)
+        for link in links:
+            link.close()
+
+    @property
+    def home(self) -> Node:
+        """That is asked for names just now, and changed."""
+        return self._order()[0]
+
+    @property
+    def only(self) -> Node | None:
+        """The one that was named; None where several were."""
+        return self._named[0] if len(self._named) == 1 else None
+
+    @property
+    def changed_at(self) -> list[Node]:
+        """Those through which something was changed here."""
+        return list(self._changed_at)
+
+    # ------------------------------------------------------------ operations of the table
+
+    def ask(
+        self,
+        name: str,
+        kind: type[Found],
+        *,
+        body: Value | None = None,
+        at: Node | None = None,
+        **query: Word,
+    ) -> Found:
+        """An operation that may be repeated, of whichever node answers; at: of this one only. The errors that it
+        answers."""
+
+        def one(node: Node) -> Found:
+            answer, link = self._send(node, name, query, body)
+            data = self._read_all(node, answer, link)
+            return msgspec.convert(json.loads(data), kind)
+
+        return self._first(self._order() if at is None else [at], one, only=at is not None)
+
+    def change(
+        self,
+        name: str,
+        query: Query,
+        *,
+        body: Value | Callable[[], IO[bytes]] | None = None,
+        headers: dict[str, str] | None = None,
+        repeatable: Callable[[HeadraceError], bool] = lambda _: False,
+    ) -> None:
+        """An operation without an answer, that changes something. A node that breaks off may have done it: it is asked
+        for again, of the next one, and then an error which says only that it has been done (`repeatable`) is none."""
+        broken_off = False
+
+        def one(node: Node) -> None:
+            nonlocal broken_off
+            if node not in self._changed_at:
+                self._changed_at.append(node)
+            link = self._connect(node)  # a kept one might be dead, and nobody could tell what was done by it
+            data = body() if callable(body) else body
+            try:
+                self._read_all(node, *self._send(node, name, query, data, headers, link=link))
+            except NodeUnavailableError:
+                broken_off = True
+                raise
+            except HeadraceError as error:
+                if not (broken_off and repeatable(error)):
+                    raise
+            finally:
+                if data is not None and not isinstance(data, Value):
+                    data.close()
+
+        self._first(self._order(), one)
+        self._changed_s = time.monotonic()
+
+    # ------------------------------------------------------------ bytes
+
+    def fetch(
+        self, path: bytes, start: int, end: int, *, etag: str = "", into: memoryview | None = None
+    ) -> Fetched:
+        """Bytes start..end, STEP_BYTES at most, from an owner if it can be. etag: only of that version;
+        VersionChangedError where no node has it. into: where they go, else a new buffer."""
+        headers = {SUMS_HEADER: SUMS_WORD, "range": f"bytes={start}-{end - 1}"}
+        if etag:
+            headers["if-match"] = etag
+
+        def one(node: Node) -> Fetched:
+            answer, link = self._send(node, "readContent", {"path": path}, None, headers)
+            if answer.status == 416:
+                answer.read()
+                self._give(node, link)
+                size = int(answer.header("content-range").rpartition("/")[2])
+                return Fetched(bytearray(), size, etag)
+            if answer.status != 206:
+                raise self._error(node, answer, link)
+            try:
+                found = _received(node.address.who, answer, start, end, into)
+            except CorruptBlockError:
+                link.close()
+                self._doubt(node, path)
+                raise
+            except BaseException:
+                link.close()
+                raise
+            self._give(node, link)
+            return found
+
+        return self._first(self._order(path, start), one, missing_of_home=True)
+
+    def _doubt(self, node: Node, path: bytes) -> None:
+        """The node compares its copy with its checksums, and drops what is bad."""
+        log.warning("bytes do not match their checksum node=%s path=%s", node.address.url, os.fsdecode(path))
+
+        def tell() -> None:
+            try:
+                answer, link = self._send(node, "startJob", {}, NewJob("fsck", os.fsdecode(path)))
+                self._read_all(node, answer, link)
+            except HeadraceError as error:
+                log.info("a node could not be told of a bad block error=%s", error)
+
+        threading.Thread(target=tell, daemon=True, name="headrace-doubt").start()
+
+    # ------------------------------------------------------------ whom
+
+    def _order(self, path: bytes | None = None, start: int = 0) -> list[Node]:
+        """Owners of bytes first, one of them after the other for parts of one file; then home, then all others. Who did
+        not answer just now comes last."""
+        self._heed_fork()
+        self._refresh()
+        with self._lock:
+            all_nodes, view, home = list(self._known.values()), self._view, self._home
+            by_url = dict(self._known)
+        for node in all_nodes:
+            if node.bad and time.monotonic() >= node.probe_at_s:
+                node.probe_at_s = float("inf")
+                threading.Thread(target=_probe, args=(node,), daemon=True, name="headrace-probe").start()
+        random.shuffle(all_nodes)
+        first: list[Node] = []
+        if path is not None and view is not None and time.monotonic() - self._changed_s > OWN_CHANGES_S:
+            owners = view.owners(path, start // SEGMENT_BYTES, replicas=self._replicas)
+            turn = start // STEP_BYTES % max(1, len(owners))
+            first = [by_url[one.api] for one in (*owners[turn:], *owners[:turn]) if one.api in by_url]
+        order = list(dict.fromkeys([*first, home, *all_nodes]))
+        return [*(one for one in order if not one.bad), *(one for one in order if one.bad)]
+
+    def _first(
+        self,
+        order: list[Node],
+        call: Callable[[Node], Result],
+        *,
+        missing_of_home: bool = False,
+        only: bool = False,
+    ) -> Result:
+        """What the first node answers that can; while none answers, all are asked again for `patience_s`.
+        missing_of_home: that something is not there is believed of home only; others may not have heard of it yet.
+        only: of the order no other node is asked."""
+        give_up = Deadline.after(self._patience_s)
+        while True:
+            failed: HeadraceError | None = None
+            for node in order:
+                try:
+                    result = call(node)
+                except NodeUnavailableError as error:
+                    node.bad, node.probe_at_s = True, time.monotonic() + PROBE_S
+                    failed = failed or error
+                    continue
+                except HeadraceError as error:
+                    missing = error.code == "path.not_found" and missing_of_home and node is not self._home
+                    if not missing and error.code not in ANOTHER_MAY_HAVE_IT:
+                        raise
+                    failed = error
+                    continue
+                node.bad = False
+                if self._home.bad and not only:
+                    self._home = node
+                return result
+            assert failed is not None
+            if not isinstance(failed, NodeUnavailableError) or give_up.passed():
+                raise failed
+            time.sleep(PAUSE_S)
+            order = order if only else self._order()
+
+    def _refresh(self) -> None:
+        """Who is there now; by one thread at a time, the others go by what is known."""
+        if time.monotonic() - self._asked_s < VIEW_S:
+            return
+        self._asked_s = time.monotonic()
+        try:
+            self._look()
+        except HeadraceError as error:
+            log.info("nobody tells of the cluster error=%s", error)
+
+    def _look(self) -> None:
+        """NodeUnavailableError, NotAllowedError."""
+        self._asked_s = time.monotonic()
+        found = self.ask("cluster", Cluster)
+        nodes = {
+            one.id: NodeInfo(
+                one.id, "", one.id, one.zone, one.capacity_bytes, "", 0, draining=one.draining, api=one.api
+            )
+            for one in found.members
+        }
+        with self._lock:
+            for info in nodes.values():
+                if info.api and info.api not in self._known:
+                    self._known[info.api] = Node(
+                        Address(info.api, self._tls if info.api.startswith("https") else None)
+                    )
+            self._replicas = found.replicas
+            if nodes and (self._view is None or self._view.nodes != nodes):
+                self._view = next_view(self._view, nodes, epoch=0)
+
+    # ------------------------------------------------------------ one request
+
+    def _send(
+        self,
+        node: Node,
+        name: str,
+        query: Query,
+        body: Value | IO[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        link: Link | None = None,
+    ) -> tuple[Answer, Link]:
+        """link: a new one; else a kept one, which is replaced where it turns out to be dead."""
+        one = operation(name)
+        target = _target(one.path, query)
+        sent = {**(headers or {}), **({"authorization": f"Bearer {self._token}"} if self._token else {})}
+        data: bytes | IO[bytes] | None = None
+        if isinstance(body, Value):
+            sent["content-type"] = "application/json"
+            data = json.dumps(msgspec.to_builtins(body)).encode()
+        elif body is not None:
+            sent["content-length"] = str(os.fstat(body.fileno()).st_size)
+            data = body
+        while True:
+            link = link or self._take(node)
+            try:
+                return link.ask(one.method, target, sent, data), link
+            except BaseException as error:
+                link.close()
+                if not (link.used and isinstance(error, NodeUnavailableError)):
+                    raise
+                link = None
+
+    def _read_all(self, node: Node, answer: Answer, link: Link) -> bytes:
+        if answer.status >= 400:
+            raise self._error(node, answer, link)
+        try:
+            data = answer.read()
+        except BaseException:
+            link.close()
+            raise
+        self._give(node, link)
+        return data
+
+    def _error(self, node: Node, answer: Answer, link: Link) -> HeadraceError:
+        """That the node answers, as the class it was."""
+        try:
+            data = answer.read()
+        except HeadraceError as error:
+            link.close()
+            return error
+        self._give(node, link)
+        try:
+            told = msgspec.json.decode(data, type=Problem)
+        except msgspec.DecodeError:
+            return ProtocolError(
+                node.address.who, why=f"it answers with status {answer.status}, and no reason"
+            )
+        kind = error_classes().get(told.code, HeadraceError)
+        return kind(told.what, why=told.why, hint=told.hint)
+
+    def _take(self, node: Node) -> Link:
+        with self._lock:
+            if node.idle:
+                return node.idle.pop()
+        return self._connect(node)
+
+    def _connect(self, node: Node) -> Link:
+        return Link(node.address, lambda: lives(node.address))
+
+    def _give(self, node: Node, link: Link) -> None:
+        with self._lock:
+            if len(node.idle) < IDLE_LINKS_MAX and link.pid == os.getpid():
+                node.idle.append(link)
+                return
+        link.close()
+
+    def _heed_fork(self) -> None:
+        """The lock may be held by a thread that is not in the child; sockets are the parent's."""
+        if self._process != os.getpid():
+            self._start()
+
+
+def _probe(node: Node) -> None:
+    node.bad = not lives(node.address)
+    node.probe_at_s = time.monotonic() + PROBE_S
+
+
+def _target(template: str, asked: Query) -> str:
+    path, query = template, dict(asked)
+    for name in [name for name in query if f"{{{name}}}" in template]:
+        path = path.replace(f"{{{name}}}", quote(str(query.pop(name)), safe=""))
+    words = {name: _word(value) for name, value in query.items()}
+    return f"{path}?{urlencode(words)}" if words else path
+
+
+def _word(value: Word) -> bytes:
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    return value if isinstance(value, bytes) else os.fsencode(str(value))
+
+
+def _received(who: str, answer: Answer, start: int, end: int, into: memoryview | None) -> Fetched:
+    """The range, checked. ProtocolError for another one than was asked for."""
+    span, _, size_text = answer.header("content-range").removeprefix("bytes ").partition("/")
+    sums = [word for word in answer.header(SUMS_HEADER).split(",") if word]
+    try:
+        size = int(size_text)
+        stop = int(span.partition("-")[2]) + 1
+    except ValueError:
+        raise ProtocolError(who, why="it does not say which bytes these are") from None
+    if span != f"{start}-{stop - 1}" or stop != min(end, size):
+        raise ProtocolError(who, why=f"it sends bytes {span} of {size}, asked for {start} to {end}")
+    data = memoryview(bytearray(stop - start)) if into is None else into[: stop - start]
+    answer.read_into(data)
+    pieces = list(_pieces(data, start))
+    if len(sums) != len(pieces):
+        raise ProtocolError(who, why="it sends bytes without their checksums")
+    for piece, told in zip(pieces, sums, strict=True):
+        if xxhash.xxh3_64_hexdigest(piece) != told:
+            raise CorruptBlockError(who, why="what it sends does not match its checksum")
+    return Fetched(data, size, answer.header("etag"))
+
+
+def _pieces(data: memoryview, start: int) -> Iterable[memoryview]:
+    at = 0
+    while at < len(data):
+        step = BLOCK_SIZE_BYTES - (start + at) % BLOCK_SIZE_BYTES
+        yield data[at : at + step]
+        at += step

@@ -1,0 +1,72 @@
+"""From addresses to nodes: what all callers of one process share."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+
+from headrace.base.errors import UsageError
+from headrace.base.tls import build_contexts
+from headrace.config.load import load, read_token
+from headrace.sdk.remote.link import Address
+from headrace.sdk.remote.nodes import Nodes
+from headrace.sdk.remote.paths import RemotePaths
+
+SCHEMES = ("http", "https", "headrace", "unix")
+
+
+class Remotes:
+    """One `RemotePaths` for each list of addresses."""
+
+    def __init__(self) -> None:
+        self._paths: dict[tuple[str, float], RemotePaths] = {}
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._reset_after_fork)
+
+    def get(self, nodes: str, patience_s: float) -> RemotePaths:
+        """nodes: as the setting. NodeUnavailableError where none of them answers, NotAllowedError, UsageError."""
+        with self._lock:
+            found = self._paths.get((nodes, patience_s))
+            if found is None or found.closed:
+                found = self._paths[nodes, patience_s] = reach_nodes(nodes, patience_s)
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            for one in self._paths.values():
+                one.close()
+            self._paths.clear()
+
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+
+REMOTES = Remotes()
+
+
+def reach_nodes(nodes: str, patience_s: float) -> RemotePaths:
+    config = load().config
+    tls: ssl.SSLContext | None = None
+    if config.tls_certificate:
+        tls = build_contexts(config.tls_certificate, config.tls_key, config.tls_authority).client
+    addresses = [address_of(one.strip(), tls) for one in nodes.split(",") if one.strip()]
+    if not addresses:
+        raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
+    return RemotePaths(Nodes(addresses, read_token(config.rest_token), patience_s=patience_s))
+
+
+def address_of(text: str, tls: ssl.SSLContext | None) -> Address:
+    """http://HOST:PORT, https://HOST:PORT, unix:PATH; headrace://HOST:PORT is the one or the other as TLS is set up or
+    not. tls: with our certificate; without it, https goes by the authorities that the system knows. UsageError."""
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme not in SCHEMES or (scheme != "unix") != rest.startswith("//"):
+        raise UsageError(f"node {text!r}", why="not understood", hint="for example https://10.0.0.5:7480")
+    if scheme == "unix":
+        return Address(text, None)
+    if scheme == "headrace":
+        scheme = "http" if tls is None else "https"
+    url = f"{scheme}:{rest}".rstrip("/")
+    if scheme == "http":
+        return Address(url, None)
+    return Address(url, tls or ssl.create_default_context())

@@ -1,0 +1,63 @@
+"""What the system says of a call on the upper layer, as an error of ours for who names paths of the namespace."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from headrace.base.errors import (
+    DirectoryNotEmptyError,
+    HeadraceError,
+    IsADirectoryPathError,
+    NoSpaceError,
+    NotADirectoryPathError,
+    NotSupportedError,
+    PathExistsError,
+    PathNotFoundError,
+    ReadOnlyError,
+    StoreError,
+)
+
+
+@contextlib.contextmanager
+def told(path: bytes) -> Iterator[None]:
+    """Errors of the system become ours."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise _ours(error, os.fsdecode(path)) from None
+
+
+def _ours(error: OSError, path: str) -> HeadraceError:
+    why = (error.strerror or str(error)).lower()
+    kinds: dict[int | None, type[HeadraceError]] = {
+        errno.ENOENT: PathNotFoundError,
+        errno.ENOTDIR: NotADirectoryPathError,
+        errno.EISDIR: IsADirectoryPathError,
+        errno.EEXIST: PathExistsError,
+        errno.ENOTEMPTY: DirectoryNotEmptyError,
+        errno.EINVAL: NotSupportedError,
+    }
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")
+    if error.errno == errno.EROFS:
+        return read_only(path)
+    if error.errno == errno.EXDEV:
+        why = "between mounts of origins, or modes of writing, nothing can be renamed, nor a large folder of an origin"
+        return NotSupportedError(path, why=why, hint="copy it, and remove the old one")
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return StoreError(path, why=why, hint="write as the user who runs the node")
+    return kinds.get(error.errno, StoreError)(path, why=why)
+
+
+def read_only(path: str) -> ReadOnlyError:
+    """What the node's settings say of it."""
+    return ReadOnlyError(
+        path,
+        why="nothing can be written here: the node's mode of writing is off for it",
+        hint="start the node with --write back, or with --write PATH=MODE",
+    )

@@ -1,0 +1,48 @@
+"""Answers as Hadoop's clients take them: JSON with one name outside, and places to go to."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.http.messages import Response
+from headrace.webhdfs.errors import RemoteError
+from headrace.webhdfs.routes import Call
+
+JSON = ("Content-Type", "application/json")
+ENCODINGS: dict[str, Callable[[bytes], str]] = {
+    "text": lambda value: '"' + value.decode("utf-8", "replace") + '"',
+    "hex": lambda value: "0x" + value.hex(),
+    "base64": lambda value: "0s" + base64.b64encode(value).decode(),
+}
+"""Of an extended attribute's value, as Hadoop's XAttrCodec."""
+
+
+def of(name: str, value: Any) -> Response:
+    return Response(200, [JSON], body=msgspec.json.encode({name: value}))
+
+
+def done(status: int = 200, *, headers: list[tuple[str, str]] | None = None) -> Response:
+    """There is nothing to say."""
+    return Response(status, headers or [])
+
+
+def place(call: Call) -> Response:
+    """Where the bytes are: as a redirect, or told where the client wants no redirect."""
+    url = call.url_of_data()
+    return of("Location", url) if call.flag("noredirect") else Response(307, [("Location", url)])
+
+
+def failed(error: RemoteError) -> Response:
+    message = error.message.encode("utf-8", "replace").decode()  # names that are not UTF-8
+    about = {"exception": error.name, "javaClassName": error.java_name, "message": message}
+    return Response(error.status, [JSON], body=msgspec.json.encode({"RemoteException": about}))
+
+
+def json_text(value: Any) -> str:
+    """JSON within JSON, as LISTXATTRS has it."""
+    return json.dumps(value)

@@ -1,0 +1,138 @@
+"""From a request to its answer: which operation, and errors as RemoteException.
+
+`cached` is for the door's thread: it answers what needs no wait. `answer` may wait for the node, the disk and the
+client's body.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from headrace.base.errors import HeadraceError
+from headrace.http.errors import BadRequestError, HungUpError
+from headrace.http.messages import Request, Response
+from headrace.sdk.paths import Paths
+from headrace.webhdfs import answers
+from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
+from headrace.webhdfs.locations import Locations
+from headrace.webhdfs.reading import Reading
+from headrace.webhdfs.routes import Call, route
+from headrace.webhdfs.writing import Writing
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """replicas: how many nodes own a file, for who asks where it is."""
+
+    def __init__(self, paths: Paths, *, replicas: int) -> None:
+        self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
+        self._writing = Writing(paths)
+
+    def cached(self, request: Request) -> Response | None:
+        """None: it has to be asked for by `answer`. Never waits."""
+        if request.method != "GET":
+            return None
+        try:
+            _check_sender(request)
+            call = route(request)
+            if call.operation == "open":
+                return self._reading.open_cached(call)
+            if call.operation == "get_status":
+                found = self._reading.get_status_cached(call)
+                return None if found is None else _as_taken(request, found)
+        except (RemoteError, HeadraceError):
+            return None  # told by `answer`
+        except Exception:  # the door's thread has to go on; `answer` will meet it, too
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+        return None
+
+    def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        """pieces: of the body. HungUpError."""
+        return _as_taken(request, self._answer(request, pieces))
+
+    def _answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        try:
+            _check_sender(request)
+            return self._do(route(request), pieces)
+        except RemoteError as error:
+            return answers.failed(error)
+        except BadRequestError as error:
+            return self.refuse(error)
+        except HeadraceError as error:
+            if not error.retryable:
+                log.info("request failed path=%s error=%s", request.path, error)
+            return answers.failed(remote_error_of(error))
+        except HungUpError:
+            raise
+        except Exception as error:
+            log.exception("request failed method=%s path=%s", request.method, request.path)
+            return answers.failed(
+                RemoteError("RuntimeException", f"{type(error).__name__}: a defect, see the log")
+            )
+
+    def refuse(self, error: BadRequestError) -> Response:
+        return answers.failed(remote_error_of_request(error))
+
+    def marks(self, _: Response) -> list[tuple[str, str]]:
+        return [("Cache-Control", "no-cache")]
+
+    def clean(self) -> None:
+        """Nothing is left behind."""
+
+    def _do(self, call: Call, pieces: Iterator[bytes]) -> Response:
+        with_body: dict[str, Callable[[Call, Iterator[bytes]], Response]] = {
+            "create": self._writing.create,
+            "append": self._writing.append,
+        }
+        if call.operation in with_body:
+            return with_body[call.operation](call, pieces)
+        reading, writing = self._reading, self._writing
+        without: dict[str, Callable[[Call], Response]] = {
+            "open": reading.open,
+            "get_status": reading.get_status,
+            "get_link_status": reading.get_link_status,
+            "get_link_target": reading.get_link_target,
+            "list_status": reading.list_status,
+            "list_batch": reading.list_batch,
+            "get_summary": reading.get_summary,
+            "get_quota": reading.get_quota,
+            "get_checksum": reading.get_checksum,
+            "get_locations": reading.get_locations,
+            "get_located_blocks": reading.get_located_blocks,
+            "get_home": reading.get_home,
+            "get_trash": reading.get_trash,
+            "get_defaults": reading.get_defaults,
+            "get_room": reading.get_room,
+            "get_acl": reading.get_acl,
+            "get_xattrs": reading.get_xattrs,
+            "list_xattrs": reading.list_xattrs,
+            "get_token": reading.get_token,
+            "check_access": writing.check_access,
+            "make_directories": writing.make_directories,
+            "rename": writing.rename,
+            "set_permission": writing.set_permission,
+            "set_owner": writing.set_owner,
+            "set_times": writing.set_times,
+            "set_replication": writing.set_replication,
+            "truncate": writing.truncate,
+            "delete": writing.delete,
+        }
+        return without[call.operation](call)
+
+
+def _check_sender(request: Request) -> None:
+    """A page of the web that somebody looks at on this host could send requests to it, and browsers say so: no client
+    of Hadoop's does."""
+    if "origin" in request.headers:
+        raise RemoteError("AccessControlException", "requests of web pages are refused (Origin)")
+
+
+def _as_taken(request: Request, response: Response) -> Response:
+    """Hadoop's client (3.5.0, as Spark 4.3 ships it) reads JSON whose type is not told, and fails where it is: to look
+    at the type it wants a class that its shaded jar has not got."""
+    if answers.JSON in response.headers and request.header("user-agent").startswith("Java/"):
+        response.headers.remove(answers.JSON)
+    response.bodiless = request.method == "HEAD"  # no operation has it, and its answer must not have a body
+    return response

@@ -1,0 +1,156 @@
+"""Each workload from end to end, at a small size: data made, read by real loaders on a folder and through a mount."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import UsageError
+from headrace.bench import dataset, workloads
+from headrace.bench.places import where
+from headrace.bench.training import free_port
+from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from tests.integration.cli.host import Host
+
+pytestmark = pytest.mark.timeout(110)
+SMALL = ("--steps", "3", "--epochs", "2", "--readers", "2", "--scale-times", "0.05", "--keep-cache", "--json")
+SIZES = {"unet3d": "0.0005", "resnet50": "0.002", "cosmoflow": "0.01", "imagefolder": "0.02", "tokens": "0.5"}
+
+
+def bench(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace", "bench", "training", *words]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check(found: dict[str, Any], folder: Path, *, accelerators: int = 1) -> None:
+    assert found["failed"] == 0
+    assert found["called"] != "MLPerf Storage workload"
+    assert [epoch["steps"] for epoch in found["epochs"]] == [3, 3]
+    size = sum(path.stat().st_size for path in folder.glob("train/**/*") if path.is_file())
+    for epoch in found["epochs"]:
+        assert 0 < epoch["au"] <= 1
+        assert epoch["samples_s"] > 0
+        if found["format"] != "tfrecord" or found["workload"] == "cosmoflow":
+            assert size * 0.97 - 4000 <= epoch["bytes_read"] <= size  # all of it, less what the formats add
+        assert epoch["bytes_read"] > 0
+    assert found["samples"] == 3 * found["batch"] * accelerators
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    one = Host(tmp_path)
+    yield one
+    one.close()
+
+
+def make(workload: str, folder: Path, *, accelerators: int = 1) -> dataset.DataSet:
+    one = workloads.workload(workload).scaled(sizes=float(SIZES[workload]), times=1)
+    wanted = dataset.data_set(one, steps=3, accelerators=accelerators, seed=42)
+    return dataset.make(where(str(folder)), wanted, progress=lambda _done, _total: None)
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("workload", SIZES)
+def test_through_a_mount(workload: str, host: Host) -> None:
+    make(workload, host.truth)
+    host.up()
+    words = (workload, str(host.mount), "--scale-sizes", SIZES[workload], *SMALL, "--no-generate")
+    found = result(bench(*words))
+    check(found, host.truth)
+    assert (found["workload"], found["where"]) == (workload, str(host.mount))
+    cached = host.json("status")["origin"]["bytes_read"]
+    assert cached >= found["epochs"][0]["bytes_read"]  # it came through the node
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[S3Server]:
+    try:
+        with seaweedfs_s3() as server:
+            yield server
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+def origin_words(store: S3Server) -> list[str]:
+    return [word for name, value in store.options().items() for word in ("-o", f"{name}={value}")]
+
+
+def test_on_an_object_store_by_both_libraries(store: S3Server) -> None:
+    words = ("unet3d", store.url("unet3d"), "--scale-sizes", SIZES["unet3d"], *SMALL, *origin_words(store))
+    made = result(bench(*words))
+    found = result(bench(*words, "--by", "obstore", "--no-generate"))
+    assert (made["failed"], found["failed"]) == (0, 0)
+    assert [one["bytes_read"] for one in found["epochs"]] == [one["bytes_read"] for one in made["epochs"]]
+    assert found["dataset_bytes"] > made["epochs"][0]["bytes_read"] > 0
+
+
+def test_two_hosts(tmp_path: Path) -> None:
+    """Two processes that meet: the second waits until the first has made the data set, and prints nothing."""
+    meet = f"127.0.0.1:{free_port()}"
+    words = ["cosmoflow", str(tmp_path), "--scale-sizes", SIZES["cosmoflow"], *SMALL]
+    words += ["--hosts", "2", "--meet", meet]
+    command = [sys.executable, "-m", "headrace", "bench", "training", *words, "--host", "1"]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        found = result(bench(*words, "--host", "0"))
+        out, _ = other.communicate(timeout=60)
+    finally:
+        other.kill()
+        other.wait()
+    assert (other.returncode, out) == (0, b"")
+    check(found, tmp_path, accelerators=2)
+    assert (found["hosts"], found["accelerators"]) == (2, 2)
+
+
+def test_reads_that_fail_are_counted_and_the_run_ends(tmp_path: Path) -> None:
+    words = ("unet3d", str(tmp_path), "--scale-sizes", SIZES["unet3d"], *SMALL)
+    make("unet3d", tmp_path)
+    files = sorted((tmp_path / "train").iterdir())
+    os.truncate(files[0], 1000)
+    body = bytearray(files[9].read_bytes())
+    body[len(body) // 2] ^= 1
+    files[9].write_bytes(body)
+    done = bench(*words)
+    assert done.returncode == 50
+    found = json.loads(done.stdout)
+    assert [epoch["failed"] for epoch in found["epochs"]] == [2, 2]
+    assert not found["passed"]
+    assert "BadZipFile" in done.stderr
+
+
+def test_what_is_missing_is_made_again_and_another_set_is_refused(tmp_path: Path) -> None:
+    data = make("cosmoflow", tmp_path)
+    files = sorted((tmp_path / "train").iterdir())
+    before = {path.name: path.read_bytes() for path in files}
+    kept = files[0].stat().st_mtime_ns
+    files[1].unlink()
+    words = ("cosmoflow", str(tmp_path), "--scale-sizes", SIZES["cosmoflow"], *SMALL)
+    assert "lacks 1 files" in bench(*words, "--no-generate").stderr
+    assert make("cosmoflow", tmp_path) == data
+    assert {path.name: path.read_bytes() for path in (tmp_path / "train").iterdir()} == before
+    assert files[0].stat().st_mtime_ns == kept
+    refused = bench("cosmoflow", str(tmp_path), "--scale-sizes", "0.02", *SMALL)
+    assert refused.returncode == 2
+    assert "another data set" in refused.stderr
+    with pytest.raises(UsageError, match="smaller"):
+        make("cosmoflow", tmp_path, accelerators=2)

@@ -1,0 +1,140 @@
+"""Mode back:2: the writer's host dies right after close, with many files, large ones too, of which some are on their way
+to a slow origin, or an origin that is away. All of them are read from the other node, and persisted by it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headrace.testing.fault_proxy import FaultProxy, fault_proxy
+from headrace.testing.servers import S3Server
+from tests.integration.cli.conftest import seaweed
+from tests.integration.cli.host import Host
+from tests.integration.persist.conftest import Writer, settled, wait_until
+
+from .conftest import MakeTown
+from .town import Town
+
+__all__ = ["seaweed"]
+pytestmark = pytest.mark.timeout(150)
+
+NEVER_S = 600
+BEFORE = {"low/a": 50_000, "low/b": 60_000, "low/moved": 70_000, "low/gone": 1000}
+SIZES = (0, 1, 700, 30_000, 300_000, 1_100_000)
+WRITE = """
+import hashlib
+written = {{}}
+for number in range({first}, {last}):
+    name, data = f'many/{{number % 10}}/{{number}}', os.urandom({sizes}[number % {count}])
+    with open(name, 'wb') as out:
+        out.write(data)
+    written[name] = hashlib.sha256(data).hexdigest()
+print(json.dumps(written))
+"""
+LARGE = """
+with open('many/large', 'wb') as out:
+    for _ in range(20): out.write(os.urandom(1 << 20))
+with open('many/large', 'r+b') as out:
+    out.seek(7_000_000); out.write(os.urandom(3_000_000))
+open('low/a', 'ab').write(os.urandom(2_000_000))
+open('low/new', 'wb').write(os.urandom(40_000)); os.replace('low/new', 'low/b')
+os.rename('low/moved', 'many/moved')
+os.unlink('low/gone')
+"""
+DIGESTS = """
+import hashlib
+found = {}
+for folder, _, files in os.walk('.'):
+    for name in files:
+        path = os.path.normpath(os.path.join(folder, name))
+        with open(path, 'rb') as file: found[path] = hashlib.file_digest(file, 'sha256').hexdigest()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
+    with fault_proxy(seaweed) as one:
+        yield one
+
+
+def bucket(seaweed: S3Server, prefix: str) -> dict[str, str]:
+    """Name → digest, as the server has them."""
+    import boto3
+
+    client: Any = boto3.client(
+        "s3",
+        endpoint_url=seaweed.endpoint,
+        aws_access_key_id=seaweed.access_key,
+        aws_secret_access_key=seaweed.secret_key,
+        region_name="us-east-1",
+    )
+    found = {}
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=seaweed.bucket, Prefix=f"{prefix}/"):
+        for row in page.get("Contents", []):
+            body = client.get_object(Bucket=seaweed.bucket, Key=row["Key"])["Body"].read()
+            found[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
+    return found
+
+
+def digests(host: Host) -> dict[str, str]:
+    found: dict[str, str] = json.loads(Writer(host.mount).run(DIGESTS, limit_s=60))
+    return found
+
+
+def start(town: Town, seaweed: S3Server, proxy: FaultProxy, prefix: str) -> None:
+    for name, size in BEFORE.items():
+        seaweed.put(f"{prefix}/{name}", town.put(name, size))
+    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    for _ in range(3):
+        host = town.add()
+        town.up(host, proxy.url(prefix), host.mount, *options)
+    town.wait_members(3)
+
+
+def differing(one: dict[str, str], other: dict[str, str]) -> str:
+    return str(sorted(name for name in {*one, *other} if one.get(name) != other.get(name)))
+
+
+@pytest.mark.parametrize("origin", ["slow", "away"])
+def test_many_and_large_files_outlive_their_writer(
+    make_town: MakeTown, seaweed: S3Server, proxy: FaultProxy, origin: str
+) -> None:
+    prefix = f"dead-writer-{origin}"
+    delay_s = 0.02 if origin == "slow" else NEVER_S
+    town = make_town(write="back:2", persist_delay_s=delay_s, take_over_s=0.5, origin_timeout_s=5)
+    start(town, seaweed, proxy, prefix)
+    writer, *others = town.hosts
+    for host in town.hosts:
+        assert digests(host).keys() == BEFORE.keys()
+    run = Writer(writer.mount).run
+    run("[os.makedirs(f'many/{n}') for n in range(10)]")
+    sizes = {"sizes": SIZES, "count": len(SIZES)}
+    if origin == "slow":
+        proxy.delay_s = 0.4  # some hundred puts of which 64 are under way: seconds
+    run(LARGE + WRITE.format(first=0, last=150, **sizes), limit_s=90)
+    expected = digests(writer)
+    if origin == "away":
+        proxy.mode = "503"
+    expected |= json.loads(run(WRITE.format(first=150, last=260, **sizes), limit_s=90))
+    writer.kill_all()
+    assert len(expected) == 260 + len(BEFORE)
+    for host in others:
+        wait_until(
+            lambda host=host: digests(host) == expected,  # type: ignore[misc]
+            60.0,
+            what=lambda host=host: differing(digests(host), expected),  # type: ignore[misc]
+        )
+    assert bucket(seaweed, prefix) != expected  # so it was read from the holder
+    proxy.mode, proxy.delay_s = "pass", 0.0
+    wait_until(
+        lambda: bucket(seaweed, prefix) == expected,
+        60.0,
+        what=lambda: differing(bucket(seaweed, prefix), expected),
+    )
+    writer.close()
+    assert [one["path"] for host in others for one in settled(host)["conflicts"]] == []

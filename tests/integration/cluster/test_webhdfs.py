@@ -1,0 +1,41 @@
+"""WebHDFS gateways of two nodes: each names the owners of a file, and has the bytes from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import requests
+
+from tests.integration.cli.host import Host
+
+from .conftest import MakeTown
+
+pytestmark = pytest.mark.timeout(60)
+LIMIT_S = 20
+
+
+def ask(url: str, name: str, op: str) -> requests.Response:
+    answer = requests.get(f"{url}/webhdfs/v1/{name}?op={op}", timeout=LIMIT_S)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def test_a_file_is_where_its_owner_is(make_town: MakeTown) -> None:
+    town = make_town()
+    truth = {f"folder/{number}": town.put(f"folder/{number}", 30_000 + number) for number in range(16)}
+    town.start(2)
+    urls = [host.start("webhdfs", "--address", "127.0.0.1:0").wait_ready()["url"] for host in town.hosts]
+    owners = town.owners(list(truth))
+    assert {id(one) for one in owners.values()} == {id(one) for one in town.hosts}
+
+    def address(host: Host) -> Any:
+        return town.status(host)["cluster"]["address"]
+
+    for url in urls:
+        for name, data in truth.items():
+            (part,) = ask(url, name, "GETFILEBLOCKLOCATIONS").json()["BlockLocations"]["BlockLocation"]
+            assert part["names"] == [address(owners[name])]
+            assert part["length"] == len(data)
+            assert ask(url, name, "OPEN").content == data
+    assert town.origin() == town.truth_bytes()

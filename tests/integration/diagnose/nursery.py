@@ -1,0 +1,100 @@
+"""Training jobs, each a fork of one process that has torch imported already, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).with_name("scripts")
+ROOT = Path(__file__).parents[3]
+WARM_UP_S = 0.5
+WATCHED_S = 2.0
+LIMIT_S = 60.0
+
+
+class Nursery:
+    """close() ends what is left. Each job is a session of its own, so that its workers end with it."""
+
+    def __init__(self, log: Path) -> None:
+        paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        with log.open("wb") as sink:
+            self._parent = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                env=self.environment,
+            )
+
+    def start(self, script: str, *words: object, group: Path | None = None) -> int:
+        """The job's process id, when it has gone so far that it trains. group: the cgroup.procs that it joins."""
+        assert self._parent.stdin is not None and self._parent.stdout is not None
+        order = json.dumps([str(group or ""), str(SCRIPTS / f"{script}.py"), *map(str, words)])
+        self._parent.stdin.write(order.encode() + b"\n")
+        self._parent.stdin.flush()
+        pid = int(self._parent.stdout.readline())
+        time.sleep(WARM_UP_S)
+        return pid
+
+    def diagnose(
+        self, script: str, *words: object, group: Path | None = None, run_folder: str = ""
+    ) -> dict[str, Any]:
+        """What `headrace diagnose --pid --json` says of it. run_folder: of the node whose mount it reads."""
+        pid = self.start(script, *words, group=group)
+        try:
+            return self.watch(pid, run_folder=run_folder)
+        finally:
+            os.killpg(pid, signal.SIGKILL)
+
+    def watch(self, pid: int, *extra: str, run_folder: str = "") -> dict[str, Any]:
+        words = ["diagnose", "--pid", str(pid), "--seconds", str(WATCHED_S), "--json", *extra]
+        environment = {**self.environment, **({"HEADRACE_RUN_FOLDER": run_folder} if run_folder else {})}
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def close(self) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(10)
+
+
+def _serve() -> None:
+    import torch.utils.data
+
+    torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports much more
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # jobs that are killed leave nothing
+    for line in sys.stdin:
+        words = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            os.dup2(2, 1)
+            if words[0]:
+                Path(words[0]).write_text(str(os.getpid()))
+            sys.argv = words[1:]
+            runpy.run_path(words[1], run_name="__main__")
+            return
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,26 @@
+"""The data is there in time; the step takes what it takes. A sleep stands in for an accelerator's work."""
+
+import sys
+import time
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Light(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((64, 64), float(index))
+
+
+def step() -> None:
+    time.sleep(0.15)
+
+
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 30
+for number, _ in enumerate(DataLoader(Light(), batch_size=16, num_workers=1)):
+    step()
+    if number + 1 == steps:
+        sys.exit(7)

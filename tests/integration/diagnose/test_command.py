@@ -1,0 +1,102 @@
+"""`headrace diagnose` as a user calls it: a job that it starts, ^C, what it writes, what it can do without."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.integration.diagnose.nursery import SCRIPTS, Nursery
+
+pytestmark = pytest.mark.timeout(90)
+HEALTHY = str(SCRIPTS / "healthy.py")
+STEPS = 16
+"""After which the script ends, with status 7."""
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", "diagnose", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    done = run("--timeline", str(tmp_path / "line.json"), "--", sys.executable, HEALTHY, str(STEPS))
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("healthy: "), done.stdout
+    assert "s before the first step are left out" in done.stdout
+    events = json.loads((tmp_path / "line.json").read_text())["traceEvents"]
+    slices = [one for one in events if one["ph"] == "X"]
+    tracks = {one["pid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    (worker,) = [pid for pid, name in tracks.items() if name.startswith("loader worker")]
+    (trainer,) = {one["pid"] for one in slices if one["pid"] != worker}
+    assert HEALTHY in tracks[trainer]
+    for pid in (worker, trainer):
+        track = [one for one in slices if one["pid"] == pid]
+        assert all(one["ts"] + one["dur"] <= other["ts"] for one, other in pairwise(track))
+    assert {"imports", "own code"} <= {one["name"] for one in slices if one["pid"] == trainer}
+    asleep = sum(one["dur"] for one in slices if one["pid"] == trainer and one["name"] == "own code")
+    assert asleep > STEPS * 0.1 * 1e6  # of steps that sleep for 0.15 s each
+
+
+def test_interrupted_it_reports_what_was_seen_and_the_job_gets_the_signal_too(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("import time\nprint('trains', flush=True)\nwhile True:\n    time.sleep(0.1)\n")
+    words = [sys.executable, "-m", "headrace", "diagnose", "--json", "--", sys.executable, str(job)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as both:
+        assert both.stderr is not None
+        assert both.stderr.readline() == "trains\n"  # stdout is the report's
+        time.sleep(1)
+        os.killpg(both.pid, signal.SIGINT)  # as a terminal does
+        said, errors = both.communicate(timeout=30)
+    assert both.returncode == 128 + signal.SIGINT, errors
+    assert json.loads(said)["moments"] > 5
+    assert "what was seen so far" in errors
+
+
+def test_without_py_spy_it_says_so_and_goes_on_with_what_the_kernel_tells(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.diagnose import stacks
+    from headrace.diagnose.attribute import attribute
+    from headrace.diagnose.sampler import Sampler
+
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    pid = nursery.start("too_few_workers")
+    try:
+        sampler = Sampler(pid, lambda mountpoint: None)
+        sampler.run(lambda: False, 1.5)
+        found = attribute(sampler.recording())
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+    assert any("py-spy is missing" in one for one in found.recording.missing)
+    assert found.causes[0].cause in ("loader.too_few_workers", "loader.processor"), found.causes
+
+
+def test_words_that_make_no_sense() -> None:
+    assert run().returncode == 2
+    assert run("--pid", "1", "--", "true").returncode == 2
+    assert run("--pid", str(2**22 + 1)).returncode == 3
+    done = run("--", "/no/such/program")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_job_that_is_no_python_is_told_apart() -> None:
+    done = run("--", "sh", "-c", "sleep 0.3; exit 5")
+    assert done.returncode == 5
+    assert "no Python process was seen" in done.stdout

@@ -1,0 +1,94 @@
+"""Training in a cluster of two hosts on slow links: reads that wait for the origin, and for the other host."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.lab import network, services
+from headrace.lab.lab import Lab, LabPlan
+from headrace.ring.view import NodeInfo, next_view
+from headrace.testing.servers import ServerMissing
+from tests.integration.diagnose.nursery import Nursery
+from tests.integration.diagnose.test_causes import first
+
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        bool(network.why_no_namespaces()) or not os.path.exists("/dev/fuse"),
+        reason="needs root, tc, /dev/fuse",
+    ),
+]
+RATE_BITS_S = 20_000_000
+FILE_BYTES = 300_000
+NAMES = [f"{number}.bin" for number in range(120)]
+READ = 40
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    base = tmp_path_factory.mktemp("lab")
+    try:
+        with Lab(str(base / "lab.json")) as one:
+            one.up(
+                LabPlan(
+                    nodes=2,
+                    rate_bits_s=RATE_BITS_S,
+                    cache_bytes=256 << 20,
+                    folder=str(base / "lab"),
+                    sample=False,
+                )
+            )
+            client = services.client_of(one.store())
+            for name in NAMES:
+                client.put(name, random.Random(name).randbytes(FILE_BYTES))
+            words = [*services.python_words(), "sync"]  # nodes have listed the origin when they began
+            subprocess.run(words, env=one.environment(1), stdout=subprocess.DEVNULL, check=True, timeout=60)
+            yield one
+    except ServerMissing as error:
+        pytest.skip(str(error))
+
+
+def owned_by(lab: Lab, id: str) -> list[str]:
+    """Names whose owner is that node, by the members that the first node sees."""
+    nodes = {
+        one["id"]: NodeInfo(
+            one["id"], "", one["address"], one["zone"], one["capacity_bytes"], "", 1, one["draining"]
+        )
+        for one in lab.report(1)["cluster"]["members"]
+    }
+    assert len(nodes) == 2
+    view = next_view(None, nodes, epoch=1)
+    return [name for name in NAMES if view.owners(os.fsencode(f"/{name}"))[0].id == id]
+
+
+def diagnosed(nursery: Nursery, lab: Lab, names: list[str], list_file: Path) -> dict[str, Any]:
+    """Of a job on the first node's host that reads the names once."""
+    list_file.write_text("\n".join(f"{lab.mountpoint(1)}/{name}" for name in names))
+    return nursery.diagnose("read_files", list_file, run_folder=lab.folder(1))
+
+
+def test_a_slow_origin_is_ranked_first(nursery: Nursery, lab: Lab, tmp_path: Path) -> None:
+    found = diagnosed(nursery, lab, owned_by(lab, "node-1"), tmp_path / "list")
+    assert first(found)["cause"] == "storage.origin", found
+    (place,) = found["places"]
+    assert place["storage"] == "headrace" and place["mountpoint"] == lab.mountpoint(1)
+    assert place["origin_bytes"] > 3 * FILE_BYTES
+    assert lab.store().url in " ".join(found["causes"][0]["evidence"])
+
+
+def test_a_slow_peer_is_ranked_first(nursery: Nursery, lab: Lab, tmp_path: Path) -> None:
+    names = owned_by(lab, "node-2")[:READ]
+    subprocess.run(["cat", *names], cwd=lab.mountpoint(2), stdout=subprocess.DEVNULL, check=True, timeout=60)
+    found = diagnosed(nursery, lab, names, tmp_path / "list")
+    assert first(found)["cause"] == "storage.peer", found
+    (place,) = found["places"]
+    assert place["peer_bytes"] > 3 * FILE_BYTES
+    assert place["peer_bytes"] > 10 * place["origin_bytes"]

@@ -1,0 +1,203 @@
+"""A node that writes, with lives that end at any step, against a plain folder; and by hand, what it must not take for
+somebody else's doing: its own calls that landed late, or whose answers were lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import OriginUnavailableError
+from tests.model.dataplane.writer_lives import tree_of
+from tests.model.dataplane.writer_node import Here, Moody, Session
+
+pytestmark = pytest.mark.timeout(300)
+
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
+SEEDS = 8
+CALLS = ("put", "remove", "make_directory", "remove_directory")
+
+
+@pytest.fixture(autouse=True)
+def _needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for whiteouts")
+
+
+@pytest.mark.parametrize("part", range(EXAMPLES))
+def test_what_was_acknowledged_is_at_the_origin_and_nothing_else(tmp_path: Path, part: int) -> None:
+    words = ["-m", "tests.model.dataplane.writer_lives", tmp_path, str(part * SEEDS), str(SEEDS)]
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Held:
+    """An origin that does as it is told with the calls of one kind."""
+
+    def __init__(self, origin: Moody) -> None:
+        self._origin = origin
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+
+    def lose(self, name: str) -> None:
+        """The answer of the next call of that name."""
+        real = getattr(self._origin, name)
+
+        async def call(*args: Any, **more: Any) -> Any:
+            setattr(self._origin, name, real)
+            await real(*args, **more)
+            raise OriginUnavailableError(name, why="its answer was lost")
+
+        setattr(self._origin, name, call)
+
+    def hold(self, name: str) -> None:
+        """The next call of that name waits for `go_on`, which `begun` says."""
+        real = getattr(self._origin, name)
+
+        async def call(*args: Any, **more: Any) -> Any:
+            setattr(self._origin, name, real)
+            self.begun.set()
+            await self.go_on.wait()
+            return await real(*args, **more)
+
+        setattr(self._origin, name, call)
+
+
+class Scene:
+    """A node over a folder; `do` is what a program does."""
+
+    def __init__(self, base: Path) -> None:
+        self.truth = base / "truth"
+        self.truth.mkdir()
+        (base / "cache").mkdir()
+        self.here = Here(str(base / "cache"), str(self.truth), Steady())
+        self.held = Held(self.here.origin)
+        self.session = Session(self.here)
+
+    async def do(self, *calls: Callable[[], object]) -> None:
+        for call in calls:
+            await asyncio.to_thread(call)
+
+    async def write(self, path: bytes, data: bytes) -> None:
+        await self.do(lambda: self.session.put_bytes(path, data, os.O_TRUNC))
+
+    async def persisted(self) -> None:
+        await self.here.settle()
+
+    async def check(self, wanted: dict[str, str]) -> None:
+        """The mount and the origin show this, and nobody speaks of a conflict."""
+        await self.persisted()
+        assert self.here.write.known.conflicts() == []
+        assert tree_of(self.truth, links=False) == wanted
+        assert await asyncio.to_thread(self.session.tree) == wanted
+
+
+class Steady(random.Random):
+    """Of what can be had, the first."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+def play(base: Path, test: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene(base)
+        await scene.here.write.start()
+        try:
+            await asyncio.wait_for(test(scene), 60)
+        finally:
+            await scene.here.stop()
+
+    asyncio.run(main())
+
+
+def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        await scene.write(b"/f", b"first")
+        await scene.persisted()
+        scene.held.lose("remove")
+        await scene.do(lambda: scene.session.unlink(b"/f"))
+        while (scene.truth / "f").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await scene.write(b"/f", b"second")
+        await scene.check({"/f": b"second".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_folder_that_is_made_late_is_our_own(tmp_path: Path) -> None:
+    """By then it is removed here, and a file is in its place."""
+
+    async def test(scene: Scene) -> None:
+        scene.held.hold("make_directory")
+        await scene.do(lambda: scene.session.mkdir(b"/f"))
+        await scene.held.begun.wait()
+        await scene.do(lambda: scene.session.rmdir(b"/f"))
+        await scene.write(b"/f", b"a file")
+        scene.held.go_on.set()
+        await scene.check({"/f": b"a file".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_file_that_is_put_late_is_our_own(tmp_path: Path) -> None:
+    """By then it is removed here, and a folder with something in it is in its place."""
+
+    async def test(scene: Scene) -> None:
+        scene.held.hold("put")
+        await scene.write(b"/d", b"a file")
+        await scene.held.begun.wait()
+        await scene.do(lambda: scene.session.unlink(b"/d"), lambda: scene.session.mkdir(b"/d"))
+        await scene.write(b"/d/f", b"within")
+        scene.held.go_on.set()
+        await scene.check({"/d": "dir", "/d/f": b"within".hex()})
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("lost", CALLS)
+def test_file_folder_file_in_no_time(tmp_path: Path, lost: str) -> None:
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        await scene.write(b"/f", b"first")
+        await scene.persisted()
+        for number in range(5):
+            scene.held.lose(lost)
+            await scene.do(lambda: session.unlink(b"/f"), lambda: session.mkdir(b"/f"))
+            await asyncio.sleep(0.004 * number)
+            await scene.do(lambda: session.rmdir(b"/f"))
+            await asyncio.sleep(0.002 * number)
+            await scene.write(b"/f", b"again %d" % number)
+            await asyncio.sleep(0.003 * number)
+        await scene.check({"/f": b"again 4".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_folder_where_somebody_put_a_file_is_kept_beside(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        (scene.truth / "d").write_bytes(b"theirs")
+        await scene.do(lambda: scene.session.mkdir(b"/e"))
+        scene.held.hold("make_directory")
+        (scene.truth / "d").unlink()
+        await scene.here.namespace.refresh_path(b"/")
+        await scene.do(lambda: scene.session.mkdir(b"/d"))
+        await scene.write(b"/d/f", b"ours")
+        (scene.truth / "d").write_bytes(b"theirs")
+        scene.held.go_on.set()
+        await scene.persisted()
+        (conflict,) = scene.here.write.known.conflicts()
+        kept = os.fsdecode(conflict.kept)
+        wanted = {"/d": b"theirs".hex(), "/e": "dir", kept: "dir", f"{kept}/f": b"ours".hex()}
+        assert tree_of(scene.truth, links=False) == wanted
+        assert await asyncio.to_thread(scene.session.tree) == wanted
+
+    play(tmp_path, test)

@@ -1,0 +1,493 @@
+"""A node that writes and a session of it, in one process, over an origin that is slow, fails, and loses answers.
+
+The session runs in a thread of its own: it waits for the node only where a real one does. It is a plain folder to who
+calls it, but for what the kernel sees to: a path is looked up name by name before anything is asked of the tree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
+from headrace.base.write_modes import WriteModes
+from headrace.dataplane import dirty
+from headrace.dataplane.write import WritePath, WriteSettings
+from headrace.layer.known import KnownTable
+from headrace.layer.upper import Upper, join, split
+from headrace.namespace.mounts import Mount, MountTable
+from headrace.namespace.tree import Namespace
+from headrace.origin.local import LocalOrigin, version_of
+from headrace.origin.origin import Condition, ListPage, Source
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.listing import merged
+from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
+from headrace.store.index import Index
+
+LIMIT_S = 60.0
+NEVER_S = 3600.0
+COPIES_MAX = 20
+Answer = TypeVar("Answer")
+
+
+class Moody(LocalOrigin):
+    """A folder behind a bad network. failing: how often a call fails, before or after it has taken place."""
+
+    def __init__(self, folder: str, chance: random.Random, *, failing: float, slow_s: float) -> None:
+        super().__init__(folder)
+        self._chance = chance
+        self.failing = failing
+        self._slow_s = slow_s
+
+    async def _mood(self, what: str) -> None:
+        if self._chance.random() < 0.7:
+            await asyncio.sleep(self._chance.random() * self._slow_s)
+        if self._chance.random() < self.failing:
+            raise OriginUnavailableError(what, why="the test says so")
+
+    async def _with_moods(self, what: str, call: Awaitable[Answer]) -> Answer:
+        task = asyncio.ensure_future(call)
+        try:
+            answer = await task
+        finally:
+            task.cancel()
+        await self._mood(what)
+        return answer
+
+    async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
+        await self._mood(key)
+        return await self._with_moods(key, super().head(key, deadline=deadline))
+
+    async def put(
+        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+    ) -> ObjectInfo:
+        await self._mood(key)
+        return await self._with_moods(
+            key, super().put(key, source, condition=condition, attributes=attributes, deadline=deadline)
+        )
+
+    async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
+        await self._mood(key)
+        await self._with_moods(key, super().remove(key, condition=condition, deadline=deadline))
+
+    async def make_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._mood(key)
+        await self._with_moods(key, super().make_directory(key, deadline=deadline))
+
+    async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
+        await self._mood(key)
+        await self._with_moods(key, super().remove_directory(key, deadline=deadline))
+
+    async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+        await self._mood(key)
+        async for page in super().list_directory(key, deadline=deadline):
+            await asyncio.sleep(self._chance.random() * self._slow_s * 5)
+            yield page
+
+
+class Here:
+    """The node: what a start of it builds, of a folder that earlier ones left."""
+
+    def __init__(self, folder: str, truth: str, chance: random.Random) -> None:
+        dirty.BACKOFF_S_MAX = 0.05
+        self.loop = asyncio.get_running_loop()
+        self.truth = truth
+        self.chance = chance
+        self.origin = Moody(
+            truth, chance, failing=chance.choice([0, 0, 0.05, 0.2]), slow_s=chance.choice([0.0, 0.002, 0.01])
+        )
+        mounts = MountTable()
+        self.index = open_index(f"{folder}/index")
+        self.namespace = Namespace(self.index, mounts, timeout_s=20, on_changed=self._names_changed)
+        self.upper = Upper(f"{folder}/upper")
+        os.makedirs(f"{folder}/upper", exist_ok=True)
+        self.upper.make()
+        self.modes = WriteModes.parse("back")
+        self.threads = ThreadPoolExecutor(8)
+        self.write = WritePath(
+            self.namespace,
+            self.upper,
+            KnownTable(f"{folder}/upper/known.db"),
+            self.modes,
+            self.threads,
+            WriteSettings(
+                delay_s=chance.choice([0, 0.002, 0.02]),
+                timeout_s=20,
+                layer_bytes_max=chance.choice([0, 1 << 30]),
+            ),
+            on_written=lambda paths, source: None,
+            announce=_nobody,
+        )
+        self.namespace.attach(
+            Mount("/", self.origin.url, self.origin, chance.choice([0.001, NEVER_S, NEVER_S])), known=True
+        )
+
+    def _names_changed(self, names: list[tuple[FileId, bytes]]) -> None:
+        self.write.names_changed(self.namespace.paths_of(names))
+
+    def ask(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Of the session's thread: the node does it, and is waited for."""
+
+        async def run() -> Answer:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(LIMIT_S)
+
+    async def look_around(self) -> None:
+        """Others list folders meanwhile; and the layer is looked over."""
+        while self.chance.random() < 0.95:
+            await asyncio.sleep(self.chance.random() * 0.02)
+            with contextlib.suppress(HeadraceError):
+                await self.namespace.refresh_path(self.chance.choice([b"/", b"/", b"/a", b"/a/a", b"/b"]))
+            if self.chance.random() < 0.1:
+                await self.write.look_over()
+
+    async def settle(self) -> None:
+        """All is persisted, and listed anew, on return."""
+        self.origin.failing = 0.0
+        await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
+        self.namespace.expire(b"/")
+        await self.namespace.relist_below(b"/")
+        await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
+
+    async def stop(self) -> None:
+        await self.write.stop()
+        await self.origin.close()
+        self.index.close(clean=False)
+
+
+def open_index(folder: str) -> Index:
+    index = Index.open(folder, writable=True)
+    index.checkpoint()
+    return index
+
+
+async def _nobody(folders: set[bytes]) -> None:
+    pass
+
+
+class OfTheOrigin:
+    """A file that only the origin has: the bytes of the version that the index names, or ESTALE."""
+
+    def __init__(self, path: str, version: Version) -> None:
+        self._version = version
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OSError(errno.ESTALE, "it is gone") from error
+
+    def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int:
+        if version_of(os.fstat(self._file)) != self._version:
+            raise OSError(errno.ESTALE, "another version")
+        return self._file
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Lower:
+    """The session's side of the index."""
+
+    def __init__(self, here: Here) -> None:
+        self._here = here
+        self._index = here.index
+
+    def known(self, parent: FileId, name: bytes) -> Entry | None:
+        return self._index.lookup(parent, name)
+
+    def entry(self, id: FileId) -> Entry | None:
+        return self._index.entry(id)
+
+    def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
+        return self._index.children(directory, after=after)
+
+    def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
+        for _ in range(COPIES_MAX):
+            try:
+                self._here.ask(lambda: self._here.namespace.list(directory))
+                return
+            except OriginUnavailableError:
+                continue
+        raise OSError(errno.EHOSTUNREACH, "the origin is away")
+
+    def listing_fresh(self, directory: FileId) -> bool:
+        return self._here.ask(lambda: _as_awaitable(self._here.namespace._fresh(directory)))
+
+    def mount_of(self, path: bytes) -> str:
+        return "/"
+
+    def open(self, id: FileId, cancel: Cancel | None = None) -> OfTheOrigin:
+        entry, path = self._index.entry(id), self._index.path_of(id)
+        if entry is None or path is None:
+            raise OSError(errno.ESTALE, "no such id")
+        return OfTheOrigin(self._here.truth + os.fsdecode(path), entry.version)
+
+
+async def _as_awaitable(value: Answer) -> Answer:
+    return value
+
+
+class Session:
+    """What a program sees. All calls block; OSErrors as of a plain folder."""
+
+    def __init__(self, here: Here) -> None:
+        self._here = here
+        self._lower = Lower(here)
+        self._upper = Upper(os.path.dirname(os.fsdecode(here.upper.tree)))
+        self._tree = Tree(self._lower, self._upper, here.modes, on_changed=self._changed)
+        self._tree.take_umask()
+        self._owner = Owner(0, 0)
+        self._held: list[int] = []
+
+    def _changed(self, paths: list[bytes]) -> None:
+        delay_s = self._here.chance.choice([0.0, 0.0, 0.003])
+        told = list(paths)
+        loop = self._here.loop
+        loop.call_soon_threadsafe(lambda: loop.call_later(delay_s, self._here.write.changed, told, 1))
+
+    # ------------------------------------------------------------ looking
+
+    def look(self, path: bytes) -> Seen | None:
+        """As the kernel looks it up, name by name."""
+        found: Seen | None = None
+        at = b"/"
+        parts = [part for part in path.split(b"/") if part]
+        for number, name in enumerate(parts):
+            self._listed(at)
+            at = join(at, name)
+            with self._tree.lock:
+                found = self._tree.seen(at)
+            if found is None and number + 1 < len(parts):
+                raise OSError(errno.ENOENT, "no such folder")
+            if number + 1 < len(parts) and not is_folder(found):
+                raise OSError(errno.ENOENT if is_link(found) else errno.ENOTDIR, "no folder")
+        return found
+
+    def _listed(self, folder: bytes) -> None:
+        entry = self._tree.below(folder)
+        if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
+            return
+        self._lower.ensure_listed(entry.id)
+
+    def tree(self) -> dict[str, str]:
+        """Path → "dir", "link", or the bytes of a file as hex."""
+        found: dict[str, str] = {}
+        pending = [b"/"]
+        while pending:
+            folder = pending.pop()
+            for name, one in self._names(folder):
+                path = join(folder, name)
+                if is_folder(one):
+                    found[os.fsdecode(path)] = "dir"
+                    pending.append(path)
+                elif isinstance(one, os.stat_result) and stat.S_ISLNK(one.st_mode):
+                    found[os.fsdecode(path)] = "link"
+                else:
+                    found[os.fsdecode(path)] = self.read(path).hex()
+        return found
+
+    def _names(self, folder: bytes) -> list[tuple[bytes, Seen]]:
+        self._listed(folder)
+        with self._tree.lock:
+            entry = self._tree.below(folder)
+            children = (
+                iter(())
+                if entry is None or entry.kind is not Kind.DIRECTORY
+                else self._lower.children(entry.id)
+            )
+            found = [
+                (n, self._tree.seen(join(folder, n))) for n, _ in merged(self._tree.names(folder), children)
+            ]
+        return [(name, one) for name, one in found if one is not None]
+
+    def read(self, path: bytes) -> bytes:
+        for _ in range(COPIES_MAX):
+            found = self.look(path)
+            if found is None:
+                raise OSError(errno.ENOENT, "nothing there")
+            if is_folder(found) or is_link(found):
+                raise OSError(errno.EISDIR if is_folder(found) else errno.ELOOP, "no file")
+            try:
+                if not isinstance(found, Entry):
+                    with open(self._upper.at(path), "rb") as file:
+                        return file.read()
+                return self._read_below(path, found.version)
+            except OSError as error:
+                if error.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise
+                self._look_again(path)
+        raise OSError(errno.ESTALE, "again and again")
+
+    def _read_below(self, path: bytes, version: Version) -> bytes:
+        file = OfTheOrigin(self._here.truth + os.fsdecode(path), version)
+        try:
+            return os.pread(file.wait(0, version.size_bytes), version.size_bytes, 0)
+        finally:
+            file.close()
+
+    def _look_again(self, path: bytes) -> None:
+        """The index is behind the origin, as a fill finds out by If-Match."""
+        self._here.ask(lambda: _quietly(self._here.namespace.refresh_path(split(path)[0])))
+
+    # ------------------------------------------------------------ changing
+
+    def change(self, work: Callable[[], Answer], *paths: bytes) -> Answer:
+        for path in paths:
+            self.look(path)
+        for _ in range(COPIES_MAX):
+            try:
+                with self._tree.lock:
+                    return work()
+            except NeedsContentError as needs:
+                try:
+                    self._tree.copy_up(needs.path, None, content=needs.content)
+                except OSError as error:
+                    if error.errno != errno.ESTALE:
+                        raise
+                    self._look_again(needs.path)
+        raise OSError(errno.ESTALE, "again and again")
+
+    def put_bytes(self, path: bytes, data: bytes, flags: int, *, hold: bool = False) -> None:
+        """flags: O_TRUNC or O_APPEND, O_EXCL."""
+        found = self.look(path)
+        if is_link(found):
+            raise OSError(errno.ELOOP, "a link")
+        fd, _ = self.change(lambda: self._created(path, flags), path)
+        try:
+            if flags & os.O_APPEND:
+                os.lseek(fd, 0, os.SEEK_END)
+            os.write(fd, data)
+        finally:
+            if hold:
+                self._held.append(os.dup(fd))
+            os.close(fd)
+        self._changed([path])
+
+    def _created(self, path: bytes, flags: int) -> tuple[int, bool]:
+        fd, new = self._tree.create(path, 0o644, self._owner, flags & ~os.O_APPEND)
+        self._changed([path])
+        return fd, new
+
+    def write_held(self, data: bytes) -> int:
+        """Into a file that was held open, wherever it is by now: its inode number; 0: none is."""
+        if not self._held:
+            return 0
+        fd = self._held.pop(0)
+        os.pwrite(fd, data, 0)
+        inode = os.fstat(fd).st_ino
+        self._changed([path for path, seen in self._upper.walk() if seen.st_ino == inode])
+        os.close(fd)
+        return inode
+
+    def drop_held(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
+
+    def truncate(self, path: bytes, size: int) -> None:
+        found = self.look(path)
+        if found is None:
+            raise OSError(errno.ENOENT, "nothing there")
+        if is_folder(found):
+            raise OSError(errno.EISDIR, "a folder")
+        if is_link(found):
+            raise OSError(errno.ELOOP, "a link")
+        fd = self.change(lambda: self._tree.open(path, 0), path)
+        os.ftruncate(fd, size)
+        os.close(fd)
+        self._changed([path])
+
+    def replace(self, path: bytes, data: bytes) -> None:
+        """As fsspec's door does: a file of `work` gets the name."""
+        self.look(path)
+        made = self._upper.new()
+        with open(made, "xb") as file:
+            file.write(data)
+        try:
+            self.change(lambda: self._tree.put_file(made, path, replace=True), path)
+        except OSError:
+            os.unlink(made)
+            raise
+
+    def chmod(self, path: bytes, mode: int) -> None:
+        if self.look(path) is None:
+            raise OSError(errno.ENOENT, "nothing there")
+        self.change(lambda: os.chmod(self._tree.at_upper(path), mode), path)
+        self._changed([path])
+
+    def mkdir(self, path: bytes) -> None:
+        self.change(lambda: self._tree.make_directory(path, 0o755, self._owner), path)
+
+    def symlink(self, path: bytes) -> None:
+        self.change(lambda: self._tree.symlink(path, b"nowhere", self._owner), path)
+
+    def unlink(self, path: bytes) -> None:
+        self.change(lambda: self._tree.remove(path), path)
+
+    def rmdir(self, path: bytes) -> None:
+        found = self.look(path)
+        if found is not None and is_folder(found):
+            self._listed(path)
+        self.change(lambda: self._tree.remove_directory(path), path)
+
+    def rename(self, source: bytes, target: bytes, flags: int) -> None:
+        """As the kernel's session does: at once, or after a copy of all that is in it."""
+        self.look(split(target)[0])
+        if self.look(source) is None:
+            raise OSError(errno.ENOENT, "nothing there")
+        if source == target:
+            return
+        if target.startswith(source + b"/"):
+            raise OSError(errno.EINVAL, "into itself")
+        there = self.look(target)
+        if source.startswith(target + b"/"):
+            raise OSError(errno.ENOTEMPTY, "over its own parent")
+        if flags & 2 and there is None:
+            raise OSError(errno.ENOENT, "nothing there")
+        for _ in range(COPIES_MAX):
+            try:
+                with self._tree.lock:
+                    self._tree.rename(source, target, flags, copied=False)
+                    return
+            except NeedsContentError:
+                pass
+            try:
+                for path in (source, target) if flags & 2 else (source,):
+                    self._tree.copy_up_all(path, None)
+                self._listed(target)
+                with self._tree.lock:
+                    self._tree.rename(source, target, flags, copied=True)
+                    return
+            except NeedsContentError:
+                continue
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                self._look_again(source)
+                self._look_again(target)
+        raise OSError(errno.ESTALE, "again and again")
+
+
+def is_folder(found: Seen | None) -> bool:
+    if isinstance(found, Entry):
+        return found.kind is Kind.DIRECTORY
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_link(found: Seen | None) -> bool:
+    return isinstance(found, os.stat_result) and stat.S_ISLNK(found.st_mode)
+
+
+async def _quietly(call: Awaitable[None]) -> None:
+    try:
+        await call
+    except HeadraceError:
+        pass

@@ -1,0 +1,127 @@
+"""What arrives within a moment is worked on together, and each hears of its own."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.dataplane.batches import Batches
+
+
+class Doubled:
+    """Doubles numbers; odd ones fail, and 13 fails all of its batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def work(self, items: list[int]) -> list[int | Exception]:
+        self.batches.append(items)
+        await self.go.wait()
+        if 13 in items:
+            raise ValueError("13")
+        return [2 * item if item % 2 == 0 else KeyError(item) for item in items]
+
+
+def test_those_of_a_moment_are_one_batch() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        batches = Batches(doubled.work, most=8)
+        assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6))) == [4, 8, 12]
+        assert await batches.one(8) == 16
+        assert doubled.batches == [[2, 4, 6], [8]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_no_batch_is_larger_than_allowed() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        batches = Batches(doubled.work, most=2, delay_s=0.01)
+        assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6, 8, 10))) == [4, 8, 12, 16, 20]
+        assert doubled.batches == [[2, 4], [6, 8], [10]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_one_alone_waits_for_nobody() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        batches = Batches(doubled.work, most=8, delay_s=0.01)
+        later = asyncio.ensure_future(batches.one(2))
+        await asyncio.sleep(0)
+        assert await batches.one(4, alone=True) == 8
+        assert not later.done() and await later == 4
+        assert doubled.batches == [[4], [2]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_each_fails_for_itself() -> None:
+    async def scene() -> None:
+        batches = Batches(Doubled().work, most=8)
+        results = await asyncio.gather(*(batches.one(item) for item in (2, 3)), return_exceptions=True)
+        assert results[0] == 4
+        assert isinstance(results[1], KeyError)
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_what_fails_as_a_whole_fails_for_all() -> None:
+    async def scene() -> None:
+        batches = Batches(Doubled().work, most=8)
+        results = await asyncio.gather(*(batches.one(item) for item in (2, 13)), return_exceptions=True)
+        assert [type(one) for one in results] == [ValueError, ValueError]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_the_result_of_one_who_left_is_given_back() -> None:
+    async def scene() -> None:
+        doubled, unclaimed = Doubled(), list[int]()
+        doubled.go.clear()
+        batches = Batches(doubled.work, most=8, unclaimed=unclaimed.append)
+        left, stays = asyncio.ensure_future(batches.one(2)), asyncio.ensure_future(batches.one(4))
+        await asyncio.sleep(0.01)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        doubled.go.set()
+        assert await stays == 8
+        assert unclaimed == [4]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        batches = Batches(doubled.work, most=8, delay_s=60)
+        waits = asyncio.ensure_future(batches.one(2))
+        await asyncio.sleep(0)
+        assert await batches.one(4, soon=True) == 8
+        assert await waits == 4
+        assert doubled.batches == [[2, 4]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))
+
+
+def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
+    async def scene() -> None:
+        doubled = Doubled()
+        doubled.go.clear()
+        batches = Batches(doubled.work, most=8, delay_s=60)
+        worked_on = asyncio.ensure_future(batches.one(2, soon=True))
+        await asyncio.sleep(0.01)
+        waits = asyncio.ensure_future(batches.one(4))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, doubled.go.set)
+        await batches.stop()
+        assert await worked_on == 4
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert doubled.batches == [[2]]
+
+    asyncio.run(asyncio.wait_for(scene(), 5))

@@ -1,0 +1,240 @@
+"""Causes of moments written by hand, and that what is blamed adds up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from headrace.diagnose.attribute import Diagnosis, attribute
+from headrace.diagnose.causes import REMEDIES, Cause
+from headrace.diagnose.recording import Call, Frame, Moment, Place, Recording, Storage, Thread, Worker
+
+from .moments import (
+    AUGMENTS,
+    DECODES,
+    FETCHES,
+    IDLE,
+    READS,
+    SCRIPT,
+    STARTS,
+    STEPS,
+    WAITS,
+    recording,
+    stepping,
+    waiting,
+    worker,
+)
+
+MIB = 1 << 20
+AT_MOUNT = worker(Call.READ, READS, "/mnt/data/7.bin")
+
+
+def shares(found: Diagnosis) -> dict[str, float]:
+    return {str(one.cause): round(one.share, 3) for one in found.causes}
+
+
+def test_a_wait_is_dealt_to_what_the_workers_did() -> None:
+    both = waiting(worker(Call.RUN, DECODES), worker(Call.SOCKET, READS))
+    found = attribute(recording((6, both), (4, stepping()), cores=2))
+    assert shares(found) == {"loader.processor": 0.3, "storage.network": 0.3}
+    assert found.steps_share == pytest.approx(0.4)
+    assert not found.healthy
+
+
+def test_free_cores_decide_between_too_few_workers_and_too_few_cores() -> None:
+    moments = ((9, waiting(worker(Call.RUN, AUGMENTS))), (1, stepping()))
+    assert shares(attribute(recording(*moments, cores=2))) == {"loader.too_few_workers": 0.9}
+    assert shares(attribute(recording(*moments, cores=1))) == {"loader.processor": 0.9}
+
+
+def test_idle_workers_are_blamed_only_when_they_are_many() -> None:
+    busy = worker(Call.RUN, AUGMENTS)
+    idle = worker(Call.WAIT, IDLE)
+    found = attribute(recording((8, waiting(busy, idle, idle, idle)), (2, stepping()), cores=4))
+    assert shares(found) == {"loader.starved": 0.6, "loader.processor": 0.2}
+    few = attribute(recording((8, waiting(busy, busy, busy, idle)), (2, stepping()), cores=4))
+    assert shares(few) == {"loader.processor": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=9 * MIB), Cause.ORIGIN),
+        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=9 * MIB), Cause.PEER),
+        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b"), Cause.DISK),
+        (Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x"), Cause.SHARE),
+        (Place("/mnt/data", Storage.DISK, "ext4", "/dev/sda1", busy=0.99), Cause.DISK),
+        (Place("/", Storage.DISK, "ext4", "/dev/sda1"), Cause.DISK),
+    ],
+)
+def test_where_the_file_lies_decides_which_storage_it_is(place: Place, cause: Cause) -> None:
+    found = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
+    assert shares(found) == {cause: 0.9}
+    assert place.source in " ".join(found.causes[0].evidence)
+
+
+def test_origin_and_peers_share_a_wait_by_their_bytes() -> None:
+    place = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=3 * MIB, peer_bytes=MIB)
+    found = attribute(recording((8, waiting(AT_MOUNT)), (2, stepping()), places=(place,)))
+    assert shares(found) == {"storage.origin": 0.6, "storage.peer": 0.2}
+
+
+def test_opens_are_names_on_other_storage_and_bytes_on_ours() -> None:
+    opens = waiting(worker(Call.OPEN, READS, "/mnt/data/7.json"))
+    share = Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
+    assert shares(attribute(recording((1, opens), places=(share,)))) == {"storage.metadata": 1.0}
+    ours = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB)
+    assert shares(attribute(recording((1, opens), places=(ours,)))) == {"storage.origin": 1.0}
+
+
+def test_what_the_library_waits_for_is_asked_of_the_node() -> None:
+    library = (
+        *FETCHES,
+        Frame("Client.open", "/x/headrace/sdk/client.py", 3),
+        Frame("recv", "/x/socket.py", 1),
+    )
+    moment = waiting(worker(Call.SOCKET, library))
+    node = Place("headrace://", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=MIB)
+    assert shares(attribute(recording((1, moment), places=(node,)))) == {"storage.peer": 1.0}
+    assert shares(attribute(recording((1, moment)))) == {"storage.origin": 1.0}
+
+
+def test_a_copy_is_no_cause_while_the_gpu_is_busy() -> None:
+    line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
+    assert attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.97)))).healthy
+    assert shares(attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.1))))) == {"copies": 1.0}
+
+
+def test_a_thread_that_reads_for_a_worker_tells_for_it() -> None:
+    pool = Worker(9, Thread(Call.LOCK, READS), (Thread(Call.READ, (), "/mnt/data/1.bin"),))
+    share = Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
+    assert shares(attribute(recording((1, waiting(pool)), places=(share,)))) == {"storage.share": 1.0}
+
+
+def test_what_the_trainer_does_itself() -> None:
+    fetch = Frame("fetch", "/x/torch/utils/data/_utils/fetch.py", 54)
+    in_main = stepping(Call.RUN, stack=(*WAITS[:3], fetch, AUGMENTS[-1]))
+    save = stepping(Call.WRITE, stack=(SCRIPT, Frame("save", "/x/torch/serialization.py", 900)))
+    copy = stepping(Call.RUN, stack=(Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
+    found = attribute(recording((4, in_main), (3, save), (2, copy), (1, stepping(stack=STARTS))))
+    assert shares(found) == {
+        "loader.in_main_process": 0.4, "checkpoint": 0.3, "copies": 0.2, "loader.restarts": 0.1,
+    }  # fmt: skip
+
+
+def test_a_save_is_one_whatever_it_was_called_from() -> None:
+    stack = (
+        *WAITS[:3],
+        Frame("save_checkpoint", "/home/me/hooks.py", 3),
+        Frame("write", "/home/me/io.py", 4),
+    )
+    assert shares(attribute(recording((1, stepping(Call.WRITE, stack=stack))))) == {"checkpoint": 1.0}
+
+
+def test_one_core_is_blamed_only_where_there_are_more() -> None:
+    loop = stepping(Call.RUN, stack=(SCRIPT, Frame("beam", "/home/me/train.py", 3, "a = b")))
+    assert shares(attribute(recording((1, loop), cores=8))) == {"compute.unparallel": 1.0}
+    assert attribute(recording((1, loop), cores=1)).healthy
+    both = stepping(Call.RUN, running=2, stack=loop.main.stack)
+    assert attribute(recording((1, both), cores=8)).healthy
+
+
+def test_small_steps_are_told_by_their_overhead_and_their_pace() -> None:
+    adam = Frame("Adam.step", "/x/torch/optim/adam.py", 100)
+    linear = Frame("Linear.forward", "/x/torch/nn/modules/linear.py", 100)
+    call = Frame("Module._call_impl", "/x/torch/nn/modules/module.py", 1700)
+    optimizer = stepping(Call.RUN, stack=(SCRIPT, adam))
+    forward = stepping(Call.RUN, stack=(SCRIPT, call, linear))
+    turns = recording(*[(1, optimizer), (1, forward)] * 20)
+    assert shares(attribute(turns)) == {"compute.small_batches": 1.0}
+    runs = recording((20, optimizer), (20, forward))
+    assert shares(attribute(runs)) == {"compute.unparallel": 1.0}
+    counted = recording((20, optimizer), (20, forward), steps=400, samples=400)
+    assert shares(attribute(counted)) == {"compute.small_batches": 1.0}
+    assert "400 steps of 2.0 ms, 1 samples each" in attribute(counted).causes[0].evidence
+
+
+def test_a_busy_gpu_excuses_what_the_trainer_does_beside_it() -> None:
+    loop = Thread(Call.RUN, (SCRIPT,))
+    assert attribute(recording((1, Moment(0, 0.02, loop, gpu_busy=0.95)))).healthy
+    assert not attribute(recording((1, Moment(0, 0.02, loop, gpu_busy=0.2)))).healthy
+
+
+def test_a_wait_for_the_interpreters_lock_needs_another_python_thread() -> None:
+    main = Thread(Call.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "torch.mm(a, b)")))
+    other = Thread(Call.RUN, (Frame("score", "/home/me/train.py", 4),))
+    native = Thread(Call.RUN)
+    assert shares(attribute(recording((1, Moment(0, 0.02, main, others=(other,)))))) == {
+        "compute.interpreter_lock": 1.0
+    }
+    assert attribute(recording((1, Moment(0, 0.02, main, others=(native,))))).healthy
+    asked = Thread(Call.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "thread.join()")))
+    assert attribute(recording((1, Moment(0, 0.02, asked, others=(other,))))).healthy
+
+
+def test_the_hook_says_that_a_line_that_looks_like_a_copy_is_the_step() -> None:
+    line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "y = model(x.to(device))"),))
+    assert shares(attribute(recording((1, Moment(0, 0.02, line))))) == {"copies": 1.0}
+    assert "copies" not in shares(attribute(recording((1, Moment(0, 0.02, line, marked=True)))))
+
+
+def test_what_comes_before_the_first_batch_and_after_the_last_is_left_out() -> None:
+    imports = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+    end = stepping(Call.RUN, stack=(SCRIPT,))
+    moments = ((50, imports), (10, waiting(AT_MOUNT)), (30, end))
+    ended = attribute(recording(*moments, ended=True))
+    assert ended.wall_s == pytest.approx(0.2)
+    assert ended.before_s == pytest.approx(1.0)
+    assert shares(ended) == {"storage.disk": 1.0}
+    assert attribute(recording(*moments)).wall_s == pytest.approx(0.8)
+
+
+def test_without_stacks_the_kernel_alone_is_asked() -> None:
+    blind = Moment(0, 0.02, Thread(Call.WAIT), (Worker(5, Thread(Call.READ, (), "/mnt/x/1")),), running=0)
+    assert shares(attribute(recording((1, blind)))) == {"storage.disk": 1.0}
+    idle = Moment(0, 0.02, Thread(Call.OTHER), (Worker(5, Thread(Call.WAIT)),), running=0)
+    assert attribute(recording((1, idle))).healthy
+
+
+def test_nothing_seen_is_neither_healthy_nor_sick() -> None:
+    found = attribute(Recording((), 4))
+    assert (found.healthy, found.causes, found.wall_s) == (False, (), 0)
+
+
+STACKS = (IDLE, READS, DECODES, AUGMENTS, STEPS, STARTS, WAITS, ())
+threads = some.builds(
+    Thread,
+    call=some.sampled_from(Call),
+    stack=some.sampled_from(STACKS),
+    path=some.sampled_from(("", "/mnt/data/1", "/home/x")),
+)
+moments = some.builds(
+    Moment,
+    at_s=some.just(0.0),
+    span_s=some.floats(0.001, 1),
+    main=threads,
+    workers=some.lists(some.builds(Worker, pid=some.integers(1, 9), main=threads), max_size=4).map(tuple),
+    others=some.lists(threads, max_size=2).map(tuple),
+    running=some.integers(0, 4),
+    marked=some.sampled_from((None, True, False)),
+    gpu_busy=some.sampled_from((None, 0.1, 0.9)),
+)
+
+
+@given(some.lists(moments, min_size=1, max_size=20), some.integers(1, 8))
+def test_no_moment_is_blamed_for_more_than_it_is(drawn: list[Moment], cores: int) -> None:
+    place = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB, peer_bytes=5 * MIB)
+    found = attribute(Recording(tuple(drawn), cores, places=(place,)))
+    total = sum(one.share for one in found.causes)
+    assert total <= 1 + 1e-9
+    assert found.steps_share <= 1 - total + 1e-9
+    for one in found.causes:
+        assert math.isfinite(one.gain) and one.gain >= 1 - 1e-9
+        assert one.gain <= 1 / max(0.01, 1 - one.share) + 1e-9
+
+
+def test_every_cause_has_words_and_a_gain_no_larger_than_its_share_allows() -> None:
+    assert set(REMEDIES) == set(Cause)

@@ -1,0 +1,250 @@
+"""What the sampler's parts see: of real processes where that is cheap, of py-spy's and NVML's words where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.diagnose import kernel, watch
+from headrace.diagnose.attribute import attribute
+from headrace.diagnose.frames import Phase, Work, is_worker, phase_of, work_of
+from headrace.diagnose.gpus import GpuWatch
+from headrace.diagnose.marks import MarksReader
+from headrace.diagnose.places import PlaceWatch, mounts
+from headrace.diagnose.recording import Call, Frame, Loader, Storage
+from headrace.diagnose.report import lines_of as words_of
+from headrace.diagnose.report import value_of
+from headrace.diagnose.stacks import lines_of
+from headrace.diagnose.timeline import events_of
+
+from .moments import (
+    AUGMENTS,
+    DECODES,
+    FETCHES,
+    IDLE,
+    SCRIPT,
+    STARTS,
+    WAITS,
+    recording,
+    stepping,
+    waiting,
+    worker,
+)
+
+READER = """
+import os, sys, threading
+os.mkfifo(sys.argv[1])
+print("ready", flush=True)
+os.open(sys.argv[1], os.O_RDONLY)  # until somebody writes
+"""
+
+
+@pytest.fixture
+def opening(tmp_path: Path) -> Iterator[tuple[int, str]]:
+    """A process that waits in an open, and the path."""
+    path = str(tmp_path / "fifo")
+    with subprocess.Popen([sys.executable, "-c", READER, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid, path
+        process.kill()
+
+
+@pytest.mark.skipif(not kernel.may_trace(os.getpid()), reason="/proc/PID/syscall is not here")
+def test_a_thread_in_an_open_is_seen_with_its_path(opening: tuple[int, str]) -> None:
+    pid, path = opening
+    give_up_s = time.monotonic() + 10
+    while True:
+        state = kernel.state_of(pid, all_threads=True)
+        assert state is not None and time.monotonic() < give_up_s
+        if state.threads[0] == kernel.ThreadState(pid, Call.OPEN, path):
+            return
+        time.sleep(0.01)
+
+
+def test_a_process_that_has_gone_is_none_and_a_tree_has_its_children(opening: tuple[int, str]) -> None:
+    found = kernel.tree(os.getpid())
+    (child,) = [one for one in found if one.pid == opening[0]]
+    assert (child.parent, child.python, child.loads) == (os.getpid(), True, False)
+    assert kernel.state_of(2**22 + 1, all_threads=True) is None
+    assert kernel.tree(2**22 + 1) == []
+
+
+def test_stacks_are_rebuilt_from_what_py_spy_writes(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("one\ntwo = x.to(device)\n")
+    frame = {"filename": str(script), "line": 2}
+    shared = {"pid": 7, "tid": 1400}
+    events = [
+        {
+            **shared,
+            "ph": "B",
+            "name": "thread (71): MainThread",
+            "ts": 1_000_000,
+            "args": {"filename": "", "line": 0},
+        },
+        {**shared, "ph": "B", "name": "<module>", "ts": 1_000_000, "args": frame},
+        {
+            **shared,
+            "ph": "B",
+            "name": "Net.to",
+            "ts": 2_000_000,
+            "args": {"filename": "/x/module.py", "line": 5},
+        },
+        {
+            **shared,
+            "ph": "E",
+            "name": "Net.to",
+            "ts": 3_000_000,
+            "args": {"filename": "/x/module.py", "line": 5},
+        },
+        {**shared, "ph": "E", "name": "<module>", "ts": 4_000_000, "args": frame},
+    ]
+    (line,) = [lines_of(events, began_s=10.0)[71]]
+    module = Frame("<module>", str(script), 2, "two = x.to(device)")
+    assert line.at(10.5, 0.02) == ()
+    assert line.at(11.5, 0.02) == (module,)
+    assert line.at(12.5, 0.02) == (Frame("<module>", str(script), 2), Frame("Net.to", "/x/module.py", 5))
+    assert line.at(13.5, 0.02) == (module,)
+    assert phase_of((module,)) is Phase.COPY
+
+
+@pytest.mark.parametrize(
+    ("stack", "phase", "work"),
+    [
+        (WAITS, Phase.WAIT_DATA, None),
+        (STARTS, Phase.LOADER_START, None),
+        (IDLE, None, Work.IDLE),
+        (DECODES, None, Work.DECODE),
+        (AUGMENTS, None, Work.TRANSFORM),
+        (
+            (*FETCHES, Frame("default_collate", "/x/torch/utils/data/_utils/collate.py", 1)),
+            None,
+            Work.COLLATE,
+        ),
+        (
+            (*FETCHES, Frame("get", "/x/fsspec/asyn.py", 1), Frame("wait", "/x/threading.py", 1)),
+            None,
+            Work.NETWORK,
+        ),
+        ((*FETCHES, Frame("__getitem__", "/home/me/a.py", 1, "zlib.decompress(x)")), None, Work.DECODE),
+        ((SCRIPT, Frame("Tensor.backward", "/x/torch/_tensor.py", 1)), Phase.BACKWARD, None),
+        ((SCRIPT, Frame("SGD.step", "/x/torch/optim/sgd.py", 1)), Phase.OPTIMIZER, None),
+        ((SCRIPT, Frame("f", "/home/me/a.py", 1, "torch.save(x, y)")), Phase.CHECKPOINT, None),
+        ((SCRIPT, Frame("_send_to_device", "/home/me/a.py", 1)), Phase.OWN, None),
+        ((SCRIPT, Frame("send_to_device", "/x/accelerate/utils/operations.py", 1)), Phase.COPY, None),
+        ((), None, Work.OWN),
+    ],
+)
+def test_what_stacks_say(stack: tuple[Frame, ...], phase: Phase | None, work: Work | None) -> None:
+    if phase is not None or not stack:
+        assert phase_of(stack) is phase
+    if work is not None:
+        assert work_of(stack) is work
+    assert is_worker(stack) is (stack in (IDLE, DECODES, AUGMENTS) or stack[: len(FETCHES)] == FETCHES)
+
+
+def test_the_hook_writes_what_the_sampler_reads() -> None:
+    hooks: dict[str, object] = {}
+
+    def keep(name: str) -> object:
+        def register(call: object) -> SimpleNamespace:
+            hooks[name] = call
+            return SimpleNamespace(remove=lambda: hooks.pop(name))
+
+        return register
+
+    model = SimpleNamespace(register_forward_pre_hook=keep("forward"), training=True)
+    optimizer = SimpleNamespace(register_step_post_hook=keep("step"))
+    loader = SimpleNamespace(
+        num_workers=4, prefetch_factor=2, batch_size=32, persistent_workers=True, pin_memory=True
+    )
+    watching = watch(model, optimizer, loader)
+    reader = MarksReader.find(os.getpid())
+    assert reader is not None
+    batch = SimpleNamespace(shape=(32, 3))
+    hooks["forward"](model, (batch,))  # type: ignore[operator]
+    assert reader.read().in_step
+    hooks["step"]()  # type: ignore[operator]
+    marks = reader.read()
+    assert (marks.in_step, marks.steps, marks.samples) == (False, 1, 32)
+    assert marks.loader == Loader(4, 2, 32, True, True)
+    watching.close()
+    watching.close()
+    assert hooks == {}
+    assert MarksReader.find(os.getpid()) is None
+
+
+def test_places_are_told_apart(tmp_path: Path) -> None:
+    asked: list[str] = []
+    seen = PlaceWatch(lambda mountpoint: asked.append(mountpoint), os.getpid())
+    (tmp_path / "file").write_text("x")
+    places = {one.mountpoint: one for one in seen.seen([str(tmp_path / "file"), "/proc/self"], wall_s=1.0)}
+    assert places["/proc"].storage is Storage.MEMORY
+    assert {"/proc", "/"} <= {one.mountpoint for one in mounts(os.getpid())}
+    assert len(places) == 2
+    assert asked[0] == ""
+
+
+def test_nvml_is_asked_for_the_gpus_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda number: number,
+        nvmlDeviceGetName=lambda one: b"H100" if one else "A100",
+        nvmlDeviceGetComputeRunningProcesses=lambda one: [SimpleNamespace(pid=one + 40)],
+        nvmlDeviceGetUtilizationRates=lambda one: SimpleNamespace(gpu=90 if one else 10),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    gpus = GpuWatch()
+    assert gpus.names == ("A100", "H100")
+    assert gpus.busy(1.0, {41}) == 0.9
+    assert gpus.busy(1.01, {40}) == 0.9  # not asked again so soon
+    assert gpus.busy(2.0, {40}) == 0.1
+    assert gpus.busy(3.0, {99}) == 0.5
+    gpus.close()
+    assert gpus.busy(4.0, {40}) is None
+
+
+def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
+    found = attribute(
+        recording((9, waiting(worker(Call.RUN, DECODES))), (1, stepping()), cores=1, missing=("GPUs",))
+    )
+    text = "\n".join(words_of(found))
+    for words in (
+        "decoding and transforms",
+        "90%",
+        "loader.processor",
+        "try: ",
+        "up to 1.82×",
+        "not seen",
+        "- GPUs",
+    ):
+        assert words in text, text
+    value = json.loads(json.dumps(value_of(found)))
+    assert [one["cause"] for one in value["causes"]] == ["loader.processor"]
+    assert value["causes"][0]["gain"] == pytest.approx(1.818, abs=0.001)
+
+
+def test_the_time_line_joins_moments_that_look_alike() -> None:
+    moments = recording((3, waiting(worker(Call.RUN, DECODES, pid=8))), (2, stepping()))
+    found = [one for one in events_of(moments) if one["ph"] == "X"]
+    assert {(one["pid"], one["name"]) for one in found} == {
+        (0, "waits for data"),
+        (0, "own code"),
+        (8, "decoding"),
+    }
+    assert len(found) == 3
