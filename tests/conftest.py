@@ -14,6 +14,7 @@ TOGETHER = {
     "tests/faults/test_links.py": "labs",  # two labs at one time may want one range of addresses
     "tests/integration/test_lab_cluster.py": "labs",
     "tests/integration/diagnose/test_slow_links.py": "labs",
+    "tests/integration/bench/test_compare.py": "labs",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import statistics
 import subprocess
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 
 RATES = (0, 10, 50)
 SETTLE_S = 3.0
+SHORT_S, LONG_S = 3, 13
 
 
 def job(kind: str) -> None:
@@ -47,32 +49,36 @@ def job(kind: str) -> None:
         marks.step_ends()
 
 
+def watching(pid: int, rate_hz: int, seconds: float) -> subprocess.Popen[bytes]:
+    words = ["diagnose", "--pid", str(pid), "--rate", str(rate_hz), "--seconds", str(seconds)]
+    return subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=subprocess.DEVNULL)
+
+
 def measured(pid: int, rate_hz: int, seconds: float) -> float:
     """Steps a second while it is watched at that rate, or not at all with 0."""
     from headrace.diagnose.marks import MarksReader
 
     marks = MarksReader.find(pid)
     assert marks is not None
-    watcher = None
-    if rate_hz:
-        words = [
-            "diagnose",
-            "--pid",
-            str(pid),
-            "--rate",
-            str(rate_hz),
-            "--seconds",
-            str(seconds + SETTLE_S + 60),
-        ]
-        watcher = subprocess.Popen([sys.executable, "-m", "headrace", *words], stdout=subprocess.DEVNULL)
+    watcher = watching(pid, rate_hz, SETTLE_S + seconds) if rate_hz else None
     time.sleep(SETTLE_S)  # its start, which reads the symbols of the interpreter, is another matter
     began, began_s = marks.read().steps, time.monotonic()
     time.sleep(seconds)
     rate = (marks.read().steps - began) / (time.monotonic() - began_s)
     if watcher is not None:
-        watcher.send_signal(signal.SIGINT)
         watcher.wait()
     return rate
+
+
+def cores(pid: int, rate_hz: int) -> float:
+    """Processors that the watching itself uses: what a longer one takes more than a short one."""
+    spent = []
+    for seconds in SHORT_S, LONG_S:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        watching(pid, rate_hz, seconds).wait()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return (spent[1] - spent[0]) / (LONG_S - SHORT_S)
 
 
 def rounds(pid: int, count: int, seconds: float) -> Iterator[dict[int, float]]:
@@ -95,6 +101,7 @@ def main() -> None:
         try:
             time.sleep(8)
             seen = list(rounds(process.pid, given.rounds, given.seconds))
+            used = {rate: cores(process.pid, rate) for rate in RATES if rate}
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -103,7 +110,7 @@ def main() -> None:
             steps = statistics.median(one[rate] for one in seen)
             print(
                 f"{kind} {rate:>3} Hz: {steps:.1f} steps/s; {statistics.median(lost):+.1f} % lost, "
-                f"{lost[0]:+.1f} to {lost[-1]:+.1f}",
+                f"{lost[0]:+.1f} to {lost[-1]:+.1f}; {used.get(rate, 0):.3f} cores used",
                 flush=True,
             )
 

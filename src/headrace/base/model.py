@@ -72,7 +72,7 @@ class Extras(msgspec.Struct, frozen=True):
         return not (self.metadata or self.headers or self.tags)
 
 
-class Attributes(msgspec.Struct, frozen=True, eq=False):
+class Attributes(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
     a later attempt knows the object as its own; it is no attribute of the file and makes no two differ. Nor do extras,
     which the index does not have."""

@@ -6,8 +6,8 @@ seen in the report and not in a hang of the other accelerators. Orders follow fr
 
 from __future__ import annotations
 
+import io
 import itertools
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -99,7 +99,9 @@ class Samples(Dataset[Batch]):
         if data.format == "npz":
             return formats.read_npz(place.source(name))
         if data.format == "tfrecord":
-            with place.stream(name) as source:
+            # an object of one sample is got as a whole: opening a stream would ask for its size first
+            opened = place.stream(name) if isinstance(place, FolderPlace) else io.BytesIO(place.get(name))
+            with opened as source:
                 return sum(len(one) for one in formats.records(source))
         return len(place.get(name))
 
@@ -162,31 +164,3 @@ def _as_it_is(batch: Any) -> Any:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
-
-
-def processor_s(pids: list[int]) -> float:
-    """Seconds of processor time that living processes have used, with their ended children."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as source:
-                fields = source.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        total += sum(
-            int(fields[index]) for index in (11, 12, 13, 14)
-        )  # utime, stime, cutime, cstime: proc(5)
-    return total / ticks
-
-
-def children() -> list[int]:
-    """Of this process."""
-    found = []
-    for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/children") as source:
-                found += [int(word) for word in source.read().split()]
-        except OSError:
-            continue
-    return found

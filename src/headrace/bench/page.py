@@ -63,7 +63,7 @@ def training_page(one: TrainingResult) -> str:
     for rule in one.rules:
         said = f"  kept    {rule.text}: {rule.found}"
         lines.append(said if rule.kept else f"  BROKEN  {rule.text}: {rule.found}, {rule.needed} needed")
-    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", _made_on()])
+    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", made_on()])
 
 
 def checkpoint_page(one: CheckpointResult) -> str:
@@ -82,7 +82,7 @@ def checkpoint_page(one: CheckpointResult) -> str:
             shown = (_middle(rates), _middle([turn.took_s for turn in turns]), rates[0], rates[-1])
             rows.append((name, str(len(turns)), *(f"{value:.3f}" for value in shown)))
     lines += table(head, rows)
-    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", _made_on()])
+    return "\n".join([*lines, *(f"note: {note}" for note in one.notes), "", made_on()])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -105,7 +105,7 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def _made_on() -> str:
+def made_on() -> str:
     from headrace import __version__
 
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

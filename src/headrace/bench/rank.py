@@ -20,7 +20,8 @@ import msgspec
 
 from headrace.bench.feed import Feed, RankPlan
 from headrace.bench.figures import EpochTimes
-from headrace.bench.loaders import children, loader, processor_s
+from headrace.bench.loaders import loader
+from headrace.bench.processor import children, processor_s
 
 STEP_WITHIN = timedelta(minutes=30)
 """How long others wait for the slowest at a barrier: a first step over a slow link may take long."""
@@ -95,6 +96,10 @@ class Meeting:
             return
         from torch import distributed
 
+        if meet.startswith("127."):  # else gloo asks for the host's name, which may be another network's
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        elif os.path.exists("/sys/class/net/eth0") and meet.startswith("198.18."):  # a lab's node
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
         distributed.init_process_group(
             "gloo", init_method=f"tcp://{meet}", rank=rank, world_size=world, timeout=STEP_WITHIN
         )

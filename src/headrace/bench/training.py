@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,10 +97,18 @@ class TrainingResult(msgspec.Struct, kw_only=True):
     notes: list[str] = []
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a host finds the data. inside: words before a command for it to run on that host."""
+
+    where: Where
+    inside: Sequence[str] = ()
+
+
 @dataclass(slots=True)
 class Watch:
-    """What somebody wants to do between epochs, such as reading counters: called with "ready" before the page cache is
-    dropped, and with "done"."""
+    """What somebody wants to do between epochs, such as reading counters: called with "ready" when all accelerators
+    stand still and the page cache was dropped, and with "done" when they stand still again."""
 
     between: Between = field(default=lambda _event, _epoch: None)
 
@@ -117,33 +125,51 @@ def run(
     meeting.data_is_made()
     files = open_place(plan.where).names("train")
     _check_files(plan, data, files)
+    times, dropped = measure(plan, data, files, [Spot(plan.where)], say=say, watch=watch)
+    return result(plan, data, files, times, page_cache=dropped) if plan.hosts.number == 0 else None
+
+
+def measure(
+    plan: TrainingPlan,
+    data: DataSet,
+    files: Mapping[str, int],
+    spots: Sequence[Spot],
+    *,
+    say: Say,
+    watch: Watch | None = None,
+) -> tuple[list[list[EpochTimes]], str]:
+    """The times of all accelerators, by epoch, and what became of the page cache. spots: the hosts that this process
+    has to do with, from number plan.hosts.number on. Blocks to the end. HeadraceError."""
     feed = feed_of(plan, data)
     dropped = ["kept, as asked"]
 
     def between(event: str, epoch: int) -> None:
-        if watch is not None:
-            watch.between(event, epoch)
         if event == "ready":
             say(f"epoch {epoch} of {plan.epochs}")
             if plan.drop:
-                local = (
-                    [os.path.join(plan.where.root, one) for one in files]
-                    if plan.where.kind == "folder"
-                    else []
-                )
-                dropped[0] = pagecache.drop(local)
+                local = [one.where.root for one in spots if one.where.kind == "folder"]
+                dropped[0] = pagecache.drop(os.path.join(root, name) for root in local for name in files)
+        if watch is not None:
+            watch.between(event, epoch)
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        one = RankPlan(
-            feed=feed,
-            epochs=plan.epochs,
-            compute_s=plan.scaled.compute_s[plan.accelerator],
-            meet=plan.hosts.accelerators_meet if plan.hosts.count > 1 else f"127.0.0.1:{free_port()}",
-            first=plan.hosts.number * plan.accelerators,
-            out=os.path.join(folder, "times.json"),
-        )
-        times = accelerators.run([Host(one, plan.accelerators)], between)
-    return result(plan, data, files, times, page_cache=dropped[0]) if plan.hosts.number == 0 else None
+        meet = plan.hosts.accelerators_meet if plan.hosts.count > 1 else f"127.0.0.1:{free_port()}"
+        hosts = [
+            Host(
+                RankPlan(
+                    feed=msgspec.structs.replace(feed, where=spot.where),
+                    epochs=plan.epochs,
+                    compute_s=plan.scaled.compute_s[plan.accelerator],
+                    meet=meet,
+                    first=number * plan.accelerators,
+                    out=os.path.join(folder, "times.json"),
+                ),
+                plan.accelerators,
+                tuple(spot.inside),
+            )
+            for number, spot in enumerate(spots, start=plan.hosts.number)
+        ]
+        return accelerators.run(hosts, between), dropped[0]
 
 
 def prepare(plan: TrainingPlan, *, progress: dataset.Progress) -> DataSet:
@@ -188,7 +214,7 @@ def feed_of(plan: TrainingPlan, data: DataSet) -> Feed:
 def result(
     plan: TrainingPlan,
     data: DataSet,
-    files: dict[str, int],
+    files: Mapping[str, int],
     times: Sequence[Sequence[EpochTimes]],
     *,
     page_cache: str,

@@ -2,96 +2,57 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from headrace.base.errors import UsageError
+from headrace.cli import bench_options as own
 from headrace.cli import options
 from headrace.cli.render import print_json, say, warn
 
 if TYPE_CHECKING:
+    from headrace.bench.compare import ComparePlan
     from headrace.bench.dataset import Progress
     from headrace.bench.hosts import Hosts
     from headrace.bench.training import TrainingPlan
-
-WorkloadName = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="unet3d, resnet50, cosmoflow, imagefolder or tokens.")
-]
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="WHERE", help="A folder, a mount, headrace:///PATH, s3://… or another fsspec URL."
-    ),
-]
-Accelerator = Annotated[
-    str, typer.Option("--accelerator", metavar="KIND", help="Whose compute time: a100 or h100.")
-]
-Accelerators = Annotated[int, typer.Option("--accelerators", metavar="N", help="Simulated on each host.")]
-Steps = Annotated[
-    int, typer.Option("--steps", metavar="N", help="Of an epoch; MLPerf Storage has 500 or more.")
-]
-ByTheRules = Annotated[
-    bool, typer.Option("--by-the-rules", help="Instead: a data set as large as MLPerf Storage asks for.")
-]
-Epochs = Annotated[int, typer.Option("--epochs", metavar="N")]
-Scale = Annotated[float, typer.Option("--scale", metavar="F", help="A factor on sizes and times.")]
-ScaleSizes = Annotated[float | None, typer.Option("--scale-sizes", metavar="F", help="On sizes only.")]
-ScaleTimes = Annotated[float | None, typer.Option("--scale-times", metavar="F", help="On times only.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="Another order in each epoch.")]
-Readers = Annotated[
-    int | None,
-    typer.Option("--readers", metavar="N", help="Loader workers an accelerator, if not the workload's."),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the data and of orders.")]
-KeepCache = Annotated[bool, typer.Option("--keep-cache", help="Leave the page cache as it is.")]
-NoGenerate = Annotated[bool, typer.Option("--no-generate", help="The data set must be there.")]
-By = Annotated[str, typer.Option("--by", metavar="LIBRARY", help="Of a URL: fsspec or obstore.")]
-HostCount = Annotated[int, typer.Option("--hosts", metavar="N", help="How many take part.")]
-HostNumber = Annotated[int, typer.Option("--host", metavar="I", help="Which of them this is, from 0.")]
-Meet = Annotated[
-    str, typer.Option("--meet", metavar="HOST:PORT", help="Of the first host, which listens there.")
-]
-Ssh = Annotated[str, typer.Option("--ssh", metavar="HOST,HOST", help="Run this on these hosts, by ssh.")]
-Remote = Annotated[str, typer.Option("--remote", metavar="COMMAND", help="How headrace is called there.")]
-ModelName = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="llama3-8b, llama3-70b, llama3-405b or llama3-1t.")
-]
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where; a folder of its own is made in it.")]
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Measure what storage does to training, without a GPU.", no_args_is_help=True)
     group.command("training")(training)
     group.command("checkpoint")(checkpoint)
+    group.command("compare")(compare)
     app.add_typer(group, name="bench")
 
 
 def training(
-    workload: WorkloadName,
-    where: Target,
-    accelerator: Accelerator = "a100",
-    accelerators: Accelerators = 1,
-    steps: Steps = 100,
-    by_the_rules: ByTheRules = False,
-    epochs: Epochs = 5,
-    scale: Scale = 1.0,
-    scale_sizes: ScaleSizes = None,
-    scale_times: ScaleTimes = None,
-    shuffle: Shuffle = False,
-    readers: Readers = None,
-    seed: Seed = 42,
-    keep_cache: KeepCache = False,
-    no_generate: NoGenerate = False,
-    by: By = "fsspec",
-    hosts: HostCount = 1,
-    host: HostNumber = 0,
-    meet: Meet = "",
-    ssh: Ssh = "",
-    remote: Remote = "headrace",
+    workload: own.WorkloadName,
+    where: own.Target,
+    accelerator: own.Accelerator = "a100",
+    accelerators: own.Accelerators = 1,
+    steps: own.Steps = 100,
+    by_the_rules: own.ByTheRules = False,
+    epochs: own.Epochs = 5,
+    scale: own.Scale = 1.0,
+    scale_sizes: own.ScaleSizes = None,
+    scale_times: own.ScaleTimes = None,
+    shuffle: own.Shuffle = False,
+    readers: own.Readers = None,
+    seed: own.Seed = 42,
+    keep_cache: own.KeepCache = False,
+    no_generate: own.NoGenerate = False,
+    by: own.By = "fsspec",
+    hosts: own.HostCount = 1,
+    host: own.HostNumber = 0,
+    meet: own.Meet = "",
+    ssh: own.Ssh = "",
+    remote: own.Remote = "headrace",
     endpoint: options.Endpoint = None,
     region: options.Region = None,
     profile: options.Profile = None,
@@ -139,6 +100,7 @@ def _run_training(plan: TrainingPlan, *, by_the_rules: bool, as_json: bool) -> N
     from headrace.bench import training as bench
     from headrace.bench.page import training_page
 
+    _end_orderly()
     if by_the_rules:
         plan = dataclasses.replace(plan, steps=bench.steps_by_the_rules(plan))
     with _bar("data set", quiet=as_json) as progress:
@@ -156,16 +118,14 @@ def _over_ssh(names: str, remote: str) -> NoReturn:
 
 
 def checkpoint(
-    folder: Folder,
-    model: ModelName = "llama3-8b",
-    scale: Annotated[float, typer.Option("--scale", metavar="F", help="A factor on all sizes.")] = 0.01,
-    mode: Annotated[
-        str, typer.Option("--mode", metavar="MODE", help="subset: the first 8 ranks; default: all.")
-    ] = "subset",
-    writes: Annotated[int, typer.Option("--writes", metavar="N", help="MLPerf Storage has 10.")] = 3,
-    reads: Annotated[int, typer.Option("--reads", metavar="N")] = 3,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the files.")] = False,
-    keep_cache: KeepCache = False,
+    folder: own.Folder,
+    model: own.ModelName = "llama3-8b",
+    scale: own.ScaleOfSizes = 0.01,
+    mode: own.Mode = "subset",
+    writes: own.Writes = 3,
+    reads: own.Reads = 3,
+    keep: own.Keep = False,
+    keep_cache: own.KeepCache = False,
     json: options.Json = False,
 ) -> None:
     """Write checkpoints of a Llama 3 model into FOLDER as MLPerf Storage lays them out, and read them."""
@@ -182,8 +142,112 @@ def checkpoint(
         keep=keep,
         drop=not keep_cache,
     )
+    _end_orderly()
     found = bench.run(plan, say=_quiet if json else say)
     _show(found, checkpoint_page, as_json=json)
+
+
+def compare(
+    workload: own.WorkloadName,
+    origin: own.Origin = "",
+    folder: own.Folders = None,
+    only: own.Only = "",
+    nodes: own.Nodes = 0,
+    rate: own.Rate = "",
+    origin_rate: own.OriginRate = "",
+    origin_latency_ms: own.OriginLatency = 0.0,
+    cache: own.CacheSize = "20GiB",
+    work: own.Work = "",
+    price: own.Price = "aws-s3-same-region",
+    prices: own.Prices = "",
+    report: own.Report = "",
+    accelerator: own.Accelerator = "a100",
+    accelerators: own.Accelerators = 1,
+    steps: own.Steps = 100,
+    epochs: own.Epochs = 3,
+    scale: own.Scale = 1.0,
+    scale_sizes: own.ScaleSizes = None,
+    scale_times: own.ScaleTimes = None,
+    shuffle: own.Shuffle = False,
+    readers: own.Readers = None,
+    keep_cache: own.KeepCache = False,
+    endpoint: options.Endpoint = None,
+    region: options.Region = None,
+    option: options.OriginOption = None,
+    json: options.Json = False,
+) -> None:
+    """Run a workload in each of the ways to feed a GPU: object storage, per-node caches, folders, Headrace.
+
+    Same data, same run, each way cold at first. What is not installed is left out, and the page says so.
+    """
+    from headrace.bench import compare as bench
+    from headrace.bench.training import TrainingPlan, need_torch
+    from headrace.cli.up import origin_options
+
+    need_torch("bench compare")
+    given = origin_options(
+        endpoint=endpoint, region=region, profile=None, anonymous=False, pairs=option or []
+    )
+    plan = bench.ComparePlan(
+        training=TrainingPlan(
+            workload=workload,
+            where=bench.NOWHERE,
+            accelerator=accelerator,
+            accelerators=accelerators,
+            steps=steps,
+            epochs=epochs,
+            sizes=scale if scale_sizes is None else scale_sizes,
+            times=scale if scale_times is None else scale_times,
+            shuffle=shuffle,
+            readers=readers,
+            drop=not keep_cache,
+        ),
+        origin=origin,
+        options=given,
+        folders=folder or [],
+        only=[name for name in only.split(",") if name],
+        nodes=nodes,
+        price=price,
+        prices=prices,
+        work=work,
+        **_speeds(rate, origin_rate, origin_latency_ms, cache),
+    )
+    _run_compare(plan, report, as_json=json)
+
+
+def _speeds(rate: str, origin_rate: str, latency_ms: float, cache: str) -> dict[str, Any]:
+    from headrace.config.sizes import parse_size
+    from headrace.lab.network import parse_rate
+
+    return {
+        "rate_bits_s": parse_rate(rate) if rate else 0,
+        "origin_bytes_s": parse_size(origin_rate) if origin_rate else 0,
+        "origin_latency_s": latency_ms / 1e3,
+        "cache_bytes": parse_size(cache),
+    }
+
+
+def _run_compare(plan: ComparePlan, report: str, *, as_json: bool) -> None:
+    from headrace.bench import compare as bench
+    from headrace.bench.compare_page import text_page, write_report
+
+    _end_orderly()
+    with _bar("data set", quiet=as_json) as progress:
+        found = bench.run(plan, say=_quiet if as_json else say, progress=progress)
+    _show(found, text_page, as_json=as_json)
+    if report:
+        for path in write_report(found, report):
+            warn(f"written: {path}")
+
+
+def _end_orderly() -> None:
+    """SIGTERM is as ^C: all processes and files of the run go."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _hosts(count: int, number: int, meet: str) -> Hosts:

@@ -40,7 +40,9 @@ def diagnose(
             help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
         ),
     ] = None,
-    rate: Annotated[int, typer.Option("--rate", metavar="HZ", help="Looks a second.", min=1, max=200)] = 50,
+    rate: Annotated[
+        int, typer.Option("--rate", metavar="HZ", help="Looks a second. More cost more.", min=1, max=200)
+    ] = 10,
     timeline: Annotated[
         str | None, typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev.")
     ] = None,

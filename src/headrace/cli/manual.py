@@ -81,6 +81,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "headrace bench training cosmoflow /mnt/data --accelerators 4 --by-the-rules --json",
         "srun --ntasks-per-node=1 headrace bench training unet3d /mnt/scratch --accelerators 8",
     ),
+    "bench compare": (
+        "headrace bench compare unet3d --scale 0.05 --report report",
+        "headrace bench compare imagefolder --origin s3://bench/a --endpoint http://minio:9000 --folder /nfs/scratch",
+        "headrace bench compare unet3d --scale 0.02 --nodes 4 --rate 500Mbit --origin-latency-ms 20",
+    ),
     "bench checkpoint": ("headrace bench checkpoint /mnt/scratch --model llama3-70b --scale 0.05",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
@@ -190,6 +195,10 @@ FIELDS: dict[str, tuple[str, ...]] = {
             "steps",
         ),
         *("epochs", "au", "au_needed", "passed", "failed", "page_cache", "rules", "notes"),
+    ),
+    "bench compare": (
+        *("called", "workload", "origin", "nodes", "rate_bits_s", "origin_bytes_s", "origin_latency_s"),
+        *("dataset_bytes", "price", "ways", "notes"),
     ),
     "bench checkpoint": (
         *(

@@ -172,13 +172,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
     ] = "localhost"
-    s3_metadata: Annotated[
-        bool,
-        Meta(
-            description="The S3 gateway keeps and tells user metadata, content headers and tags where the origin has "
-            "them, and asks the origin for those of each object once."
-        ),
-    ] = True
     rest_address: Annotated[
         str,
         Meta(
@@ -206,6 +199,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
         ),
     ] = ""
+    s3_metadata: Annotated[
+        bool,
+        Meta(
+            description="The S3 gateway keeps and tells user metadata, content headers and tags where the origin has "
+            "them, and asks the origin for those of each object once."
+        ),
+    ] = True
     s3_tls_certificate: Annotated[
         str,
         Meta(description="PEM file with the S3 gateway's certificate and its chain: the gateway speaks TLS."),

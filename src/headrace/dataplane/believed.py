@@ -12,7 +12,7 @@ from dataclasses import replace
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
-from headrace.layer.known import KnownTable, Row
+from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Base, Upper, base_at, drop_base, is_whiteout, set_base
 from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
@@ -91,9 +91,7 @@ class Believed:
             return base or Absent()
         if row.is_there and not row.is_directory:
             return row.version
-        if base is None or row.was_removed(base) or not self._shows(path, base):
-            return Absent()
-        return base
+        return base if base is not None and self._is_newer(base, row) else Absent()
 
     def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
         """The origin's version that what is at a path stands for, or hides; None: there is none."""
@@ -105,10 +103,13 @@ class Believed:
             return self.version_to_remove(path, at, row, self._namespace.known(path))
         return base_at(at, path)
 
-    def _shows(self, path: bytes, version: Version | None) -> bool:
-        """Whether the index has that version there: then somebody put it after whatever we did."""
-        entry = self._namespace.known(path)
-        return version is not None and entry is not None and entry.version == version
+    def _is_newer(self, base: Version, row: Row) -> bool:
+        """Whether somebody put that there after this node removed what the row is of. Where it is not known any more
+        what that was, it has to be what the index has."""
+        if row.last_removed != ABSENT:
+            return not row.was_removed(base)
+        entry = self._namespace.known(row.path)
+        return entry is not None and entry.version == base
 
     async def others_put(self, path: bytes) -> bool:
         """Whether what the origin has is an earlier state of what is here, which another node put in this one's
@@ -123,7 +124,7 @@ class Believed:
         if row is not None and row.is_there and not row.is_directory:
             return row.version
         base = base_at(at, path)
-        if base is not None and (row is None or (self._shows(path, base) and not row.was_removed(base))):
+        if base is not None and (row is None or self._is_newer(base, row)):
             return base
         if row is not None and row.is_absent:
             return None  # it was removed; what the name means since then is somebody else's

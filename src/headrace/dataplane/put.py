@@ -26,7 +26,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
-from headrace.base.model import Attributes, Version
+from headrace.base.model import Attributes, Extras, Version
 from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
@@ -66,12 +66,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """base: what the file replaces."""
+    """base: what the file replaces. extras: what its object is to have beside its bytes."""
 
     path: bytes
     source: FileSource
     found: os.stat_result
     base: Version | None
+    extras: Extras | None
 
     def close(self) -> None:
         os.close(self.source.file)
@@ -163,8 +164,7 @@ class Puts:
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
         begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")
-        extras = extras_of(source.file, found)
-        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id, extras=extras)
+        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id, extras=opened.extras)
         try:
             info = await origin.put(
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline
@@ -264,7 +264,7 @@ def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceErr
         if content is not None and len(content) != found.st_size:
             content = None
         source = FileSource(fd, found.st_size, name=name, content=content)
-        return _Opened(path, source, found, base_at(fd, path))
+        return _Opened(path, source, found, base_at(fd, path), extras_of(fd, found))
     except OSError as error:
         os.close(fd)
         return StoreError(name, why=os.strerror(error.errno or 0))

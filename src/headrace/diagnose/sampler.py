@@ -20,7 +20,7 @@ from headrace.diagnose.places import PlaceWatch, StatusOf, link_bytes_s
 from headrace.diagnose.recording import Call, Moment, Recording, Thread, Worker
 from headrace.diagnose.stacks import Line, StackSampler
 
-RATE_HZ = 50
+RATE_HZ = 10
 TREE_EVERY_S = 0.2
 NAME_MAX = 200
 """Letters of a command on the time line."""

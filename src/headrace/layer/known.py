@@ -88,7 +88,8 @@ class Row:
     @property
     def last_removed(self) -> Version:
         """What this node removed at the path, before it put there what is there now; ABSENT: that is not known."""
-        return ABSENT if self.is_file else Version(-1, self.version.mtime_ns, self.version.token)
+        known = self.is_directory or not self.is_there
+        return Version(-1, self.version.mtime_ns, self.version.token) if known else ABSENT
 
     def was_removed(self, version: Version) -> bool:
         """Whether that is what this node removed there."""

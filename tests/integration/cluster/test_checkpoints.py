@@ -1,5 +1,5 @@
-"""Checkpoints that are saved in mode back:2, through a mount or at headrace://, by a node that dies right after: another
-one restores them from its copies, before anything is at the origin."""
+"""Checkpoints that are saved in mode back:2, through a mount or at headrace://, by a node that dies right after:
+another one restores them from its copies, before anything is at the origin."""
 
 from __future__ import annotations
 

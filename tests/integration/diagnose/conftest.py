@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ def fill(folder: Path, count: int = FILES, size_bytes: int = FILE_BYTES) -> list
 @pytest.fixture
 def share(tmp_path: Path) -> Iterator[Share]:
     """rclone's FUSE mount of a remote, in place of a NAS. Call with its words; the mountpoint."""
-    rclone = shutil.which("rclone")
+    rclone = shutil.which("rclone", path=f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}")
     if rclone is None or os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs rclone, root and /dev/fuse")
     program = tmp_path / "bin" / "fusermount3"

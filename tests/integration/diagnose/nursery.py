@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[3]
 WARM_UP_S = 0.5
 WATCHED_S = 2.0
+RATE_HZ = "50"
 LIMIT_S = 60.0
 
 
@@ -55,7 +56,17 @@ class Nursery:
             os.killpg(pid, signal.SIGKILL)
 
     def watch(self, pid: int, *extra: str, run_folder: str = "") -> dict[str, Any]:
-        words = ["diagnose", "--pid", str(pid), "--seconds", str(WATCHED_S), "--json", *extra]
+        words = [
+            "diagnose",
+            "--pid",
+            str(pid),
+            "--seconds",
+            str(WATCHED_S),
+            "--rate",
+            RATE_HZ,
+            "--json",
+            *extra,
+        ]
         environment = {**self.environment, **({"HEADRACE_RUN_FOLDER": run_folder} if run_folder else {})}
         done = subprocess.run(
             [sys.executable, "-m", "headrace", *words],

@@ -33,7 +33,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    done = run("--timeline", str(tmp_path / "line.json"), "--", sys.executable, HEALTHY, str(STEPS))
+    done = run(
+        "--rate", "50", "--timeline", str(tmp_path / "line.json"), "--", sys.executable, HEALTHY, str(STEPS)
+    )
     assert done.returncode == 7, done.stderr
     assert done.stdout.startswith("healthy: "), done.stdout
     assert "s before the first step are left out" in done.stdout
@@ -54,7 +56,18 @@ def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(
 def test_interrupted_it_reports_what_was_seen_and_the_job_gets_the_signal_too(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text("import time\nprint('trains', flush=True)\nwhile True:\n    time.sleep(0.1)\n")
-    words = [sys.executable, "-m", "headrace", "diagnose", "--json", "--", sys.executable, str(job)]
+    words = [
+        sys.executable,
+        "-m",
+        "headrace",
+        "diagnose",
+        "--rate",
+        "50",
+        "--json",
+        "--",
+        sys.executable,
+        str(job),
+    ]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as both:
@@ -78,7 +91,7 @@ def test_without_py_spy_it_says_so_and_goes_on_with_what_the_kernel_tells(
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     pid = nursery.start("too_few_workers")
     try:
-        sampler = Sampler(pid, lambda mountpoint: None)
+        sampler = Sampler(pid, lambda mountpoint: None, rate_hz=50)
         sampler.run(lambda: False, 1.5)
         found = attribute(sampler.recording())
     finally:

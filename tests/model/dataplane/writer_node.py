@@ -154,7 +154,8 @@ class Here:
     async def settle(self) -> None:
         """All is persisted, and listed anew, on return."""
         self.origin.failing = 0.0
-        await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
+        with contextlib.suppress(OriginUnavailableError):  # of an answer that is lost only now
+            await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)
         self.namespace.expire(b"/")
         await self.namespace.relist_below(b"/")
         await asyncio.wait_for(self.write.persist(b"/"), LIMIT_S)

@@ -1,0 +1,172 @@
+"""AU through a mount beside the plain folder, on one machine, data on disk, not in memory: `headrace bench training`.
+
+Both have the same files on the same disk: the mount's are cached before. Turns alternate, and the page cache is dropped
+before each epoch. Sizes and times are such that the plain folder passes on two cores. Writes
+`bench/results/training-<date>.json` and `.md`. Needs root. All else of the machine should rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from nodebench import program
+from nodebench.headrace_mount import HeadraceMount
+from nodebench.machine import NotRunError, Workplace, run, tool
+from nodebench.report import Goal, number, table_of_values
+from nodebench.results import Results
+
+PLAIN, MOUNT = "plain", "headrace"
+RATIO = 0.995
+EPOCHS = 3
+"""Of a turn."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """sizes, times: factors. steps: of an epoch, some five seconds of it."""
+
+    sizes: float
+    times: float
+    steps: int
+
+
+CASES: dict[str, Case] = {
+    "unet3d": Case(0.05, 0.25, 32),
+    "resnet50": Case(1.0, 0.5, 24),
+    "cosmoflow": Case(0.1, 1.0, 900),
+    "imagefolder": Case(1.0, 1.0, 12),
+    "tokens": Case(1.0, 1.0, 100),
+}
+
+
+class Bench:
+    def __init__(self, place: Workplace, results: Results, given: argparse.Namespace) -> None:
+        self.place, self.results, self.given = place, results, given
+
+    def words(self, name: str, folder: str) -> list[str]:
+        case = CASES[name]
+        steps = max(3, round(case.steps * self.given.scale))
+        factors = [
+            "--scale-sizes",
+            f"{case.sizes:g}",
+            "--scale-times",
+            f"{case.times:g}",
+            "--steps",
+            str(steps),
+        ]
+        return [
+            tool("headrace"),
+            "bench",
+            "training",
+            name,
+            folder,
+            *factors,
+            "--epochs",
+            str(EPOCHS),
+            "--json",
+        ]
+
+    def make(self, name: str) -> str:
+        """The data set, in a folder of its own."""
+        folder = self.place.folder(name)
+        run(
+            [*self.words(name, folder), "--epochs", "1", "--keep-cache", "--scale-times", "0.001"],
+            timeout_s=600,
+        )
+        return folder
+
+    def case(self, name: str) -> None:
+        folder = self.make(name)
+        mount = HeadraceMount(self.place, folder, io="auto")
+        mount.start()
+        try:
+            mount.load()
+            for turn in range(self.given.repeat):
+                places = [(PLAIN, folder), (MOUNT, mount.root)]
+                for who, where in places if turn % 2 == 0 else reversed(places):
+                    self.take(
+                        name, who, json.loads(run([*self.words(name, where), "--no-generate"], timeout_s=600))
+                    )
+        finally:
+            mount.stop()
+
+    def take(self, name: str, who: str, found: dict[str, Any]) -> None:
+        if found["failed"]:
+            raise NotRunError(f"{found['failed']} reads failed")
+        for epoch in found["epochs"]:
+            self.results.add(f"{name}: AU", who, 100 * epoch["au"], unit="%")
+            self.results.add(f"{name}: samples", who, epoch["samples_s"], unit="a second")
+            self.results.add(f"{name}: first batch", who, epoch["first_batch_s"], unit="s")
+            self.results.add(f"{name}: MiB", who, epoch["bytes_s"] / 2**20, unit="a second")
+        for note in found["notes"]:
+            self.results.note(f"{name}, {who}: {note}")
+
+
+def goals(results: Results) -> list[Goal]:
+    found = []
+    for name in CASES:
+        measure = f"{name}: AU"
+        found.append(Goal(f"{measure}, of plain", RATIO, True, results.ratio(measure, MOUNT, PLAIN)))
+        found.append(Goal(f"{name}: plain passes, AU %", needed(name), True, results.median(measure, PLAIN)))
+    return found
+
+
+def needed(name: str) -> float:
+    return 70.0 if name == "cosmoflow" else 90.0
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        measured = f"{goal.measured:.4f}" if goal.measured is not None else "–"
+        lines.append(f"| {goal.text} | ≥ {number(goal.limit)} | {measured} | {goal.verdict} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = program.parser_of(__doc__, CASES, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
+    program.add_limit(parser, minutes=30)
+    return program.parse(parser, CASES, root_for="it mounts, and drops the page cache")
+
+
+def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
+    end_at = time.monotonic() + given.limit
+    bench = Bench(place, results, given)
+    for name, case in CASES.items():
+        results.note(f"{name}: sizes times {case.sizes:g}, times {case.times:g}, {case.steps} steps an epoch")
+    results.note("an MLPerf Storage workload, scaled, is not an MLPerf Storage result")
+    for name in program.in_time(given, CASES, results, end_at=end_at, contender="all"):
+        sys.stderr.write(f"{name}\n")
+        try:
+            bench.case(name)
+        except NotRunError as error:
+            results.skip(name, "all", str(error))
+
+
+def main() -> int:
+    given, results = arguments(), Results()
+    judged: Callable[[], list[dict[str, Any]]] = lambda: [  # noqa: E731
+        {**asdict(goal), "verdict": goal.verdict} for goal in goals(results)
+    ]
+    return program.run(
+        "training",
+        given,
+        results,
+        lambda place: measure(given, place, results),
+        folder=given.folder,
+        judged=judged,
+        tables=lambda: [table_of_goals(results), table_of_values(results)],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

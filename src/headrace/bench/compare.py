@@ -1,0 +1,368 @@
+"""`headrace bench compare`: the ways to feed a GPU, same data, same workload, same run. OPEN THIS FIRST.
+
+The data set is made at the origin; each way in turn is started with nothing cached, runs all epochs, and is ended. All
+reach the origin through one proxy, which counts what it serves and is as slow as it is told to be. With nodes, a lab's:
+each node is a host with a link of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, NotSupportedError, UsageError
+from headrace.bench import contenders, dataset, prices, training
+from headrace.bench.contenders import Bucket, Seat, Way
+from headrace.bench.counting import Counts
+from headrace.bench.hosts import PORT, Hosts
+from headrace.bench.places import Where, open_place
+from headrace.bench.process import Process
+from headrace.bench.processor import processor_s
+from headrace.bench.training import Say, Spot, TrainingPlan, TrainingResult, Watch
+from headrace.lab import network, processes
+from headrace.lab.lab import Lab, LabPlan
+
+REFERENCE = "local disk"
+NOWHERE = Where("folder", "/")
+"""Of a plan, whose ways each have their own."""
+ANSWER_WITHIN_S = 10.0
+LAB = "lab"
+WAYS = ("local", "s3fs-library", "obstore", "rclone", "s3fs-fuse", "juicefs", "headrace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparePlan:
+    """training: its place and hosts are not looked at. origin: s3://BUCKET/PREFIX; nothing: a store of our own.
+    folders: that the user named. only: of WAYS; nothing: all. nodes: of a lab; 0 for this machine alone. rate_bits_s:
+    of each node's link. origin_bytes_s, origin_latency_s: 0 for as it is. cache_bytes: of each way, on each host.
+    work: where caches and mounts go."""
+
+    training: TrainingPlan
+    origin: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+    folders: Sequence[str] = ()
+    only: Sequence[str] = ()
+    nodes: int = 0
+    rate_bits_s: int = 0
+    origin_bytes_s: float = 0.0
+    origin_latency_s: float = 0.0
+    cache_bytes: int = 20 << 30
+    price: str = prices.DEFAULT
+    prices: str = ""
+    work: str = ""
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """By the origin in an epoch. cost: in US dollars."""
+
+    epoch: int
+    bytes: int
+    requests: int
+    gets: int
+    errors: int
+    cost: float
+
+
+class WayResult(msgspec.Struct, kw_only=True):
+    """not_run: why, where training is None. served: by epoch. processor_s_gib: of the way's own processes and the
+    readers' together, for each GiB that was read."""
+
+    name: str
+    kind: str
+    not_run: str = ""
+    training: TrainingResult | None = None
+    served: list[Served] = []
+    disk_bytes: int = 0
+    processor_s_gib: float = 0.0
+
+
+class CompareResult(msgspec.Struct, kw_only=True):
+    """What is printed by --json. called: what the runs may be called."""
+
+    called: str
+    workload: str
+    origin: str
+    nodes: int
+    rate_bits_s: int
+    origin_bytes_s: float
+    origin_latency_s: float
+    dataset_bytes: int
+    price: str
+    ways: list[WayResult]
+    notes: list[str]
+
+
+def run(plan: ComparePlan, *, say: Say, progress: dataset.Progress) -> CompareResult:
+    """Nothing runs, is mounted or lies around on return, whatever happens. UsageError, HeadraceError."""
+    price = prices.price(plan.price, plan.prices)
+    _check(plan)
+    with contextlib.ExitStack() as undo:
+        work = tempfile.mkdtemp(prefix="hr-compare-", dir=plan.work or None)
+        undo.callback(shutil.rmtree, work, ignore_errors=True)
+        stage = _Stage(plan, work, undo, say)
+        plan = stage.plan
+        say(f"data set at {stage.bucket.url}")
+        data = dataset.make(stage.direct, training.needed(plan.training), progress=progress)
+        files = open_place(stage.direct).names("train")
+        stage.up(undo, say)
+        results = []
+        for way in _ways(plan, work):
+            say(f"{way.name}:")
+            try:
+                if isinstance(way, contenders.Folder) or way.name == contenders.JuiceFS.name:
+                    target = way.path if isinstance(way, contenders.Folder) else os.path.join(work, "plain")
+                    dataset.make(Where("folder", target), training.needed(plan.training), progress=progress)
+                results.append(_run_way(way, stage, data, files, price, say))
+            except HeadraceError as error:
+                say(f"  not run: {error}")
+                results.append(WayResult(name=way.name, kind=way.kind, not_run=str(error)))
+    return _result(plan, stage, results, sum(files.values()), price)
+
+
+class _Stage:
+    """The origin, its proxy, and the hosts."""
+
+    def __init__(self, plan: ComparePlan, work: str, undo: contextlib.ExitStack, say: Say) -> None:
+        self.lab: Lab | None = None
+        self._work, self._seated = work, 0
+        net = network.choose(os.path.join(work, LAB), plan.rate_bits_s)[0]
+        address = net.gateway if plan.nodes else "127.0.0.1"
+        url, options = plan.origin, dict(plan.options)
+        if not url:
+            url, options = undo.enter_context(_own_store(work, say))
+        endpoint = options.get("endpoint", "")
+        if not endpoint.startswith("http://"):
+            raise UsageError(
+                f"origin {url}",
+                why="requests are counted by a proxy, which needs an endpoint of plain HTTP",
+                hint="--endpoint http://…; headrace bench training runs on any",
+            )
+        self.direct = Where("obstore", url, options)
+        self._proxy = Process(
+            [
+                "-m",
+                "headrace.bench.counting",
+                address,
+                endpoint,
+                str(plan.origin_bytes_s),
+                str(plan.origin_latency_s),
+            ],
+            inside=(),
+            log=os.path.join(work, "proxy.log"),
+        )
+        undo.callback(self._proxy.kill)
+        port = int(_heard(self._proxy)["port"])
+        bucket, _, prefix = url.partition("://")[2].partition("/")
+        self.bucket = Bucket(
+            bucket, prefix.strip("/"), {**options, "endpoint": f"http://{address}:{port}"}, endpoint
+        )
+        hosts = Hosts(plan.nodes, 0, f"{net.address(1)}:{PORT}") if plan.nodes else Hosts()
+        self.plan = replace(plan, training=replace(plan.training, hosts=hosts))
+
+    def up(self, undo: contextlib.ExitStack, say: Say) -> None:
+        """The lab, where there is to be one; once the data set is there, as nodes keep listings."""
+        plan, folder = self.plan, os.path.join(self._work, LAB)
+        if not plan.nodes:
+            return
+        self.lab = undo.enter_context(Lab(os.path.join(folder, "state.json"), progress=say))
+        os.makedirs(folder)
+        self.lab.up(
+            LabPlan(
+                nodes=plan.nodes,
+                rate_bits_s=plan.rate_bits_s,
+                cache_bytes=plan.cache_bytes,
+                origin=self.bucket.url,
+                origin_options=self.bucket.options,
+                folder=folder,
+                sample=False,
+            )
+        )
+
+    def of_each_host(self, way: Way) -> list[Way]:
+        """Not started."""
+        if self.lab is None:
+            return [way]
+        if isinstance(way, contenders.Headrace):
+            return [_LabNode(self.lab, number) for number in range(1, self.plan.nodes + 1)]
+        return [copy.copy(way) for _ in range(self.plan.nodes)]
+
+    def seats(self, way: Way) -> list[Seat]:
+        """One a host."""
+        self._seated += 1
+        made = []
+        for number in range(1, (self.plan.nodes or 1) + 1):
+            folder = os.path.join(self._work, f"way-{self._seated}-{number}")
+            os.makedirs(folder)
+            inside = tuple(self.lab.inside(number)) if self.lab is not None else ()
+            made.append(Seat(folder, self.plan.cache_bytes, inside))
+        return made
+
+    def counts(self) -> Counts:
+        self._proxy.answer("count")
+        return msgspec.convert(_heard(self._proxy), Counts)
+
+
+class _LabNode(Way):
+    """A node of the lab, which runs since the lab was started."""
+
+    name, kind = contenders.Headrace.name, contenders.OURS
+
+    def __init__(self, lab: Lab, number: int) -> None:
+        self._lab, self._number = lab, number
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        return Where("folder", self._lab.mountpoint(self._number))
+
+    def processes(self) -> list[int]:
+        return list(processes.marked(self._lab.folder(self._number)))
+
+    def disk_bytes(self) -> int:
+        return contenders.used_bytes(os.path.join(self._lab.folder(self._number), "cache"))
+
+
+def _ways(plan: ComparePlan, work: str) -> list[Way]:
+    """One of each. The reference comes first, ours last."""
+    plain = os.path.join(work, "plain")
+    reference = contenders.Folder(plain)
+    reference.name, reference.kind = REFERENCE, "reference"
+    shared = os.path.join(work, "shared")
+    os.makedirs(shared)
+    made: dict[str, Callable[[], Way]] = {
+        "local": lambda: reference,
+        "s3fs-library": lambda: contenders.Library("fsspec"),
+        "obstore": lambda: contenders.Library("obstore"),
+        "rclone": contenders.Rclone,
+        "s3fs-fuse": contenders.S3fsFuse,
+        "juicefs": lambda: contenders.JuiceFS(plain, shared),
+        "headrace": contenders.Headrace,
+    }
+    named: list[Way] = [contenders.Folder(os.path.abspath(one)) for one in plan.folders]
+    chosen = [make() for name, make in made.items() if name in plan.only or not plan.only]
+    return [*chosen[:-1], *named, chosen[-1]]
+
+
+def _run_way(
+    way: Way, stage: _Stage, data: dataset.DataSet, files: dict[str, int], price: prices.Price, say: Say
+) -> WayResult:
+    plan, each = stage.plan, stage.of_each_host(way)
+    seen: dict[int, tuple[Counts, float]] = {}
+    served: list[Served] = []
+    used_s = 0.0
+
+    def between(event: str, epoch: int) -> None:
+        nonlocal used_s
+        counts, processors_s = stage.counts(), processor_s(pid for one in each for pid in one.processes())
+        if event == "ready":
+            seen[epoch] = counts, processors_s
+            return
+        before, before_s = seen[epoch]
+        used_s += max(0.0, processors_s - before_s)
+        got = counts.since(before)
+        served.append(
+            Served(
+                epoch=epoch,
+                bytes=got.bytes_out,
+                requests=got.requests,
+                gets=got.gets,
+                errors=got.errors,
+                cost=price.of(got),
+            )
+        )
+
+    try:
+        spots = [
+            Spot(one.start(stage.bucket, seat), seat.inside)
+            for one, seat in zip(each, stage.seats(way), strict=True)
+        ]
+        at = replace(plan.training, where=spots[0].where)
+        times, dropped = training.measure(
+            at, data, files, spots, say=lambda line: say(f"  {line}"), watch=Watch(between)
+        )
+        found = training.result(at, data, files, times, page_cache=dropped)
+        disk = sum(one.disk_bytes() for one in each)
+    finally:
+        for one in each:
+            one.stop()
+    read = sum(epoch.bytes_read for epoch in found.epochs)
+    used_s += sum(epoch.processor_s for epoch in found.epochs)
+    return WayResult(
+        name=way.name,
+        kind=way.kind,
+        training=found,
+        served=served,
+        disk_bytes=disk,
+        processor_s_gib=used_s / (read / 2**30) if read else 0.0,
+    )
+
+
+def _result(
+    plan: ComparePlan, stage: _Stage, ways: list[WayResult], dataset_bytes: int, price: prices.Price
+) -> CompareResult:
+    ran = [one.training for one in ways if one.training is not None]
+    notes = [f"{plan.price}: {price.note}"] if price.note else []
+    if plan.nodes:
+        notes.append(
+            "the nodes share this machine's processors; their links are shaped, its disk and memory are not"
+        )
+    return CompareResult(
+        called=ran[0].called if ran else "",
+        workload=plan.training.workload,
+        origin=stage.bucket.url,
+        nodes=plan.nodes,
+        rate_bits_s=plan.rate_bits_s,
+        origin_bytes_s=plan.origin_bytes_s,
+        origin_latency_s=plan.origin_latency_s,
+        dataset_bytes=dataset_bytes,
+        price=plan.price,
+        ways=ways,
+        notes=[
+            *notes,
+            *(
+                f"{one.name}: {note}"
+                for one in ways
+                if one.training is not None
+                for note in one.training.notes
+            ),
+        ],
+    )
+
+
+@contextlib.contextmanager
+def _own_store(work: str, say: Say) -> Iterator[tuple[str, dict[str, str]]]:
+    from headrace.testing.servers import ServerMissing, seaweedfs_s3
+
+    say("starting an object store (SeaweedFS)")
+    try:
+        with seaweedfs_s3(os.path.join(work, "store")) as server:
+            yield server.url("compare"), server.options()
+    except ServerMissing as error:
+        raise NotSupportedError("bench compare without --origin", why=str(error)) from error
+
+
+def _heard(proxy: Process) -> dict[str, Any]:
+    end_s = time.monotonic() + ANSWER_WITHIN_S
+    while (said := proxy.heard()) is None:
+        if time.monotonic() > end_s:
+            raise HeadraceError("the counting proxy does not answer")
+    return said
+
+
+def _check(plan: ComparePlan) -> None:
+    unknown = [name for name in plan.only if name not in WAYS]
+    if unknown:
+        raise UsageError(f"--only {unknown[0]}", why="unknown", hint=", ".join(WAYS))
+    if plan.origin and not plan.origin.startswith("s3://"):
+        raise UsageError(f"origin {plan.origin}", why="the ways have S3 in common", hint="s3://BUCKET/PREFIX")
+    if not 0 <= plan.nodes <= 64:
+        raise UsageError(f"--nodes {plan.nodes}", why="0 to 64")
+    if plan.rate_bits_s and not plan.nodes:
+        raise UsageError("--rate", why="it is of the lab's links", hint="--nodes N")

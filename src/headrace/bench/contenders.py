@@ -1,0 +1,408 @@
+"""The ways to feed a GPU that `headrace bench compare` puts side by side: each started, read, and ended without a rest.
+
+A way is started once on each host; on a host of the lab by words before its commands. All read the same objects.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
+from headrace.bench.places import Where
+
+READY_WITHIN_S = 60.0
+END_WITHIN_S = 15.0
+OBJECT_STORE, OWN_CACHE, SHARED_FOLDER, OURS = (
+    "straight from object storage",
+    "a cache on every node for itself",
+    "a mounted folder",
+    "Headrace",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The origin as contenders see it. prefix: of the data set, without a slash at its ends; may be empty. options: as
+    of `headrace up`, with the endpoint of the counting proxy. real_endpoint: of the store itself."""
+
+    name: str
+    prefix: str
+    options: Mapping[str, str]
+    real_endpoint: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Of a way on a host: folder is its own, empty."""
+
+    folder: str
+    cache_bytes: int
+    inside: tuple[str, ...] = ()
+
+    def part(self, name: str) -> str:
+        path = os.path.join(self.folder, name)
+        os.makedirs(path, exist_ok=True)
+        return path
+
+
+class Way:
+    """name: in the table. kind: which of the four. It may be started once; `stop` may be called at any time."""
+
+    name = ""
+    kind = ""
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        """Where the data set is then, nothing of it cached. NotSupportedError: not installed. HeadraceError."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Nothing of it runs or is mounted on return."""
+
+    def processes(self) -> list[int]:
+        """Ids of those that serve reads, besides the readers themselves."""
+        return []
+
+    def disk_bytes(self) -> int:
+        """That its cache takes."""
+        return 0
+
+
+class Library(Way):
+    """s3fs or obstore, in the loader's workers."""
+
+    kind = OBJECT_STORE
+
+    def __init__(self, by: str) -> None:
+        self._by = by
+        self.name = {"fsspec": "s3fs (library)", "obstore": "obstore (library)"}[by]
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        return Where(self._by, bucket.url, dict(bucket.options))
+
+
+class Folder(Way):
+    """Any folder the user names, with the data set in it. Also the local disk."""
+
+    kind = SHARED_FOLDER
+
+    def __init__(self, path: str) -> None:
+        self.name, self.path = path, path
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        return Where("folder", self.path)
+
+
+class Mounted(Way):
+    """A program that mounts the bucket, in the foreground, with a cache folder."""
+
+    kind = OWN_CACHE
+    program = ""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mountpoint = self._cache = ""
+
+    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+        raise NotImplementedError
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        program = found(self.program)
+        self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
+        words = [*seat.inside, *self.command(program, bucket, seat)]
+        log = os.path.join(seat.folder, "log")
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        process = self._process
+        until(lambda: is_mounted(self._mountpoint) or process.poll() is not None, what=self.name)
+        if process.poll() is not None:
+            raise HeadraceError(f"{self.name} ended", why=last_line(log))
+        return Where("folder", os.path.join(self._mountpoint, self.inner(bucket)))
+
+    def inner(self, bucket: Bucket) -> str:
+        """Of the mount, where the data set is."""
+        return ""
+
+    def stop(self) -> None:
+        if self._mountpoint:
+            unmount(self._mountpoint)
+        if self._process is not None:
+            end(self._process)
+            self._process = None
+
+    def processes(self) -> list[int]:
+        return [] if self._process is None else of_session(self._process.pid)
+
+    def disk_bytes(self) -> int:
+        return used_bytes(self._cache)
+
+
+class Rclone(Mounted):
+    name, program = "rclone mount", "rclone"
+
+    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+        found("fusermount3")
+        options = bucket.options
+        given = {
+            "--s3-provider": "Other",
+            "--s3-endpoint": options.get("endpoint", ""),
+            "--s3-region": options.get("region", "us-east-1"),
+            "--s3-access-key-id": options.get("access_key_id", ""),
+            "--s3-secret-access-key": options.get("secret_access_key", ""),
+        }
+        return [
+            *[program, "mount", f":s3:{bucket.name}/{bucket.prefix}".rstrip("/"), self._mountpoint],
+            *["--config", "", "--read-only", "--vfs-cache-mode", "full", "--cache-dir", self._cache],
+            *["--vfs-cache-max-age", "24h", "--vfs-cache-max-size", str(seat.cache_bytes)],
+            *["--dir-cache-time", "24h", "--attr-timeout", "1h", "--poll-interval", "0"],
+            *["--use-server-modtime", "--vfs-fast-fingerprint"],
+            *[word for name, value in given.items() if value for word in (name, value)],
+        ]
+
+
+class S3fsFuse(Mounted):
+    name, program = "s3fs-fuse", "s3fs"
+
+    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+        options = bucket.options
+        password = os.path.join(seat.folder, "password")
+        with open(os.open(password, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
+            out.write(f"{options.get('access_key_id', '')}:{options.get('secret_access_key', '')}")
+        settings = [
+            f"url={options.get('endpoint', '')}",
+            "use_path_request_style",
+            "ro",
+            f"passwd_file={password}",
+        ]
+        settings += [
+            f"use_cache={self._cache}",
+            "kernel_cache",
+            "stat_cache_expire=3600",
+            "parallel_count=16",
+        ]
+        settings += ["max_stat_cache_size=1000000", f"tmpdir={self._cache}", "dbglevel=err"]
+        target = f"{bucket.name}:/{bucket.prefix}" if bucket.prefix else bucket.name
+        return [program, target, self._mountpoint, "-f", "-o", ",".join(settings)]
+
+
+class JuiceFS(Mounted):
+    """Its files are chunks of its own: the data set is first written through a mount of it, then mounted anew with an
+    empty cache. The first of its hosts does that."""
+
+    name, program = "JuiceFS", "juicefs"
+
+    def __init__(self, data_folder: str, shared: str) -> None:
+        """data_folder: has the data set. shared: a folder for the metadata, the same on all hosts."""
+        super().__init__()
+        self._data, self._meta = data_folder, f"sqlite3://{shared}/juicefs.db"
+        self._made = os.path.join(shared, "juicefs-made")
+
+    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+        if not os.path.exists(self._made):
+            self._make(program, bucket, seat)
+        caches = [f"--{what}-cache=3600" for what in ("attr", "entry", "dir-entry", "open")]
+        size = max(100, seat.cache_bytes >> 20)
+        return [
+            *self._mount(program, self._cache, size),
+            "--read-only",
+            *caches,
+            self._meta,
+            self._mountpoint,
+        ]
+
+    def _mount(self, program: str, cache: str, size_mib: int) -> list[str]:
+        quiet = ["--no-usage-report", "--no-syslog", "--backup-meta=0", "--no-bgjob"]
+        return [
+            program,
+            "mount",
+            *quiet,
+            f"--cache-dir={cache}",
+            f"--cache-size={size_mib}",
+            "--free-space-ratio=0.02",
+        ]
+
+    def _make(self, program: str, bucket: Bucket, seat: Seat) -> None:
+        options = bucket.options
+        keys = [
+            "--access-key",
+            options.get("access_key_id", ""),
+            "--secret-key",
+            options.get("secret_access_key", ""),
+        ]
+        store = ["--storage", "s3", "--bucket", f"{bucket.real_endpoint}/{bucket.name}", "--trash-days", "0"]
+        run([program, "format", "--no-update", *store, *keys, self._meta, "headrace-bench-juicefs"])
+        mountpoint, cache = seat.part("import-mount"), seat.part("import-cache")
+        log = os.path.join(seat.folder, "log")
+        with open(log, "ab") as out:
+            words = [*self._mount(program, cache, 100), self._meta, mountpoint]
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        try:
+            until(lambda: is_mounted(mountpoint) or process.poll() is not None, what="juicefs")
+            if process.poll() is not None:
+                raise HeadraceError("juicefs ended", why=last_line(log))
+            shutil.copytree(self._data, mountpoint, dirs_exist_ok=True)
+            os.sync()
+        finally:
+            subprocess.run(
+                ["umount", mountpoint], capture_output=True, timeout=600, check=False
+            )  # it uploads first
+            unmount(mountpoint)
+            end(process, patience_s=120)
+        shutil.rmtree(cache, ignore_errors=True)
+        run(
+            [
+                program,
+                "config",
+                self._meta,
+                "--yes",
+                "--bucket",
+                f"{options.get('endpoint', '')}/{bucket.name}",
+            ]
+        )
+        with open(self._made, "w"):
+            pass
+
+
+class Headrace(Way):
+    """As users start it: `headrace up`."""
+
+    name, kind = "Headrace", OURS
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environment: dict[str, str] = {}
+        self._cache = self._mountpoint = ""
+
+    def start(self, bucket: Bucket, seat: Seat) -> Where:
+        self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
+        self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": seat.part("run")}
+        words = [*seat.inside, sys.executable, "-m", "headrace", "up", bucket.url, self._mountpoint]
+        words += ["--cache", f"{self._cache}:{seat.cache_bytes}", "--json"]
+        for name, value in bucket.options.items():
+            words += ["-o", f"{name}={value}"]
+        log, said = os.path.join(seat.folder, "log"), os.path.join(seat.folder, "said")
+        with open(log, "ab") as errors, open(said, "wb") as out:
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+                env=self._environment,
+            )
+        process = self._process
+        until(lambda: os.path.getsize(said) > 0 or process.poll() is not None, what=self.name)
+        if process.poll() is not None:
+            raise HeadraceError("headrace up ended", why=last_line(log))
+        return Where("folder", self._mountpoint)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end(self._process, patience_s=60)
+            self._process = None
+            unmount(self._mountpoint)
+
+    def processes(self) -> list[int]:
+        """By their run folder: node, holder and session are in sessions of their own."""
+        from headrace.lab import processes
+
+        folder = self._environment.get("HEADRACE_RUN_FOLDER")
+        return list(processes.marked(folder)) if folder and self._process is not None else []
+
+    def disk_bytes(self) -> int:
+        return used_bytes(self._cache)
+
+
+def found(program: str) -> str:
+    """Its path: beside this Python, or in PATH. NotSupportedError."""
+    beside = os.path.join(os.path.dirname(sys.executable), program)
+    path = beside if os.access(beside, os.X_OK) else shutil.which(program)
+    if path is None:
+        raise NotSupportedError(program, why="not installed")
+    return path
+
+
+def run(words: Sequence[str]) -> str:
+    """HeadraceError with its last line when it fails."""
+    done = subprocess.run(list(words), capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+        raise HeadraceError(f"{os.path.basename(words[0])} {words[1]} failed", why=lines[-1][:300])
+    return done.stdout
+
+
+def until(ready: Callable[[], bool], *, what: str) -> None:
+    end_s = time.monotonic() + READY_WITHIN_S
+    while not ready():
+        if time.monotonic() > end_s:
+            raise DeadlineExceededError(f"{what} is not ready in {READY_WITHIN_S:.0f} s")
+        time.sleep(0.02)  # between two looks
+
+
+def is_mounted(path: str) -> bool:
+    with open("/proc/self/mounts") as mounts:
+        return any(line.split()[1] == path for line in mounts)
+
+
+def unmount(path: str) -> None:
+    """Whatever uses it."""
+    for _ in range(3):
+        if not is_mounted(path):
+            return
+        subprocess.run(["umount", "-l", path], capture_output=True, timeout=20, check=False)
+
+
+def end(process: subprocess.Popen[bytes], *, patience_s: float = END_WITHIN_S) -> None:
+    """SIGTERM, then SIGKILL to all of its session."""
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        pass
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait(END_WITHIN_S)
+
+
+def of_session(session: int) -> list[int]:
+    """Ids of its processes."""
+    listed = []
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.getsid(int(name)) == session:
+                listed.append(int(name))
+        except OSError:
+            continue
+    return listed
+
+
+def used_bytes(folder: str) -> int:
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def last_line(path: str) -> str:
+    with open(path, "rb") as log:
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,269 @@
+"""A proxy before an object store: counts what the store serves, and can be as slow as a stated one.
+
+`python -m headrace.bench.counting HOST ENDPOINT BYTES_S LATENCY_S` prints its port, then answers each line with its
+counts. Requests go through as they come, so signatures stay valid; bodies of answers go through the kernel (splice).
+One thread a connection. Only plain HTTP: behind TLS a signed request would be for another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+
+import msgspec
+
+HEAD_BYTES_MAX = 256 << 10
+PIPE_BYTES = 1 << 20
+_IP_FREEBIND = 15
+"""linux/in.h: an address that the machine has not got yet, such as a lab's."""
+_F_SETPIPE_SZ = 1031
+
+
+class Counts(msgspec.Struct):
+    """What the store has answered so far. bytes_out: of bodies."""
+
+    gets: int = 0
+    lists: int = 0
+    heads: int = 0
+    others: int = 0
+    bytes_out: int = 0
+    errors: int = 0
+
+    @property
+    def requests(self) -> int:
+        return self.gets + self.lists + self.heads + self.others
+
+    def since(self, before: Counts) -> Counts:
+        names = self.__struct_fields__
+        return Counts(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+class Rate:
+    """Bytes a second over all connections; 0 for no limit."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._bytes_s, self._lock, self._free_s = bytes_s, threading.Lock(), 0.0
+
+    def take(self, size: int) -> None:
+        """Blocks until so many may go."""
+        if not self._bytes_s:
+            return
+        with self._lock:
+            now_s = time.monotonic()
+            start_s = max(now_s, self._free_s)
+            self._free_s = start_s + size / self._bytes_s
+        if start_s > now_s:
+            time.sleep(start_s - now_s)
+
+
+class CountingProxy:
+    def __init__(self, host: str, endpoint: str, *, bytes_s: float, latency_s: float) -> None:
+        split = urllib.parse.urlsplit(endpoint)
+        self._upstream = (split.hostname or "", split.port or 80)
+        self._rate, self._latency_s = Rate(bytes_s), latency_s
+        self._counts, self._lock = Counts(), threading.Lock()
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_IP, _IP_FREEBIND, 1)
+        self._socket.bind((host, 0))
+        self._socket.listen(1024)
+        self.port: int = self._socket.getsockname()[1]
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return msgspec.structs.replace(self._counts)
+
+    def serve(self) -> None:
+        """Until the process ends."""
+        while True:
+            client, _ = self._socket.accept()
+            threading.Thread(target=self._connection, args=(client,), daemon=True).start()
+
+    def _connection(self, client: socket.socket) -> None:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            client,
+            socket.create_connection(self._upstream) as store,
+        ):
+            for one in (client, store):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asking, answering = _Half(client), _Half(store)
+            with _Pipe() as pipe:
+                while self._exchange(asking, answering, pipe):
+                    pass
+
+    def _exchange(self, asking: _Half, answering: _Half, pipe: _Pipe) -> bool:
+        """One request and its answer; False when the connection ends."""
+        head = asking.head()
+        if head is None:
+            return False
+        if self._latency_s:
+            time.sleep(self._latency_s)
+        answering.socket.sendall(head.raw)
+        if head.fields.get("expect", "").lower() == "100-continue":
+            asking.socket.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        asking.pass_body(head, answering.socket, pipe, None)
+        answer = answering.head()
+        while answer is not None and answer.words[1].startswith("1"):  # we have said so ourselves
+            answer = answering.head()
+        if answer is None:
+            return False
+        self._count(head, answer)
+        asking.socket.sendall(answer.raw)
+        bodiless = head.words[0] == "HEAD" or answer.words[1] in ("204", "304")
+        if not bodiless:
+            size = answering.pass_body(answer, asking.socket, pipe, self._rate, to_the_end=True)
+            with self._lock:
+                self._counts.bytes_out += size
+        return "close" not in (
+            answer.fields.get("connection", "").lower(),
+            head.fields.get("connection", "").lower(),
+        )
+
+    def _count(self, head: _Head, answer: _Head) -> None:
+        method, target = head.words[0], head.words[1]
+        with self._lock:
+            if method == "GET" and ("list-type=" in target or "prefix=" in target or "delimiter=" in target):
+                self._counts.lists += 1
+            elif method == "GET":
+                self._counts.gets += 1
+            elif method == "HEAD":
+                self._counts.heads += 1
+            else:
+                self._counts.others += 1
+            self._counts.errors += answer.words[1][0] in "45"
+
+
+class _Head:
+    def __init__(self, raw: bytes) -> None:
+        lines = raw.decode("latin-1").split("\r\n")
+        self.raw = raw
+        self.words = lines[0].split(" ")
+        pairs = (line.partition(":") for line in lines[1:] if line)
+        self.fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+class _Half:
+    """A side of the connection, with what came of it and was not passed on yet."""
+
+    def __init__(self, one: socket.socket) -> None:
+        self.socket, self._left = one, b""
+
+    def head(self) -> _Head | None:
+        """None at the end."""
+        while b"\r\n\r\n" not in self._left:
+            part = self.socket.recv(65536)
+            if not part or len(self._left) > HEAD_BYTES_MAX:
+                return None
+            self._left += part
+        raw, _, self._left = self._left.partition(b"\r\n\r\n")
+        return _Head(raw + b"\r\n\r\n")
+
+    def pass_body(
+        self, head: _Head, to: socket.socket, pipe: _Pipe, rate: Rate | None, *, to_the_end: bool = False
+    ) -> int:
+        """Bytes of it. to_the_end: a body without a length lasts until the sender closes."""
+        if "chunked" in head.fields.get("transfer-encoding", "").lower():
+            return self._pass_chunks(to, rate)
+        if "content-length" in head.fields:
+            return self._pass(int(head.fields["content-length"]), to, pipe, rate)
+        return self._pass(1 << 62, to, pipe, rate) if to_the_end else 0
+
+    def _pass(self, size: int, to: socket.socket, pipe: _Pipe, rate: Rate | None) -> int:
+        done = min(size, len(self._left))
+        if done:
+            to.sendall(self._left[:done])
+            self._left = self._left[done:]
+        while done < size:
+            moved = pipe.fill(self.socket, min(PIPE_BYTES, size - done))
+            if not moved:
+                if size < 1 << 62:
+                    raise ConnectionError("the body ends too early")
+                break
+            if rate is not None:
+                rate.take(moved)
+            pipe.empty(to, moved)
+            done += moved
+        return done
+
+    def _pass_chunks(self, to: socket.socket, rate: Rate | None) -> int:
+        total = 0
+        while True:
+            line = self._until(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            body = self._take(size + 2) if size else self._until_blank()
+            if rate is not None:
+                rate.take(size)
+            to.sendall(line + body)
+            total += size
+            if not size:
+                return total
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._left:
+            self._more()
+        line, _, self._left = self._left.partition(mark)
+        return line + mark
+
+    def _until_blank(self) -> bytes:
+        found = b""
+        while not found.endswith(b"\r\n\r\n") and found != b"\r\n":
+            found += self._until(b"\r\n")
+        return found
+
+    def _take(self, size: int) -> bytes:
+        while len(self._left) < size:
+            self._more()
+        found, self._left = self._left[:size], self._left[size:]
+        return found
+
+    def _more(self) -> None:
+        part = self.socket.recv(1 << 18)
+        if not part:
+            raise ConnectionError("the body ends too early")
+        self._left += part
+
+
+class _Pipe:
+    def __enter__(self) -> _Pipe:
+        import fcntl
+
+        self._out, self._in = os.pipe()
+        with contextlib.suppress(OSError):  # more than a user may have
+            fcntl.fcntl(self._in, _F_SETPIPE_SZ, PIPE_BYTES)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._out)
+        os.close(self._in)
+
+    def fill(self, source: socket.socket, size: int) -> int:
+        return os.splice(source.fileno(), self._in, size)
+
+    def empty(self, to: socket.socket, size: int) -> None:
+        while size:
+            size -= os.splice(self._out, to.fileno(), size)
+
+
+def main() -> int:
+    host, endpoint, bytes_s, latency_s = sys.argv[1:5]
+    proxy = CountingProxy(host, endpoint, bytes_s=float(bytes_s), latency_s=float(latency_s))
+    threading.Thread(target=proxy.serve, daemon=True).start()
+    _say({"port": proxy.port})
+    for _ in sys.stdin:
+        _say(msgspec.to_builtins(proxy.counts()))
+    return 0
+
+
+def _say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

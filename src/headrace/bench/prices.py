@@ -1,0 +1,47 @@
+"""What reads cost, by a table that users edit: prices.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+
+import msgspec
+
+from headrace.base.errors import UsageError
+from headrace.bench.counting import Counts
+
+DEFAULT = "aws-s3-same-region"
+
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """US dollars. get, list: of 1,000 requests. out: of a GiB."""
+
+    get: float
+    list: float
+    out: float
+    note: str = ""
+
+    def of(self, counts: Counts) -> float:
+        """HEAD costs what GET does, all else what LIST does."""
+        requests = (counts.gets + counts.heads) * self.get + (counts.lists + counts.others) * self.list
+        return requests / 1000 + counts.bytes_out / 2**30 * self.out
+
+
+def read(path: str = "") -> dict[str, Price]:
+    """The table of a file; ours where none is named. UsageError."""
+    try:
+        if path:
+            with open(path, "rb") as source:
+                text = source.read().decode()
+        else:
+            text = resources.files("headrace.bench").joinpath("prices.toml").read_text()
+        return msgspec.convert(tomllib.loads(text), dict[str, Price])
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise UsageError(f"prices {path or 'prices.toml'}", why=str(error)) from error
+
+
+def price(name: str, path: str = "") -> Price:
+    table = read(path)
+    if name not in table:
+        raise UsageError(f"--price {name}", why="not in the table", hint=", ".join(table))
+    return table[name]
