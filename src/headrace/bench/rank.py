@@ -1,9 +1,9 @@
 """One simulated accelerator: a process that loads batches and sleeps. `python -m headrace.bench.rank PLAN NUMBER`.
 
 The accelerators of a run wait for each other after each step, as those of a real one do in their all-reduce (and DLIO's
-in its MPI barrier). They meet by torch.distributed (gloo), also over many hosts. The first one of a host speaks with
-the process that started it, a line of JSON each way at the beginning and the end of an epoch, in which that one drops
-the page cache and reads its counters; and writes what all of them measured.
+in its MPI barrier), also over many hosts. The first one of a host speaks with the process that started it, a line of
+JSON each way at the beginning and the end of an epoch, in which that one drops the page cache and reads its counters.
+The first of all writes what they measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -21,10 +20,8 @@ import msgspec
 from headrace.bench.feed import Feed, RankPlan
 from headrace.bench.figures import EpochTimes
 from headrace.bench.loaders import loader
+from headrace.bench.meeting import Meeting
 from headrace.bench.processor import children, processor_s
-
-STEP_WITHIN = timedelta(minutes=30)
-"""How long others wait for the slowest at a barrier: a first step over a slow link may take long."""
 
 
 def main() -> int:
@@ -47,6 +44,7 @@ def main() -> int:
         if local == 0:
             _tell({"done": epoch})
     gathered = meeting.gather(mine)
+    meeting.close()
     if gathered is not None:
         with open(plan.out, "w") as out:
             json.dump(gathered, out)
@@ -85,42 +83,6 @@ def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> Epoc
         failed=failed,
         processor_s=processor_s([os.getpid(), *children()]) - used_s,
     )
-
-
-class Meeting:
-    """Where all accelerators wait for each other. Nothing where there is only one."""
-
-    def __init__(self, meet: str, rank: int, world: int) -> None:
-        self._world, self._rank = world, rank
-        if world == 1:
-            return
-        from torch import distributed
-
-        if meet.startswith("127."):  # else gloo asks for the host's name, which may be another network's
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        elif os.path.exists("/sys/class/net/eth0") and meet.startswith("198.18."):  # a lab's node
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0")
-        distributed.init_process_group(
-            "gloo", init_method=f"tcp://{meet}", rank=rank, world_size=world, timeout=STEP_WITHIN
-        )
-
-    def wait(self) -> None:
-        if self._world > 1:
-            from torch import distributed
-
-            distributed.barrier()
-
-    def gather(self, mine: Any) -> list[Any] | None:
-        """What everybody has, for the first; None for the others."""
-        if self._world == 1:
-            return [mine]
-        from torch import distributed
-
-        all_of_them: list[Any] | None = [None] * self._world if self._rank == 0 else None
-        distributed.gather_object(mine, all_of_them, dst=0)
-        distributed.barrier()
-        distributed.destroy_process_group()
-        return all_of_them
 
 
 def _tell(what: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,9 +105,20 @@ def test_on_an_object_store_by_both_libraries(store: S3Server) -> None:
     assert found["dataset_bytes"] > made["epochs"][0]["bytes_read"] > 0
 
 
+def two_free_ports() -> int:
+    """Neighbours; the first one's number."""
+    while True:
+        port = free_port()
+        try:
+            socket.create_server(("127.0.0.1", port + 1)).close()
+        except OSError:
+            continue
+        return port
+
+
 def test_two_hosts(tmp_path: Path) -> None:
     """Two processes that meet: the second waits until the first has made the data set, and prints nothing."""
-    meet = f"127.0.0.1:{free_port()}"
+    meet = f"127.0.0.1:{two_free_ports()}"
     words = ["cosmoflow", str(tmp_path), "--scale-sizes", SIZES["cosmoflow"], *SMALL]
     words += ["--hosts", "2", "--meet", meet]
     command = [sys.executable, "-m", "headrace", "bench", "training", *words, "--host", "1"]

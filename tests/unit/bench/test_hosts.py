@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from headrace.base.errors import UsageError
-from headrace.bench.hosts import Hosts, address, first_of, of_slurm, words_without_ssh
+from headrace.bench.hosts import Hosts, address, first_of, of_slurm, over_ssh, words_without_ssh
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,34 @@ def test_the_same_words_go_to_all_hosts() -> None:
         "x",
     ]
     assert words_without_ssh([*words, "--remote", "x"]) == ["bench", "training", "unet3d", "/data", "--json"]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("failing", "status"), [("", 0), ("node2", 3)])
+def test_over_ssh_each_host_gets_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, status: int
+) -> None:
+    """With an ssh of our own, which runs here what it is to run there, and writes down what that was."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        f"""#!/bin/sh
+for last; do :; done
+while [ "$1" != BatchMode=yes ]; do shift; done
+echo "$2 $last" >> {tmp_path}/said
+[ "$2" != "{failing}" ] || exit 3
+sh -c "$last"
+"""
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = ["bench", "training", "unet3d", "/data with space", "--json"]
+    assert over_ssh(["me@node1", "node2"], words, program="echo") == status
+    said = sorted((tmp_path / "said").read_text().splitlines())
+    place = "bench training unet3d '/data with space' --json --hosts 2 --host"
+    second = f"node2 echo {place} 1 --meet node1:29540"
+    if failing:
+        assert second in said  # the other one may have been ended before it wrote
+    else:
+        assert said == [f"me@node1 echo {place} 0 --meet node1:29540", second]
+    with pytest.raises(UsageError):
+        over_ssh(["alone"], words, program="echo")

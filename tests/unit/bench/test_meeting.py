@@ -1,0 +1,81 @@
+"""Accelerators that wait for each other: nobody goes on before all are there, and one that dies is no hang."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.bench.meeting import Meeting
+from headrace.bench.training import free_port
+
+WORLD = 4
+
+
+def together(work: Callable[[Meeting, int], Any], world: int = WORLD) -> list[Any]:
+    """In a thread each; what each returned, or the OSError that it saw."""
+    meet, found = f"127.0.0.1:{free_port()}", [None] * world
+
+    def one(rank: int) -> None:
+        meeting = Meeting(meet, rank, world)
+        try:
+            found[rank] = work(meeting, rank)
+        except OSError as error:
+            found[rank] = error  # type: ignore[call-overload]
+        finally:
+            meeting.close()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.timeout(30)
+def test_nobody_goes_on_before_the_last() -> None:
+    arrived, lock = [0] * 50, threading.Lock()
+
+    def work(meeting: Meeting, rank: int) -> list[int]:
+        seen = []
+        for turn in range(50):
+            with lock:
+                arrived[turn] += 1
+            meeting.wait()
+            seen.append(arrived[turn])
+        return seen
+
+    assert together(work) == [[WORLD] * 50] * WORLD
+
+
+@pytest.mark.timeout(30)
+def test_the_first_gets_what_everybody_has_in_their_order() -> None:
+    large = list(range(100_000))
+    found = together(lambda meeting, rank: meeting.gather([rank, large]))
+    assert found == [[[rank, large] for rank in range(WORLD)], None, None, None]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("dying", [0, 2])
+def test_one_that_has_gone_is_an_error_for_all(dying: int) -> None:
+    def work(meeting: Meeting, rank: int) -> str:
+        meeting.wait()
+        if rank == dying:
+            return "gone"
+        meeting.wait()
+        return "went on"
+
+    found = together(work)
+    assert found[dying] == "gone"
+    assert [
+        type(one) for rank, one in enumerate(found) if rank != dying and not isinstance(one, OSError)
+    ] == []
+
+
+def test_one_alone_waits_for_nobody() -> None:
+    meeting = Meeting("", 0, 1)
+    meeting.wait()
+    assert meeting.gather("mine") == ["mine"]
