@@ -69,8 +69,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """causes: the largest first, from SHOWN_FROM on. steps_share: of the time spent in steps that nothing is said
-    against."""
+    """wall_s: of all trainers together. steps_share: of the time spent in steps that nothing is said against. causes:
+    the largest first, from SHOWN_FROM on."""
 
     wall_s: float
     before_s: float
@@ -110,10 +110,21 @@ def attribute(recording: Recording) -> Diagnosis:
 
 
 def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
-    """Without what came before, and the seconds of that. Of a job whose imports were seen: from its first step on, as
-    benchmarks leave out the first batch, too. Else from the first sight of a loader on. Of a job that ended, without
-    what came after its last batch: an interpreter takes its time to end."""
-    moments = recording.moments
+    """Without what came before, and the seconds of that, of the trainer that took longest. Of a job whose imports were
+    seen: from its first step on, as benchmarks leave out the first batch, too. Else from the first sight of a loader
+    on. Of a job that ended, without what came after its last batch: an interpreter takes its time to end."""
+    kept: list[Moment] = []
+    before_s = 0.0
+    for trainer in sorted({one.trainer for one in recording.moments}):
+        moments = [one for one in recording.moments if one.trainer == trainer]
+        first, end = _training(moments, ended=recording.ended)
+        kept += moments[first:end]
+        before_s = max(before_s, sum(one.span_s for one in moments[:first]))
+    return tuple(kept), before_s
+
+
+def _training(moments: list[Moment], *, ended: bool) -> tuple[int, int]:
+    """Of one trainer, as a range."""
     phases = [phase_of(one.main.stack) for one in moments]
     seen = [at for at, one in enumerate(phases) if one in _LOADER or moments[at].workers]
     if seen:
@@ -123,8 +134,7 @@ def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
     else:
         known = [at for at, one in enumerate(phases) if one not in (None, Phase.IMPORT)]
         first, last = (known[0], known[-1]) if known else (0, len(moments))
-    end = last + 1 if recording.ended else len(moments)
-    return moments[first:end], sum(one.span_s for one in moments[:first])
+    return first, last + 1 if ended else len(moments)
 
 
 def trainer_does(moment: Moment) -> Phase:

@@ -41,7 +41,7 @@ def evidence_of(cause: Cause, details: Details, seconds: float, recording: Recor
 
 
 def _places(cause: Cause, details: Details, seconds: float, recording: Recording) -> Iterator[str]:
-    wall_s = sum(one.span_s for one in recording.moments) or 1.0
+    wall_s = recording.watched_s or 1.0
     for name, part in _largest(details, "place", seconds):
         for place in recording.places:
             if place.mountpoint == name:

@@ -130,3 +130,12 @@ class Recording:
     missing: tuple[str, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     """Process → what it is, for the timeline."""
+
+    @property
+    def trainers(self) -> int:
+        return len({one.trainer for one in self.moments})
+
+    @property
+    def watched_s(self) -> float:
+        """As a clock on the wall says it: of several trainers, the mean."""
+        return sum(one.span_s for one in self.moments) / max(1, self.trainers)

@@ -62,7 +62,9 @@ def value_of(diagnosis: Diagnosis) -> dict[str, Any]:
 def _summary(diagnosis: Diagnosis) -> str:
     if not diagnosis.recording.moments:
         return "nothing was seen: the job ended too soon, or is no Python"
-    steps = f"{diagnosis.steps_share:.0%} of {diagnosis.wall_s:.1f} s in steps that nothing is said against"
+    trainers = diagnosis.recording.trainers
+    whose = f" of {trainers} trainers" if trainers > 1 else ""
+    steps = f"{diagnosis.steps_share:.0%} of {diagnosis.wall_s:.1f} s{whose} in steps that nothing is said against"
     if diagnosis.healthy:
         return f"healthy: {steps} (less than {HEALTHY_BELOW:.0%} is lost)"
     first = diagnosis.causes[0] if diagnosis.causes else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as some
 from headrace.diagnose.attribute import Diagnosis, attribute
 from headrace.diagnose.causes import REMEDIES, Cause
 from headrace.diagnose.recording import Call, Frame, Moment, Place, Recording, Storage, Thread, Worker
+from headrace.diagnose.report import lines_of
 
 from .moments import (
     AUGMENTS,
@@ -190,6 +192,18 @@ def test_what_comes_before_the_first_batch_and_after_the_last_is_left_out() -> N
     assert ended.before_s == pytest.approx(1.0)
     assert shares(ended) == {"storage.disk": 1.0}
     assert attribute(recording(*moments)).wall_s == pytest.approx(0.8)
+
+
+def test_each_trainer_has_a_beginning_of_its_own() -> None:
+    imports = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+    one = [imports] * 10 + [stepping(), waiting(AT_MOUNT)] * 5
+    both = [*one, *(replace(moment, trainer=1) for moment in one)]
+    found = attribute(Recording(tuple(both), 8))
+    assert found.wall_s == pytest.approx(0.32)
+    assert found.before_s == pytest.approx(0.24)
+    assert found.recording.watched_s == pytest.approx(0.16)
+    assert shares(found) == {"storage.disk": 0.5}
+    assert "of 2 trainers" in lines_of(found)[0]
 
 
 def test_without_stacks_the_kernel_alone_is_asked() -> None:
