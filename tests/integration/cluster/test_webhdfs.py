@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import requests
-
-from tests.integration.cli.host import Host
 
 from .conftest import MakeTown
 
@@ -28,14 +24,11 @@ def test_a_file_is_where_its_owner_is(make_town: MakeTown) -> None:
     urls = [host.start("webhdfs", "--address", "127.0.0.1:0").wait_ready()["url"] for host in town.hosts]
     owners = town.owners(list(truth))
     assert {id(one) for one in owners.values()} == {id(one) for one in town.hosts}
-
-    def address(host: Host) -> Any:
-        return town.status(host)["cluster"]["address"]
-
+    addresses = {id(host): town.status(host)["cluster"]["address"] for host in town.hosts}
     for url in urls:
         for name, data in truth.items():
             (part,) = ask(url, name, "GETFILEBLOCKLOCATIONS").json()["BlockLocations"]["BlockLocation"]
-            assert part["names"] == [address(owners[name])]
+            assert part["names"] == [addresses[id(owners[name])]]
             assert part["length"] == len(data)
             assert ask(url, name, "OPEN").content == data
     assert town.origin() == town.truth_bytes()
