@@ -55,7 +55,7 @@ def metadata_of(request: Request) -> Extras:
         )
     headers = {HEADERS[name]: value for name, value in request.headers.items() if name in HEADERS and value}
     encodings = [one.strip() for one in headers.get("Content-Encoding", "").split(",")]
-    encoding = ",".join(one for one in encodings if one not in ("", "aws-chunked"))
+    encoding = ", ".join(one for one in encodings if one not in ("", "aws-chunked"))
     headers.pop("Content-Encoding", None)
     if encoding:
         headers["Content-Encoding"] = encoding

@@ -316,7 +316,7 @@ class Objects:
             raise S3Error("NotImplemented", "the tags of an object that was not put from here are not known")
         rows = [
             xml.element("Tag", xml.text("Key", name), xml.text("Value", value))
-            for name, value in extras.tags.items()
+            for name, value in sorted(extras.tags.items())
         ]
         body = xml.document("Tagging", xml.element("TagSet", *rows))
         return Response(200, [("Content-Type", "application/xml")], body=body)
