@@ -60,7 +60,8 @@ def where(text: str, options: Mapping[str, str] | None = None, *, by: str = "") 
         return Where("folder", os.path.abspath(text))
     if by not in ("", "fsspec", "obstore"):
         raise UsageError(f"--by {by}", why="unknown", hint="fsspec or obstore")
-    return Where(by or "fsspec", text.rstrip("/"), dict(options or {}))
+    scheme, _, rest = text.partition("://")
+    return Where(by or "fsspec", f"{scheme}://{rest.rstrip('/') or '/'}", dict(options or {}))
 
 
 def open_place(one: Where) -> Place:
