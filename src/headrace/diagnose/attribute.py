@@ -41,6 +41,11 @@ _TRAINING = (*_LOADER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COP
 _FILES = (Call.READ, Call.OPEN, Call.FAULT, Call.WRITE)
 _ANSWERS = (Call.SOCKET, Call.WAIT, Call.LOCK)
 _UNSETTLED = "one core"
+_RIVALS = "rivals"
+"""Other Python threads are ready to run when the trainer's is: one of them has the interpreter's lock, unless they are
+in code that needs none."""
+RIVALS_FROM = 0.1
+"""Of the time with rivals, seen asleep for the lock; where the trainer is not, they do no harm."""
 
 
 @dataclass(slots=True)
@@ -53,6 +58,11 @@ class Blame:
     def add(self, seconds: float, details: Iterable[tuple[str, str]]) -> None:
         self.seconds += seconds
         for one in details:
+            self.details[one] += seconds
+
+    def join(self, other: Blame) -> None:
+        self.seconds += other.seconds
+        for one, seconds in other.details.items():
             self.details[one] += seconds
 
 
@@ -235,6 +245,10 @@ def _computing(moment: Moment, phase: Phase, recording: Recording) -> Iterator[B
         return
     if main.call is not Call.RUN or (main.stack and waits(main.stack)):
         return  # it waits for the accelerator, or for whatever stands in for one, or was woken just now
+    rivals = [one for one in moment.others if one.call is Call.RUN and one.stack and not waits(one.stack)]
+    if rivals:
+        part = len(rivals) / (len(rivals) + 1)
+        yield _RIVALS, part, (("line", _line(main)), *(("holder", _line(one)) for one in rivals))
     if moment.running > 1 or recording.cores == 1:
         return
     kind = "overhead" if phase is Phase.OPTIMIZER or in_torch(main.stack) else "work"
@@ -251,6 +265,9 @@ def _settled(ledger: dict[str, Blame], recording: Recording) -> dict[Cause, Blam
     if alone is not None:
         small = _steps_are_small(alone, recording)
         ledger[Cause.SMALL_BATCHES if small else Cause.UNPARALLEL] = alone
+    rivals, locked = ledger.pop(_RIVALS, None), ledger.get(Cause.LOCK)
+    if rivals is not None and locked is not None and locked.seconds >= RIVALS_FROM * rivals.seconds:
+        locked.join(rivals)
     busy = ledger.get(Cause.PROCESSOR)
     if busy is not None and _spare_cores(recording) >= SPARE_CORES_FROM:
         ledger[Cause.TOO_FEW] = ledger.pop(Cause.PROCESSOR)

@@ -65,8 +65,9 @@ class PlaceWatch:
             one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
         }
 
-    def seen(self, paths: Iterable[str], wall_s: float) -> tuple[Place, ...]:
-        """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended."""
+    def seen(self, paths: Iterable[str], wall_s: float, *, by_library: bool = False) -> tuple[Place, ...]:
+        """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended.
+        by_library: the node, too, as the job asked it without a mount."""
         try:
             self._mounts = mounts(self._pid)
         except (OSError, ValueError):
@@ -74,7 +75,11 @@ class PlaceWatch:
         disks = _disks()
         wanted = {mount for path in paths if (mount := _mount_of(path, self._mounts)) is not None}
         found = [self._place(one, disks, wall_s) for one in sorted(wanted, key=lambda one: one.mountpoint)]
-        if self._node is not None and not any(one.storage is Storage.HEADRACE for one in found):
+        if (
+            by_library
+            and self._node is not None
+            and not any(one.storage is Storage.HEADRACE for one in found)
+        ):
             found.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
         return tuple(found)
 

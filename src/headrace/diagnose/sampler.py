@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.diagnose import kernel
-from headrace.diagnose.frames import is_worker
+from headrace.diagnose.frames import asks_headrace, is_worker
 from headrace.diagnose.gpus import GpuWatch
 from headrace.diagnose.kernel import Found, ProcessState, ThreadState
 from headrace.diagnose.marks import MarksReader
@@ -81,6 +81,7 @@ class Sampler:
         workers = self._workers(lines)
         trainers = self._trainers(workers)
         moments = tuple(moment for trainer in trainers for moment in self._moments(trainer, workers, lines))
+        threads = _threads_of(moments)
         counts = {pid: self._marks[pid].read() for pid in trainers if pid in self._marks}
         before = [self._marked_before[pid] for pid in counts]
         marks = list(counts.values())
@@ -88,7 +89,11 @@ class Sampler:
             moments=moments,
             cores=len(os.sched_getaffinity(0)),
             ended=kernel.state_of(self._root, all_threads=False) is None,
-            places=self._places.seen(_paths(moments), wall_s),
+            places=self._places.seen(
+                {one.path for one in threads if one.path.startswith("/")},
+                wall_s,
+                by_library=any(asks_headrace(one.stack) for one in threads),
+            ),
             link_bytes_s=link_bytes_s(),
             bytes_read=sum(last - first for first, last in self._bytes_read.values()),
             steps=sum(one.steps for one in marks) - sum(steps for steps, _ in before) if marks else None,
@@ -232,10 +237,9 @@ def _told(state: ProcessState) -> ProcessState:
     return ProcessState(state.pid, (main, *kept))
 
 
-def _paths(moments: tuple[Moment, ...]) -> set[str]:
-    threads = {
+def _threads_of(moments: tuple[Moment, ...]) -> set[Thread]:
+    return {
         thread
         for one in moments
         for thread in (one.main, *one.others, *(t for w in one.workers for t in (w.main, *w.others)))
     }
-    return {one.path for one in threads if one.path.startswith("/")}

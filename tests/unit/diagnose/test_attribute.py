@@ -177,6 +177,15 @@ def test_a_wait_for_the_interpreters_lock_needs_another_python_thread() -> None:
     assert attribute(recording((1, Moment(0, 0.02, asked, others=(other,))))).healthy
 
 
+def test_rivals_for_the_lock_count_where_the_trainer_was_seen_to_wait_for_it() -> None:
+    line = (SCRIPT, Frame("step", "/home/me/train.py", 9, "torch.mm(a, b)"))
+    other = Thread(Call.RUN, (Frame("score", "/home/me/train.py", 4),))
+    ready = Moment(0, 0.02, Thread(Call.RUN, line), others=(other,), running=2)
+    waits = Moment(0, 0.02, Thread(Call.LOCK, line), others=(other,))
+    assert attribute(recording((10, ready))).healthy
+    assert shares(attribute(recording((8, ready), (2, waits)))) == {"compute.interpreter_lock": 0.6}
+
+
 def test_the_hook_says_that_a_line_that_looks_like_a_copy_is_the_step() -> None:
     line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "y = model(x.to(device))"),))
     assert shares(attribute(recording((1, Moment(0, 0.02, line))))) == {"copies": 1.0}
