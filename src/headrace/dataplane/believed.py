@@ -12,7 +12,7 @@ from dataclasses import replace
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
-from headrace.layer.known import ABSENT, KnownTable, Row
+from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Base, Upper, base_at, drop_base, is_whiteout, set_base
 from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
@@ -104,12 +104,12 @@ class Believed:
         return base_at(at, path)
 
     def _is_newer(self, base: Version, row: Row) -> bool:
-        """Whether somebody put that there after this node removed what the row is of. Where it is not known any more
-        what that was, it has to be what the index has."""
-        if row.last_removed != ABSENT:
-            return not row.was_removed(base)
+        """Whether somebody put that there after this node removed what the row is of: then the index has it, unless
+        what another node wrote there is shown over it."""
+        if row.was_removed(base):
+            return False
         entry = self._namespace.known(row.path)
-        return entry is not None and entry.version == base
+        return (entry is not None and entry.version == base) or self._namespace.is_written_over(row.path)
 
     async def others_put(self, path: bytes) -> bool:
         """Whether what the origin has is an earlier state of what is here, which another node put in this one's
