@@ -457,14 +457,25 @@ class WritePath:
     async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
         """One round. What was removed waits for what was put: a file that was renamed is at its new name first."""
         works = self._works_of(paths)
+        changed = self._folders_of(works)
         try:
             return await self._do(works)
         finally:
             if works:
                 self._copy(works)
-                await self._announce({split(path)[0] for path in works})
+                await self._announce(changed)
                 self.told.tell(works, below=False)
                 self._suspects = self._suspects or self._superseded.waits
+
+    def _folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
+        """Whose listings change: those of the paths; and, where the origin has no such folder yet (a mode's, which
+        nobody made), the one above it."""
+        folders = {split(path)[0] for path in paths}
+        for folder in list(folders):
+            while folder != b"/" and self._namespace.known(folder) is None:
+                folder = split(folder)[0]
+                folders.add(folder)
+        return folders
 
     async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
         errors = await self._clear_gone()

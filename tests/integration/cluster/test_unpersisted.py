@@ -265,3 +265,16 @@ def test_without_etcd_writing_goes_on(make_town: MakeTown) -> None:
         first.run("open('low/f', 'w').write('f'); os.rename('before', 'low/after')", limit_s=20)
         own.start()
         same(second, first.tree())
+
+
+def test_the_folder_of_a_mode_comes_to_be_with_its_first_file(make_town: MakeTown) -> None:
+    town = make_town(write="/out=back,off", persist_delay_s=0.05, sync_interval_s=3600)
+    town.put("low/a", 50_000)
+    town.start(2)
+    first, second = (Writer(host.mount) for host in town.hosts)
+    assert "low/a" in second.tree()  # it has listed all, for an hour
+    first.run("open('out/new', 'wb').write(bytes(range(256)) * 100)")
+    settled(town.hosts[0])
+    wanted = (bytes(range(256)) * 100).hex()
+    assert tree_of(town.truth)["out/new"] == wanted
+    wait_until(lambda: second.tree().get("out/new") == wanted, 10, what=lambda: f"{second.tree().keys()}")
