@@ -11,13 +11,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import msgspec
 
 from headrace.base.errors import CancelledByUserError, OriginUnavailableError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version, block_range
@@ -187,7 +188,7 @@ class MemoryClient:
         elif kind == "rename":
             parent, old, new = ids[0], os.fsencode(ids[1]), os.fsencode(ids[2])
             children = self._children[parent]
-            children[new] = dataclasses.replace(children.pop(old), name=new)
+            children[new] = msgspec.structs.replace(children.pop(old), name=new)
             on_event(Invalidated(names=[(parent, old), (parent, new)]))
         os.unlink(path)
 
