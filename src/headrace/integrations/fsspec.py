@@ -36,7 +36,8 @@ from headrace.base.model import Entry
 from headrace.integrations.fsspec_async import Coroutines
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
-from headrace.sdk.paths import Paths, is_directory, version_text
+from headrace.sdk.looks import is_directory, version_text
+from headrace.sdk.paths import Paths
 from headrace.sdk.shared import reach
 from headrace.sdk.streams import ReadStream, WriteStream
 from headrace.sdk.tree import Seen

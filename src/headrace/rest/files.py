@@ -25,7 +25,8 @@ from headrace.layer.upper import join
 from headrace.rest.problems import Refusal
 from headrace.sdk.cache import stat_of
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.paths import Paths, is_directory, version_text
+from headrace.sdk.looks import is_directory, version_text
+from headrace.sdk.paths import Paths
 from headrace.sdk.streams import Content
 from headrace.sdk.tree import Seen
 from headrace.wire.api import (

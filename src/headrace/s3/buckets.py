@@ -16,7 +16,8 @@ from headrace.s3.facts import Facts
 from headrace.s3.listing import Listing, Page, Row
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, check_key
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.looks import is_directory
+from headrace.sdk.paths import Paths
 
 KEYS_MAX = 1000
 REGION = "us-east-1"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
 from headrace.layer.upper import join
 from headrace.s3.facts import Facts, facts_of, is_file, is_marked
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.looks import is_directory
+from headrace.sdk.paths import Paths
 from headrace.sdk.tree import Seen
 
 _NAME_BYTES_MAX = 255

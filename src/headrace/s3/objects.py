@@ -43,7 +43,8 @@ from headrace.s3.facts import (
 )
 from headrace.s3.routes import Call, check_key
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.looks import is_directory
+from headrace.sdk.paths import Paths
 from headrace.sdk.streams import Content, WriteStream
 from headrace.sdk.tree import Seen
 
@@ -96,25 +97,23 @@ class Objects:
         """As get, of what is whole in the cache; None: that may wait for the node or the disk."""
         if call.key.endswith(b"/"):
             return None
-        found = self.paths.find_cached(call.path)
-        if found is None or found.kind is not Kind.FILE:
-            return None
-        facts = facts_of(found, b"")
         if request.method == "HEAD":
-            extras = self.extras.cached(call.path, found, -1)
-            return None if extras is None else self._answer(request, call, facts, None, extras)
-        cached = self.paths.client.complete_path(found.id)
-        if cached is None:
+            entry = self.paths.find_cached(call.path)
+            if entry is None or entry.kind is not Kind.FILE:
+                return None
+            extras = self.extras.cached(call.path, entry, -1)
+            return None if extras is None else self._answer(request, call, facts_of(entry, b""), None, extras)
+        whole = self.paths.open_whole_entry(call.path)
+        if whole is None and self.paths.find_cached(call.path) is not None:  # its folder is known now
+            whole = self.paths.open_whole_entry(call.path)
+        if whole is None:
             return None
-        try:
-            fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
+        fd, found = whole
         extras = self.extras.cached(call.path, found, fd)
         if extras is None:
             os.close(fd)
             return None
-        self.paths.client.touch(found.id)
+        facts = facts_of(found, b"")
         return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd), extras)
 
     def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:

@@ -27,8 +27,9 @@ from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
+from headrace.sdk.looks import is_directory, version_text
 from headrace.sdk.many import ManyReads, OnError, Part, Wanted
-from headrace.sdk.paths import Paths, is_directory, version_text
+from headrace.sdk.paths import Paths
 from headrace.sdk.shared import reach
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen

@@ -186,12 +186,25 @@ class Client:
         if found is None:
             return None
         id, size_bytes, path = found
+        fd = self._open_cached(id, path)
+        return None if fd is None else (fd, size_bytes)
+
+    def open_whole_entry(self, parent: FileId, name: bytes) -> tuple[int, Entry] | None:
+        """As open_whole, with all that the index says of the file."""
+        found = self._local.whole_entry(parent, name)
+        if found is None:
+            return None
+        entry, path = found
+        fd = self._open_cached(entry.id, path)
+        return None if fd is None else (fd, entry)
+
+    def _open_cached(self, id: FileId, path: str) -> int | None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None  # evicted just now
         self.touch(id)
-        return fd, size_bytes
+        return fd
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """A small file is complete when this returns. The caller closes it."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import stat
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.base.errors import (
@@ -24,49 +23,35 @@ from headrace.base.errors import (
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
-    StaleIdError,
     StoreError,
-    VersionChangedError,
 )
-from headrace.base.model import ROOT_ID, Entry, FileId, Kind
+from headrace.base.model import Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.calls import NOREPLACE
-from headrace.layer.pressure import Pressure
-from headrace.layer.upper import Hidden, Upper, join, split
-from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
+from headrace.layer.upper import Upper, join, split
+from headrace.sdk.client import Client
 from headrace.sdk.elsewhere import NeedsRightError
-from headrace.sdk.listing import merged
-from headrace.sdk.streams import Content, ReadStream, WriteStream, read_range
+from headrace.sdk.looks import Looks, is_directory
+from headrace.sdk.streams import WriteStream
 from headrace.sdk.system_errors import read_only as _read_only
 from headrace.sdk.system_errors import told as _told
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 
-LINKS_MAX = 40
 TELL_S_MAX = 5.0
-FOLDER_KEPT_S = 1.0
-"""So long a folder's id is not looked up again, as a kernel that has a mount does: paths are as old as that at most."""
-FOLDERS_MAX = 10_000
 COPIES_MAX = 10
 """So often what a change needs is copied up and gone again before it gives up."""
 
 Result = TypeVar("Result")
 
 
-class Paths:
+class Paths(Looks):
     """client: belongs to this from now on."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
-        self._modes_text = client.write
-        self.tree = Tree(
-            client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
-        )
-        self._may_write = self.tree.modes.any
-        self._pressure = Pressure(self.tree.upper.pressure_path) if self.tree.modes.any else None
+        tree = Tree(client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed)
+        super().__init__(client, tree)
         self._to_wait_for: list[bytes] = []
         self._umask = _umask()
-        self._folders: dict[bytes, tuple[FileId, float, int]] = {}
-        """Of the origins' folders: id, until when (monotonic), and which index says so."""
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
 
@@ -77,261 +62,6 @@ class Paths:
         self.tree.lock.close()
         self.client.end_telling(TELL_S_MAX)
         self.client.close()
-
-    # ------------------------------------------------------------ looking
-
-    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
-        """Where a path leads, links resolved, and what is there; None: nothing. follow: also a link that is the last
-        name. NotADirectoryPathError, NotSupportedError for links out of the namespace."""
-        names = [name for name in path.split(b"/") if name]
-        at, links = b"/", 0
-        seen: os.stat_result | None = None
-        self._heed_modes()
-        while names and self.tree.modes.any:
-            if names[0] in (b".", b".."):
-                at = split(at)[0] if names.pop(0) == b".." else at
-                above = self.tree.look(at)
-                seen = above if isinstance(above, os.stat_result) else None
-                continue
-            here = join(at, names[0])
-            found = self.tree.look(here)
-            if isinstance(found, Hidden):
-                return _down(at, names), None
-            if found is None:
-                if self.tree.modes.of(here) is not WriteMode.OFF or not self.tree.modes.any_below(here):
-                    break  # so there is nothing of the upper layer below either
-            elif stat.S_ISLNK(found.st_mode) and (follow or len(names) > 1):
-                links += 1
-                names = self._target(here, links) + names[1:]
-                continue
-            elif len(names) > 1 and not stat.S_ISDIR(found.st_mode):
-                raise NotADirectoryPathError(os.fsdecode(here), why="it is no directory")
-            at, seen = here, found
-            del names[0]
-        if not names and seen is not None:
-            return at, seen
-        whole = _down(at, names)
-        return whole, self._below(whole)
-
-    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
-        """As find. PathNotFoundError."""
-        whole, found = self.find(path, follow=follow)
-        if found is None:
-            raise PathNotFoundError(os.fsdecode(path), why="no such file or directory")
-        return whole, found
-
-    def find_cached(self, path: bytes) -> Entry | None:
-        """What only its origin has, by listings that are good: waits for nothing. None: that is not enough to say."""
-        tree, client = self.tree, self.client
-        if tree.modes.of(path) is not WriteMode.OFF:
-            at = b""
-            for name in path.split(b"/")[1:]:
-                at = at + b"/" + name
-                look = tree.upper.look(at)
-                if look is None:
-                    break
-                if not isinstance(look, os.stat_result) or not is_directory(look):
-                    return None
-            else:
-                return None
-        entry = client.entry(ROOT_ID)
-        for name in path.split(b"/")[1:]:
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            found = client.lookup_fast(entry.id, name)
-            entry = None if isinstance(found, Miss) else found
-        return entry
-
-    def exists(self, path: bytes) -> bool:
-        """Whether nothing is there is never guessed: what can't be asked is raised."""
-        try:
-            return self.find(path)[1] is not None
-        except NotADirectoryPathError:
-            return False
-
-    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
-        """Names of a directory with what they are, in byte order, those after a name. NotADirectoryPathError."""
-        whole, found = self.get(path)
-        if not is_directory(found):
-            raise NotADirectoryPathError(os.fsdecode(path), why="it is no directory")
-        below = self._below(whole)
-        if below is not None and not self.client.listing_fresh(below.id):
-            self.client.ensure_listed(below.id)
-        names = self.tree.names(whole) if self.tree.modes.any_below(whole) else []
-        above = [row for row in names if row[0] > after] if after else names
-        lower = iter(()) if below is None else self.client.children(below.id, after=after)
-        for name, entry in merged(above, lower):
-            one = self.tree.look(join(whole, name)) if entry is None else entry
-            if one is not None and not isinstance(one, Hidden):
-                yield name, one
-
-    def readlink(self, path: bytes) -> bytes:
-        with _told(path):
-            return os.readlink(self.tree.upper.at(self.get(path, follow=False)[0]))
-
-    def _below(self, path: bytes) -> Entry | None:
-        """What the origins have at a path; the node is asked where the index is too old to say."""
-        if path == b"/":
-            return self.client.entry(ROOT_ID)
-        folder, name = split(path)
-        now_s, generation = time.monotonic(), self.client.generation
-        id, until_s, of = self._folders.get(folder, (ROOT_ID, 0.0, 0))
-        if now_s >= until_s or of != generation:
-            entry = self._below(folder)
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            id = entry.id
-            self._keep_folder(folder, (id, now_s + FOLDER_KEPT_S, generation))
-        found = self.client.lookup_fast(id, name)
-        try:
-            return self.client.lookup(id, name) if isinstance(found, Miss) else found
-        except StaleIdError:
-            if self._folders.pop(folder, None) is None:
-                raise
-            return self._below(path)  # the name means another folder by now
-
-    def _keep_folder(self, folder: bytes, known: tuple[FileId, float, int]) -> None:
-        if len(self._folders) >= FOLDERS_MAX:
-            self._folders = {}
-        self._folders[folder] = known
-
-    def _target(self, link: bytes, links: int) -> list[bytes]:
-        with _told(link):
-            target = os.readlink(self.tree.upper.at(link))
-        if links > LINKS_MAX:
-            raise NotSupportedError(os.fsdecode(link), why="too many symbolic links")
-        if target.startswith(b"/"):
-            raise NotSupportedError(
-                os.fsdecode(link),
-                why=f"a symbolic link to {os.fsdecode(target)}, which is a path of the host",
-                hint="read it by a mount",
-            )
-        return [name for name in target.split(b"/") if name]
-
-    def _heed_modes(self) -> None:
-        """A node that was started again may have other settings."""
-        if self.client.write != self._modes_text:
-            self.tree.modes = WriteModes.parse(self.client.write)
-            self._may_write = self.tree.modes.any
-            self._modes_text = self.client.write
-            if self._pressure is None and self.tree.modes.any:
-                self._pressure = Pressure(self.tree.upper.pressure_path)
-
-    # ------------------------------------------------------------ reading
-
-    def open_whole(self, path: bytes) -> tuple[int, int] | None:
-        """A descriptor of all bytes, and the size, of a file that can be found and read without asking anybody, by the
-        shortest way; None: `content` says. The caller closes it."""
-        client = self.client
-        if client.write != self._modes_text or (self._may_write and not self._is_untouched(path)):
-            return None
-        folder, _, name = path.rpartition(b"/")
-        known = self._folders.get(folder or b"/")
-        if known is None or time.monotonic() >= known[1] or known[2] != client.generation:
-            return None
-        return client.open_whole(known[0], name)
-
-    def _is_untouched(self, path: bytes) -> bool:
-        """Whether the upper layer has nothing above and at a path: its topmost name is not there."""
-        slash = path.find(b"/", 1)
-        top = path if slash < 0 else path[:slash]
-        if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
-            return False
-        try:
-            os.lstat(self.tree.upper.tree + top)
-        except FileNotFoundError:
-            return True
-        return False
-
-    def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """As content, and of that the bytes start..end; fewer where the file ends before."""
-        whole = self.open_whole(path)
-        if whole is None:
-            content = self.content(path)
-            try:
-                return content.read(start, content.size_bytes if end is None else end)
-            finally:
-                content.close()
-        fd, size_bytes = whole
-        try:
-            return read_range(fd, start, size_bytes if end is None or end > size_bytes else end)
-        finally:
-            os.close(fd)
-
-    def content(self, path: bytes) -> Content:
-        """The file as it is now. PathNotFoundError, IsADirectoryPathError, OriginError and its kinds."""
-        at_once = self.open_whole(path)
-        if at_once is not None:
-            return Content(at_once[1], fd=at_once[0])
-        for attempt in range(CHANGED_ATTEMPTS):
-            whole, found = self.get(path)
-            if is_directory(found):
-                raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
-            try:
-                return self.content_of(whole, found)
-            except (FileNotFoundError, VersionChangedError):
-                if attempt + 1 == CHANGED_ATTEMPTS:
-                    raise
-        raise AssertionError
-
-    def content_of(self, whole: bytes, found: Seen) -> Content:
-        """Of a file that `get` found just now. As content, and FileNotFoundError or VersionChangedError when it has
-        been replaced meanwhile: look again."""
-        return self._below_content(found) if isinstance(found, Entry) else self._upper_content(whole)
-
-    def content_if_cached(self, path: bytes) -> Content | None:
-        """As content, when all bytes are on this host's disk."""
-        found = self.content_or_entry(path)
-        return found if isinstance(found, Content) else None
-
-    def content_or_entry(self, path: bytes) -> Content | Entry:
-        """As content, when all bytes are on this host's disk; else what the origin has there, a folder perhaps."""
-        at_once = self.open_whole(path)
-        if at_once is not None:
-            return Content(at_once[1], fd=at_once[0])
-        whole, found = self.get(path)
-        if not isinstance(found, Entry):
-            return self.content(whole)
-        cached = None if is_directory(found) else self.client.complete_path(found.id)
-        return (None if cached is None else self._cached_content(found, cached)) or found
-
-    def open(self, path: bytes) -> ReadStream:
-        """As content."""
-        return ReadStream(self.content(path), os.fsdecode(path))
-
-    def _below_content(self, entry: Entry) -> Content:
-        cached = self.client.complete_path(entry.id)
-        content = None if cached is None else self._cached_content(entry, cached)
-        if content is not None:
-            return content
-        file = self.client.open(entry.id)
-        self.client.touch(entry.id)
-        if file.complete:
-            fd = os.dup(file.fd)
-            file.close()
-            return Content(entry.version.size_bytes, fd=fd)
-        return Content(entry.version.size_bytes, file=file)
-
-    def _cached_content(self, entry: Entry, cached: str) -> Content | None:
-        try:
-            fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None  # evicted just now
-        self.client.touch(entry.id)
-        return Content(entry.version.size_bytes, fd=fd)
-
-    def _upper_content(self, path: bytes) -> Content:
-        with (
-            self.tree.lock,
-            _told(path),
-        ):  # the lock: else the node may hold a lease on it (dataplane/let_go.py)
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(self.tree.upper.at(path), flags)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise NotSupportedError(os.fsdecode(path), why="it is no regular file", hint="read it by a mount")
-        return Content(found.st_size, fd=fd, grows=True)
 
     # ------------------------------------------------------------ files
 
@@ -651,23 +381,6 @@ class Paths:
         """Persisting is behind: who makes a file waits for a moment."""
         if self._pressure is not None and self._pressure.pause_s:
             time.sleep(self._pressure.pause_s)
-
-
-def version_text(found: Seen) -> str:
-    """Of a file: another one where the bytes may be others."""
-    if isinstance(found, Entry):
-        return found.version.text
-    return f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}"
-
-
-def is_directory(found: Seen) -> bool:
-    return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
-
-
-def _down(at: bytes, names: list[bytes]) -> bytes:
-    for name in names:
-        at = join(at, name)
-    return at
 
 
 def _unlink(made: bytes) -> None:

@@ -12,7 +12,8 @@ from headrace.base.model import Entry, Kind
 from headrace.http.messages import Response
 from headrace.layer.upper import join
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.looks import is_directory
+from headrace.sdk.paths import Paths
 from headrace.sdk.streams import Content
 from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen

@@ -10,7 +10,7 @@ import stat
 from typing import Any
 
 from headrace.base.model import Entry
-from headrace.sdk.paths import is_directory
+from headrace.sdk.looks import is_directory
 from headrace.sdk.tree import Seen
 
 BLOCK_BYTES = 128 << 20

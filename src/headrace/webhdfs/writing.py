@@ -19,7 +19,8 @@ from headrace.base.errors import (
 )
 from headrace.http.messages import Response
 from headrace.layer.upper import join, split
-from headrace.sdk.paths import Paths, is_directory
+from headrace.sdk.looks import is_directory
+from headrace.sdk.paths import Paths
 from headrace.sdk.system_errors import told
 from headrace.sdk.tree import Seen
 from headrace.webhdfs import answers
