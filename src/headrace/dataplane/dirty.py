@@ -13,13 +13,15 @@ ERRORS_SHOWN_MAX = 20
 
 @dataclass(slots=True)
 class Dirty:
-    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtyPaths.resize`."""
+    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtyPaths.resize`. noted: how often it
+    was added: whoever works on it looks again when that happened meanwhile."""
 
     since_s: float
     due_s: float
     size_bytes: int = 0
     attempts: int = 0
     error: str = ""
+    noted: int = 0
 
     def failed(self, why: str) -> None:
         """It is looked at again later, each time later still."""
@@ -46,11 +48,12 @@ class DirtyPaths:
         return self._all.get(path)
 
     def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> Dirty:
-        """One that is known stays as it is."""
+        """One that is known stays as it is, but for `noted`."""
         one = self._all.get(path)
         if one is None:
             one = self._all[path] = Dirty(now_s, now_s + delay_s, size_bytes)
             self._size_bytes += size_bytes
+        one.noted += 1
         return one
 
     def resize(self, one: Dirty, size_bytes: int) -> None:

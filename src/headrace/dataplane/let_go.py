@@ -172,6 +172,8 @@ def let_go(
                 return 0
             if _in_use(fd) or not is_shown(row.path) or (keep_users and _has_attributes(fd)):
                 return 0
+            if upper.is_going(row.path):  # it came back with its folder, which the node does not know yet
+                return 0
             upper.mark_left(split(row.path)[0])
             if take is None:
                 os.unlink(at)

@@ -26,6 +26,7 @@ from headrace.base.errors import (
 from headrace.base.model import Kind
 from headrace.dataplane.aside import Aside
 from headrace.dataplane.believed import Believed
+from headrace.dataplane.turns import Turns
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
@@ -51,6 +52,7 @@ class Persist:
         upper: Upper,
         known: KnownTable,
         believed: Believed,
+        turns: Turns,
         *,
         aside: Aside,
         limit_s: float,
@@ -60,6 +62,7 @@ class Persist:
         self._upper = upper
         self._known = known
         self._believed = believed
+        self._turns = turns
         self._aside = aside
         self._limit_s = limit_s
         self._on_written = on_written
@@ -82,6 +85,8 @@ class Persist:
         if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
             self._give_way(path, at)
+            return False
+        if self._is_back(path, row):
             return False
         version = self._believed.version_to_remove(path, at, row, entry)
         if version is None:
@@ -114,18 +119,43 @@ class Persist:
         self._namespace.look_again(path)
         self._on_written([path])
 
+    def _is_back(self, path: bytes, row: Row | None) -> bool:
+        """Whether the file that was at a path is there again, and the origin has it: with a folder that was moved away
+        and back, which the file itself shows nothing of."""
+        found = seen_at(self._upper.at(path))
+        return row is not None and found is not None and row.describes(found)
+
     async def remove_gone(self) -> None:
-        """What `Upper.put_away` put aside is removed at the origin, folders too, and then here."""
+        """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
+        again by now."""
         for top, prefix in self._upper.put_aside():
             for directory, _, names in os.walk(top, topdown=False):
                 path = prefix + directory[len(top) :]
                 for name in names:
-                    await self.remove(join(path, name), join(directory, name))
-                await self._remove_gone_directory(path)
-            entry = self._namespace.known(prefix)
-            if entry is not None and entry.kind is Kind.DIRECTORY:
-                self._namespace.was_removed(prefix)
+                    one = join(path, name)
+                    async with self._turns.at(one):
+                        await self.remove(one, join(directory, name))
+                        self._look_at_what_came(one)
+                async with self._turns.at(path):
+                    await self._remove_gone_folder(path)
+                    self._look_at_what_came(path)
             shutil.rmtree(top)
+
+    def _look_at_what_came(self, path: bytes) -> None:
+        """While it was removed at the origin: it may look as it did when the origin had it."""
+        if seen_at(self._upper.at(path)) is not None:
+            self._on_written([path])
+
+    async def _remove_gone_folder(self, path: bytes) -> None:
+        found = self._upper.look(path)
+        if isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode):
+            return  # there is one again
+        await self._remove_gone_directory(path)
+        row, entry = self._known.get(path), self._namespace.known(path)
+        if row is not None and row.is_directory:
+            self._known.note(Row.removed(path, row.last_removed))
+        if entry is not None and entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path)
 
     async def _remove_gone_directory(self, path: bytes) -> None:
         """There may be none any more, also because a file is there."""
@@ -230,7 +260,7 @@ class Persist:
         self._known.note(Row.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
-        """A directory marked as removed, when nothing is left in it. False: something is."""
+        """A directory marked as removed, when nothing is left in it. False: something is, or another one by now."""
         at = self._upper.at(path)
         if not is_removed(at):
             return True
@@ -244,12 +274,15 @@ class Persist:
             pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
         with self._upper.lock:
-            if not is_removed(at):
-                return True
+            row = self._known.get(path)
+            removed = Row.removed(path, ABSENT if row is None else row.last_removed)
+            if not is_removed(at):  # one came there meanwhile, perhaps the one that was there before
+                if row is not None and row.is_directory:
+                    self._known.note(removed)
+                return False
             self._namespace.was_removed(path)
             os.rmdir(at)
-            row = self._known.get(path)
-            self._known.note(Row.removed(path, ABSENT if row is None else row.last_removed))
+            self._known.note(removed)
         self._namespace.look_again(path)
         self._on_written([path])
         return True

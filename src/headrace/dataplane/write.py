@@ -33,6 +33,7 @@ from headrace.dataplane.persist import Persist
 from headrace.dataplane.put import CTIME_TICK_NS, Puts
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
+from headrace.dataplane.turns import Turns
 from headrace.dataplane.work import Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
@@ -101,6 +102,7 @@ class WritePath:
         self._threads = threads
         self._settings = settings
         self._on_written = on_written
+        self._turns = Turns()
         self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
         aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
         self._puts = Puts(
@@ -109,7 +111,7 @@ class WritePath:
             aside=aside,
         )
         self._persist = Persist(
-            *(namespace, upper, known, self._believed),
+            *(namespace, upper, known, self._believed, self._turns),
             aside=aside,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
@@ -124,7 +126,6 @@ class WritePath:
         self._leaving = Leaving(upper, known, namespace, threads, on_left=self._left)
         self._letting_go: asyncio.Task[None] | None = None
         self._dirty = DirtyPaths()
-        self._busy: dict[bytes, asyncio.Event] = {}
         self._wake = asyncio.Event()
         self._gate = asyncio.Semaphore(TOGETHER_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -507,7 +508,7 @@ class WritePath:
             try:
                 found = os.lstat(at)
             except (FileNotFoundError, NotADirectoryError):
-                if path not in self._busy:  # else a put of it is under way, and sees to it
+                if path not in self._turns:  # else a put of it is under way, and sees to it
                     self._gone(path)
                 continue
             work = self._work_of(path, at, found, self._known.get(path))
@@ -554,13 +555,14 @@ class WritePath:
 
     async def _one(self, path: bytes, work: Callable[[bytes], Awaitable[None]]) -> HeadraceError | None:
         """One path at a time, however many rounds want it."""
-        async with self._gate:
-            while (busy := self._busy.get(path)) is not None:
-                await busy.wait()
-            self._busy[path] = asyncio.Event()
+        async with self._gate, self._turns.at(path):
             try:
-                if path in self._dirty:
+                one = self._dirty.get(path)
+                if one is not None:
+                    noted = one.noted
                     await work(path)
+                    if one.noted != noted:  # by then it may be something else
+                        self._note([path], self._settings.delay_s)
                 return None
             except HeadraceError as error:
                 self._failed(path, error)
@@ -569,8 +571,6 @@ class WritePath:
                 log.info("not persisted, again path=%s error=%s", os.fsdecode(path), error)
                 self._later([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
-            finally:
-                self._busy.pop(path).set()
 
     def _failed(self, path: bytes, error: HeadraceError) -> None:
         one = self._dirty.get(path)
@@ -637,6 +637,8 @@ class WritePath:
         for path in gone:
             if split(path)[0] not in stale and self._persist.drop_whiteout(path):
                 self._dirty.drop(path)
+                if seen_at(self._upper.at(path)) is not None:  # it came back meanwhile, perhaps as it was
+                    self._note([path], 0.0)
             else:
                 self._later([path])
         return errors

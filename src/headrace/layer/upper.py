@@ -259,6 +259,11 @@ class Upper:
                 continue
         return found
 
+    def is_going(self, path: bytes) -> bool:
+        """Whether what is in `gone` was at a path, or above it: what the origin has there is about to be looked at,
+        and may go."""
+        return any(path == was or path.startswith(was + b"/") for _, was in self.put_aside())
+
     def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
         """source → target, atomic, with a whiteout where the source was; base: what that one hides."""
         self.unmark_left(split(source)[0])

@@ -529,6 +529,10 @@ class Tree:
                     raise _error(errno.EINVAL, path)
             elif isinstance(found, Entry):
                 raise NeedsContentError(path)
+        for path, becomes in ((source, target), (target, source)):
+            hidden = self.below(becomes)  # of a folder that a file has taken the place of
+            if _is_directory(both[path]) and hidden is not None and hidden.kind is Kind.DIRECTORY:
+                self._shadows.hide_below(self.upper.at(path), becomes, hidden)
         self.upper.exchange(source, target)
         self.on_changed([target, source])
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
+from headrace.layer.calls import EXCHANGE
 from tests.model.dataplane.writer_lives import tree_of
 from tests.model.dataplane.writer_node import Here, Moody, Session
 
@@ -88,6 +89,11 @@ class Scene:
 
     async def write(self, path: bytes, data: bytes) -> None:
         await self.do(lambda: self.session.put_bytes(path, data, os.O_TRUNC))
+
+    async def origin_goes_away(self) -> None:
+        """When all folders have been listed."""
+        await asyncio.to_thread(self.session.tree)
+        self.here.origin.failing = 1.0
 
     async def persisted(self) -> None:
         await self.here.settle()
@@ -178,6 +184,112 @@ def test_file_folder_file_in_no_time(tmp_path: Path, lost: str) -> None:
             await scene.write(b"/f", b"again %d" % number)
             await asyncio.sleep(0.003 * number)
         await scene.check({"/f": b"again 4".hex()})
+
+    play(tmp_path, test)
+
+
+async def by_exchange(scene: Scene) -> None:
+    """/d is away, a file is in its place, and it is back again: its old place is yet to be removed at the origin."""
+    session = scene.session
+    await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+    await scene.write(b"/d", b"a file")
+    await scene.do(lambda: session.rename(b"/e", b"/d", EXCHANGE), lambda: session.unlink(b"/e"))
+
+
+async def by_rename(scene: Scene) -> None:
+    session = scene.session
+    await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+    await scene.write(b"/d", b"a file")
+    await scene.do(lambda: session.unlink(b"/d"), lambda: session.rename(b"/e", b"/d", 0))
+
+
+@pytest.mark.parametrize("back", [by_exchange, by_rename])
+def test_a_folder_that_comes_back_to_its_place_is_not_removed(
+    tmp_path: Path, back: Callable[[Scene], Awaitable[None]]
+) -> None:
+    """Though files in it look as they did when the origin had them, and leave the layer."""
+
+    async def test(scene: Scene) -> None:
+        await scene.do(lambda: scene.session.mkdir(b"/d"), lambda: scene.session.mkdir(b"/d/empty"))
+        await scene.write(b"/d/f", b"first")
+        await scene.persisted()
+        await scene.write(b"/d/f", b"second")
+        await scene.persisted()
+        await scene.origin_goes_away()
+        await back(scene)
+        for _ in range(5):  # a put that is being tried has the file open: then it does not leave
+            await scene.here.write.look_over()
+            await asyncio.sleep(0.03)
+        wanted = {"/d": "dir", "/d/empty": "dir", "/d/f": b"second".hex()}
+        assert await asyncio.to_thread(scene.session.tree) == wanted
+        await scene.check(wanted)
+
+    play(tmp_path, test)
+
+
+def test_a_folder_that_comes_back_while_it_is_removed_is_made_again(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/empty"))
+        await scene.write(b"/d/f", b"first")
+        await scene.persisted()
+        scene.held.hold("remove")
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+        await scene.write(b"/d", b"a file")
+        await scene.held.begun.wait()
+        await scene.do(lambda: session.unlink(b"/d"), lambda: session.rename(b"/e", b"/d", 0))
+        scene.held.go_on.set()
+        await scene.check({"/d": "dir", "/d/empty": "dir", "/d/f": b"first".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/empty"))
+        await scene.persisted()
+        scene.held.hold("remove_directory")
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+        await scene.held.begun.wait()
+        await scene.do(lambda: session.rename(b"/e", b"/d", 0))
+        scene.held.go_on.set()
+        await scene.check({"/d": "dir", "/d/empty": "dir"})
+
+    play(tmp_path, test)
+
+
+def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        scene.held.hold("make_directory")
+        await scene.do(lambda: session.mkdir(b"/f"))
+        await scene.held.begun.wait()
+        await scene.do(lambda: session.rmdir(b"/f"))
+        await scene.write(b"/f", b"a file")
+        persisting = asyncio.ensure_future(scene.here.write.persist(b"/f"))
+        await asyncio.sleep(0.05)
+        scene.held.go_on.set()
+        await persisting
+        assert tree_of(scene.truth, links=False) == {"/f": b"a file".hex()}
+        await scene.check({"/f": b"a file".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        await scene.do(lambda: session.mkdir(b"/d"))
+        await scene.write(b"/d/old", b"of the old one")
+        await scene.persisted()
+        await scene.origin_goes_away()
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0), lambda: session.mkdir(b"/new"))
+        await scene.write(b"/d", b"a file")
+        await scene.do(lambda: session.rename(b"/new", b"/d", EXCHANGE))
+        wanted = {"/d": "dir", "/e": "dir", "/e/old": b"of the old one".hex(), "/new": b"a file".hex()}
+        assert await asyncio.to_thread(session.tree) == wanted
+        await scene.check(wanted)
 
     play(tmp_path, test)
 
