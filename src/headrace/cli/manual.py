@@ -154,7 +154,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain"), _JOB),
     "status": (
         *("node", "cache", "index", "origin", "mounts", "fill", "peers", "write", "cluster", "rebalance"),
-        "sessions",
+        *("sessions", "gateways"),
     ),
     "job list": _JOB_ROW,
     "job show": _JOB_ROW,

@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ CALLS = ("put", "remove", "make_directory", "remove_directory")
 
 
 @pytest.fixture(autouse=True)
-def _needs_root() -> None:
+def _needs_root() -> Iterator[None]:
+    """And the umask of this process is afterwards what it was: a session takes it."""
     if os.geteuid() != 0:
         pytest.skip("needs root, for whiteouts")
+    mask = os.umask(0o022)
+    yield
+    os.umask(mask)
 
 
 @pytest.mark.parametrize("part", range(EXAMPLES))

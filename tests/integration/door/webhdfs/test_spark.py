@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.host import Host
-from tests.integration.door.webhdfs import spark_job
 from tests.integration.door.webhdfs.conftest import WRITE, WebHdfs, start
 
 LIMIT_S = 300.0
@@ -38,6 +37,8 @@ def spark_host(tmp_path: Path) -> Iterator[WebHdfs]:
 
 @pytest.mark.timeout(LIMIT_S)
 def test_a_spark_job(spark_host: WebHdfs) -> None:
+    from tests.integration.door.webhdfs import spark_job  # imports pyspark
+
     address = ":".join(map(str, spark_host.address))
     done = subprocess.run(
         [sys.executable, spark_job.__file__, address, spark_host.truth, spark_host.origin],
