@@ -154,8 +154,8 @@ class Persist:
         row, entry = self._known.get(path), self._namespace.known(path)
         if row is not None and row.is_directory:
             self._known.note(Row.removed(path, row.last_removed))
-        if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path)
+        if entry is None or entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path, folder=True)
 
     async def _remove_gone_directory(self, path: bytes) -> None:
         """There may be none any more, also because a file is there."""
@@ -255,8 +255,8 @@ class Persist:
         await self._remove_gone_directory(path)
         failpoint.hit("persist.unmade")
         entry = self._namespace.known(path)
-        if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path)
+        if entry is None or entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path, folder=True)
         self._known.note(Row.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
@@ -280,7 +280,7 @@ class Persist:
                 if row is not None and row.is_directory:
                     self._known.note(removed)
                 return False
-            self._namespace.was_removed(path)
+            self._namespace.was_removed(path, folder=True)
             os.rmdir(at)
             self._known.note(removed)
         self._namespace.look_again(path)
