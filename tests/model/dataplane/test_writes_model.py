@@ -319,6 +319,21 @@ def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: P
     play(tmp_path, test)
 
 
+def test_persist_does_not_put_again_what_was_under_way(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.held.hold("put")
+        await scene.write(b"/f", b"a file")
+        await scene.held.begun.wait()
+        persisting = asyncio.ensure_future(scene.here.write.persist(b"/f"))
+        await asyncio.sleep(0.05)
+        scene.held.go_on.set()
+        await persisting
+        assert scene.here.write.counts.files_persisted == 1
+        await scene.check({"/f": b"a file".hex()})
+
+    play(tmp_path, test)
+
+
 def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         session = scene.session
