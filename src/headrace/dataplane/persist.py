@@ -150,22 +150,24 @@ class Persist:
         found = self._upper.look(path)
         if isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode):
             return  # there is one again
-        await self._remove_gone_directory(path)
+        went = await self._remove_gone_directory(path)
         row, entry = self._known.get(path), self._namespace.known(path)
-        if row is not None and row.is_directory:
+        if went and row is not None and row.is_directory:
             self._known.note(Row.removed(path, row.last_removed))
-        if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path)
+        if entry is None or entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path, folder=True)
 
-    async def _remove_gone_directory(self, path: bytes) -> None:
-        """There may be none any more, also because a file is there."""
+    async def _remove_gone_directory(self, path: bytes) -> bool:
+        """There may be none any more, also because a file is there. False: one is there still."""
         mount, key = self._believed.place(path)
         try:
             await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
         except DirectoryNotEmptyError:
             log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
+            return False
         except NotADirectoryPathError:
             log.info("a file is where a folder was removed path=%s", os.fsdecode(path))
+        return True
 
     def drop_whiteout(self, path: bytes) -> bool:
         """After the listing was taken again: when it has no such name, or somebody else's by now, the whiteout has done
@@ -255,8 +257,8 @@ class Persist:
         await self._remove_gone_directory(path)
         failpoint.hit("persist.unmade")
         entry = self._namespace.known(path)
-        if entry is not None and entry.kind is Kind.DIRECTORY:
-            self._namespace.was_removed(path)
+        if entry is None or entry.kind is Kind.DIRECTORY:
+            self._namespace.was_removed(path, folder=True)
         self._known.note(Row.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
@@ -280,7 +282,7 @@ class Persist:
                 if row is not None and row.is_directory:
                     self._known.note(removed)
                 return False
-            self._namespace.was_removed(path)
+            self._namespace.was_removed(path, folder=True)
             os.rmdir(at)
             self._known.note(removed)
         self._namespace.look_again(path)

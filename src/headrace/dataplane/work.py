@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass
 from enum import IntEnum
 
 from headrace.layer.known import Row
@@ -18,6 +19,17 @@ class Work(IntEnum):
     PUT = 3
     REMOVE = 4
     REMOVE_DIRECTORY = 5
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of what was done since the start."""
+
+    files_persisted: int = 0
+    bytes_persisted: int = 0
+    removed: int = 0
+    failures: int = 0
+    let_go: int = 0
 
 
 def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, is_top: bool) -> Work | None:

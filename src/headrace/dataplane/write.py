@@ -34,7 +34,7 @@ from headrace.dataplane.put import CTIME_TICK_NS, Puts
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.turns import Turns
-from headrace.dataplane.work import Work, size_of, work_of
+from headrace.dataplane.work import Counts, Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
 from headrace.layer.snapshot import Shape, Snapshot, take
@@ -67,15 +67,6 @@ class WriteSettings:
     delay_s: float
     timeout_s: float
     layer_bytes_max: int
-
-
-@dataclass(slots=True)
-class Counts:
-    files_persisted: int = 0
-    bytes_persisted: int = 0
-    removed: int = 0
-    failures: int = 0
-    let_go: int = 0
 
 
 class WritePath:
@@ -561,7 +552,7 @@ class WritePath:
                 if one is not None:
                     noted = one.noted
                     await work(path)
-                    if one.noted != noted:  # by then it may be something else
+                    if one.noted != noted and self._needs_work(path):  # it became something else meanwhile
                         self._note([path], self._settings.delay_s)
                 return None
             except HeadraceError as error:
@@ -571,6 +562,11 @@ class WritePath:
                 log.info("not persisted, again path=%s error=%s", os.fsdecode(path), error)
                 self._later([path])
                 return DeadlineExceededError(os.fsdecode(path), why=str(error))
+
+    def _needs_work(self, path: bytes) -> bool:
+        at = self._upper.at(path)
+        found = seen_at(at)
+        return found is None or self._work_of(path, at, found, self._known.get(path)) is not None
 
     def _failed(self, path: bytes, error: HeadraceError) -> None:
         one = self._dirty.get(path)

@@ -283,13 +283,15 @@ class Namespace:
         folder, name = split(path)
         self._overlays.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
-    def was_removed(self, path: bytes) -> None:
-        """This node removed what was there, with all below it: so does the index."""
-        entry = self._known(path)
-        if entry is not None and entry.id != ROOT_ID:
-            self._index.outdate(entry.parent, entry.name)
-            self._index.remove(entry.parent, entry.name)
-        self._overlays.put(*split(path), None)
+    def was_removed(self, path: bytes, *, folder: bool = False) -> None:
+        """This node removed what was there, with all below it: so does the index. folder: it was one, also when the
+        index did not know it yet."""
+        above, name = split(path)
+        parent = self._known(above)
+        if parent is not None and name:
+            self._index.outdate(parent.id, name, folder=folder)
+            self._index.remove(parent.id, name)
+        self._overlays.put(above, name, None)
 
     def look_again(self, path: bytes) -> None:
         """The next who asks for a name of the folder that a path is in has it listed."""

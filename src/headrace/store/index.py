@@ -308,12 +308,15 @@ class Index:
             self._delete(self._entries, entry_key(parent, name))
             return True
 
-    def outdate(self, parent: FileId, name: bytes) -> None:
-        """What a name means is about to be over, by this node's own doing: listings under way don't bring it back."""
+    def outdate(self, parent: FileId, name: bytes, *, folder: bool = False) -> None:
+        """What a name means is about to be over, by this node's own doing: listings under way don't bring it back.
+        folder: nor a folder, which they may have read before it was known here."""
         writers = self._listings.get(parent, ())
         old = self.lookup(parent, name) if writers else None
         for writer in writers:
             writer.keep(name)
+            if folder:
+                writer.outdate(name, Kind.DIRECTORY, Version(0, 0))
             if old is not None:
                 writer.outdate(name, old.kind, old.version)
 

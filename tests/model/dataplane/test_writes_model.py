@@ -8,14 +8,18 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
+from headrace.base.model import ROOT_ID
 from headrace.layer.calls import EXCHANGE
+from headrace.namespace.tree import FOREVER_NS
+from headrace.origin.origin import ListPage
 from tests.model.dataplane.writer_lives import tree_of
 from tests.model.dataplane.writer_node import Here, Moody, Session
 
@@ -74,6 +78,20 @@ class Held:
             return await real(*args, **more)
 
         setattr(self._origin, name, call)
+
+    def hold_listing(self) -> None:
+        """The next one has read all, and waits with that for `go_on`."""
+        real = self._origin.list_directory
+
+        async def listing(key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
+            setattr(self._origin, "list_directory", real)  # noqa: B010 - as above
+            pages = [page async for page in real(key, deadline=deadline)]
+            self.begun.set()
+            await self.go_on.wait()
+            for page in pages:
+                yield page
+
+        setattr(self._origin, "list_directory", listing)  # noqa: B010
 
 
 class Scene:
@@ -263,6 +281,30 @@ def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again(tmp_p
     play(tmp_path, test)
 
 
+def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path: Path) -> None:
+    """It was read when the folder was there, and is taken in when that is removed again."""
+
+    async def test(scene: Scene) -> None:
+        folder = scene.truth / "f"
+        scene.held.lose("make_directory")
+        await scene.do(lambda: scene.session.mkdir(b"/f"))
+        while not folder.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        scene.held.hold_listing()
+        listing = asyncio.ensure_future(scene.here.namespace.refresh(ROOT_ID))
+        await scene.held.begun.wait()
+        scene.here.index.set_fresh_until(ROOT_ID, FOREVER_NS)  # so that the program does not wait for it
+        await scene.do(lambda: scene.session.rmdir(b"/f"))
+        while folder.exists() or scene.here.upper.names(b"/"):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        scene.held.go_on.set()
+        await listing
+        assert scene.here.namespace.known(b"/f") is None
+        await scene.check({})
+
+    play(tmp_path, test)
+
+
 def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         session = scene.session
@@ -276,6 +318,21 @@ def test_persist_waits_for_what_took_the_place_of_what_was_under_way(tmp_path: P
         scene.held.go_on.set()
         await persisting
         assert tree_of(scene.truth, links=False) == {"/f": b"a file".hex()}
+        await scene.check({"/f": b"a file".hex()})
+
+    play(tmp_path, test)
+
+
+def test_persist_does_not_put_again_what_was_under_way(tmp_path: Path) -> None:
+    async def test(scene: Scene) -> None:
+        scene.held.hold("put")
+        await scene.write(b"/f", b"a file")
+        await scene.held.begun.wait()
+        persisting = asyncio.ensure_future(scene.here.write.persist(b"/f"))
+        await asyncio.sleep(0.05)
+        scene.held.go_on.set()
+        await persisting
+        assert scene.here.write.counts.files_persisted == 1
         await scene.check({"/f": b"a file".hex()})
 
     play(tmp_path, test)
