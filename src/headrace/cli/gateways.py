@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.cli.process import Child, start_gateway
-from headrace.cli.render import warn
+from headrace.cli.render import print_json, say, warn
+from headrace.cli.state import State, make_run_folder, remove_state, write_state
 from headrace.config.schema import Config
 
 STOP_S = 12.0
@@ -90,6 +96,38 @@ class KeptGateway:
             self.child.stop(patience_s)
 
 
-def log_to_stderr(level: str) -> None:
-    """Of a gateway that runs in the command's own process."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def serve_here(
+    kind: Kind,
+    config: Config,
+    socket: str,
+    serve: Callable[[Config, str, Callable[[str], None]], None],
+    *,
+    default_address: str,
+    ready: Callable[[str, str], str],
+    json: bool,
+) -> NoReturn:
+    """A gateway in the command's own process, until it is told to end. socket: the node's. ready: what is said of its
+    URL and of the address that it listens at."""
+    found = config
+    if not getattr(config, kind.setting):
+        found = msgspec.structs.replace(config, **{kind.setting: default_address})
+    state = State(kind=kind.word, pid=os.getpid(), socket=socket)
+    make_run_folder(found.run_folder)
+
+    def on_ready(bound: str) -> None:
+        url = kind.url(found, bound)
+        setattr(state, kind.word, url)
+        write_state(found.run_folder, state)
+        if json:
+            print_json({"ready": True, "url": url, "socket": state.socket, "pid": state.pid})
+        else:
+            say(ready(url, bound))
+
+    logging.basicConfig(
+        level=found.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        serve(found, state.socket, on_ready)
+    finally:
+        remove_state(found.run_folder, state.pid)
+    os._exit(0)  # threads of the pool may be waiting for the node
