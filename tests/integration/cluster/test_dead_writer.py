@@ -3,6 +3,7 @@ way to a slow origin, or an origin that is away. All are read from the other nod
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -77,10 +78,12 @@ def bucket(seaweed: S3Server, prefix: str) -> dict[str, str]:
         region_name="us-east-1",
     )
     found = {}
+    gone = client.exceptions.NoSuchKey  # between the page and the request, by those who persist meanwhile
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=seaweed.bucket, Prefix=f"{prefix}/"):
         for row in page.get("Contents", []):
-            body = client.get_object(Bucket=seaweed.bucket, Key=row["Key"])["Body"].read()
-            found[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
+            with contextlib.suppress(gone):
+                body = client.get_object(Bucket=seaweed.bucket, Key=row["Key"])["Body"].read()
+                found[row["Key"].removeprefix(f"{prefix}/")] = hashlib.sha256(body).hexdigest()
     return found
 
 
