@@ -59,7 +59,7 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
     bench = Bench(place, results, given.scale, given.repeat, end_at)
     for name in program.in_time(given, CASES, results, end_at=end_at, contender="headrace"):
         bench.say(name)
-        with bench.attempt(name):
+        with bench.attempt(name, "headrace"):
             CASES[name](bench)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from nodebench.machine import Workplace, drop_page_cache, run
 from nodebench.report import Goal, number
 from nodebench.results import Results
+from nodebench.telling import Telling
 
 from . import workers
 from .peer import MEASURE as FROM_PEER
@@ -26,7 +27,7 @@ RESTORE = {state: f"3 restore, {state}" for state in ("dropped", "warm")}
 
 
 @dataclass
-class Bench:
+class Bench(Telling):
     place: Workplace
     results: Results
     scale: float
@@ -40,9 +41,6 @@ class Bench:
         command = [sys.executable, workers.__file__, *map(str, words)]
         answer: dict[str, Any] = json.loads(run(command, timeout_s=900))
         return answer
-
-    def say(self, text: str) -> None:
-        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
 def stopped(bench: Bench) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 
 from nodebench.machine import NotRunError, Workplace, kill_group, run
 from nodebench.results import Results
+from nodebench.telling import Telling
 
-from headrace.base.errors import HeadraceError
 from headrace.lab import services
 from headrace.lab.lab import CACHE_BYTES, Lab, LabPlan
 
@@ -32,26 +32,13 @@ UPLOADS = 8
 
 
 @dataclass
-class Bench:
+class Bench(Telling):
     place: Workplace
     results: Results
     scale: float
     repeat: int
     end_at: float
     """Monotonic time after which no new case begins."""
-
-    def say(self, text: str) -> None:
-        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
-    @contextmanager
-    def attempt(self, measure: str) -> Iterator[None]:
-        """What fails inside is listed as not run, with its reason; the others go on."""
-        try:
-            yield
-        except (NotRunError, HeadraceError, OSError, KeyError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            self.say(f"  not run: {reason}")
-            self.results.skip(measure, "headrace", reason)
 
     @contextmanager
     def lab(

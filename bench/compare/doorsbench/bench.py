@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from typing import Any
 
 from nodebench import data
 from nodebench.headrace_mount import HeadraceMount
-from nodebench.machine import NotRunError, Workplace, run
+from nodebench.machine import Workplace, run
 from nodebench.results import Results
 from nodebench.server import Server
+from nodebench.telling import Telling
 
 from . import readers
 
@@ -31,7 +31,7 @@ class _Mount(HeadraceMount):
 
 
 @dataclass
-class Bench:
+class Bench(Telling):
     place: Workplace
     server: Server
     results: Results
@@ -45,22 +45,9 @@ class Bench:
     """A file with the names of the small files, one a line."""
     bytecode: str = field(default="")
 
-    def say(self, text: str) -> None:
-        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
     def add(self, measure: str, contender: str, value: float, *, unit: str) -> None:
         self.say(f"  {contender} {value:,.2f} {unit}")
         self.results.add(measure, contender, value, unit=unit)
-
-    @contextmanager
-    def attempt(self, measure: str, contender: str) -> Iterator[None]:
-        """What fails inside is listed as not run, with its reason; the others go on."""
-        try:
-            yield
-        except (NotRunError, OSError, KeyError, ValueError) as error:
-            reason = str(error) if isinstance(error, NotRunError) else f"{type(error).__name__}: {error}"
-            self.say(f"  {contender} not run: {reason}")
-            self.results.skip(measure, contender, reason)
 
     def worker(self, *words: object, timeout_s: float = 300) -> Any:
         """In a process of its own, whose modules are compiled once for all, as installed ones are."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,17 +13,18 @@ from typing import Any
 from . import workers
 from .data import Data
 from .headrace_mount import HeadraceMount
-from .machine import NotRunError, Workplace, run
+from .machine import Workplace, run
 from .mounts import JuiceFS, Plain, Rclone, S3fs
 from .results import Results
 from .server import Server
+from .telling import Telling
 
 GIB = 1 << 30
 MODES = ("passthrough", "noopen")
 
 
 @dataclass
-class Bench:
+class Bench(Telling):
     place: Workplace
     server: Server
     data: Data
@@ -57,19 +57,6 @@ class Bench:
             yield mount
         finally:
             mount.stop()
-
-    @contextmanager
-    def attempt(self, measure: str, contender: str) -> Iterator[None]:
-        """What fails inside is listed as not run, with its reason; the others go on."""
-        try:
-            yield
-        except (NotRunError, OSError, KeyError, ValueError) as error:
-            reason = str(error) if isinstance(error, NotRunError) else f"{type(error).__name__}: {error}"
-            self.say(f"  {contender} not run: {reason}")
-            self.results.skip(measure, contender, reason)
-
-    def say(self, text: str) -> None:
-        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
     def start_cached(self) -> None:
         """Mounts every contender and puts all of the data in its cache (cases 1 to 4)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from nodebench.data import s5cmd
 from nodebench.machine import NotRunError, Workplace, run
 from nodebench.results import Results
 from nodebench.server import Server
+from nodebench.telling import Telling
 
 from . import writers
 from .contenders import Contender, Headrace, JuiceFSLater, JuiceFSWriteback, PlainFolder, RcloneWrites
@@ -23,7 +23,7 @@ OURS = "headrace-local"
 
 
 @dataclass
-class Bench:
+class Bench(Telling):
     place: Workplace
     server: Server
     results: Results
@@ -33,23 +33,10 @@ class Bench:
     """Monotonic time after which no new case begins."""
     turns: int = 0
 
-    def say(self, text: str) -> None:
-        print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
-
     def worker(self, *words: object, timeout_s: float = 600) -> dict[str, Any]:
         command = [sys.executable, writers.__file__, *map(str, words)]
         answer: dict[str, Any] = json.loads(run(command, timeout_s=timeout_s))
         return answer
-
-    @contextmanager
-    def attempt(self, measure: str, contender: str) -> Iterator[None]:
-        """What fails inside is listed as not run, with its reason; the others go on."""
-        try:
-            yield
-        except (NotRunError, OSError, KeyError, ValueError) as error:
-            reason = str(error) if isinstance(error, NotRunError) else f"{type(error).__name__}: {error}"
-            self.say(f"  {contender} not run: {reason}")
-            self.results.skip(measure, contender, reason)
 
     def new_folder(self) -> str:
         """Of the bucket, never used before."""
