@@ -82,7 +82,15 @@ class Believed:
         return self._note(replace(row, version=info.version, begun=False))
 
     def _note(self, row: Row) -> Row:
-        self._known.note(row)
+        """The index, too: what it had there before would look as if somebody had put it there since."""
+        with self._upper.lock:
+            entry = self._namespace.known(row.path)
+            if entry is not None and entry.kind is Kind.FILE and not is_written(entry.version):
+                if row.is_absent:
+                    self._namespace.was_removed(row.path)
+                else:
+                    self._namespace.was_put(row.path, row.version)
+            self._known.note(row)
         return row
 
     def condition(self, path: bytes, row: Row | None, base: Version | None) -> Condition:

@@ -106,11 +106,27 @@ class Upper:
                 moved.append(target)
         return moved
 
+    def move_in(self, at: bytes, target: bytes) -> None:
+        """A directory of `work` comes to its place, in one step: that of what hides the name, or of a directory in
+        which nothing is visible. FileExistsError for anything else. The lock is held."""
+        to = self.at(target)
+        try:
+            rename(at, to, NOREPLACE)
+        except FileExistsError:
+            there = self.look(target)
+            if isinstance(there, os.stat_result) and (
+                not stat.S_ISDIR(there.st_mode) or any(self.names(target).values())
+            ):
+                raise
+            _forget_move(to)  # else it would be taken for one that is being moved
+            rename(at, to, EXCHANGE)
+            throw_away(at)
+        _forget_move(to)
+
     def _finish_move(self, at: bytes, target: bytes) -> bool:
         try:
             with self.lock:
-                rename(at, self.at(target), NOREPLACE)
-                os.removexattr(self.at(target), MOVING)
+                self.move_in(at, target)
             return True
         except FileNotFoundError:
             if not os.path.lexists(at):
@@ -379,6 +395,11 @@ def throw_away(at: bytes) -> None:
             os.unlink(at)
     except FileNotFoundError:
         pass
+
+
+def _forget_move(at: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.removexattr(at, MOVING, follow_symlinks=False)
 
 
 def _moving_to(at: bytes) -> bytes | None:

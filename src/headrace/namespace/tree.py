@@ -306,15 +306,22 @@ class Namespace:
     async def refresh_path(self, path: bytes) -> None:
         """As `refresh`; nothing for a directory that was never listed, or is none any more."""
         folder = self._known(path)
-        if folder is not None and folder.kind is Kind.DIRECTORY and self._index.fresh_until_ns(folder.id):
-            await self.refresh(folder.id)
+        if folder is not None and self._index.fresh_until_ns(folder.id):
+            await self.refresh_for_names(path)
 
     async def refresh_for_names(self, path: bytes) -> None:
         """The index knows the names of a folder as other nodes and the origin have them now, on return. Nothing for a
         folder that neither has."""
-        found = self._known(path)
-        if found is not None and found.kind is Kind.DIRECTORY:
-            await self.refresh(found.id)
+        tried: FileId | None = None
+        while (found := self._known(path)) is not None and found.kind is Kind.DIRECTORY:
+            try:
+                await self.refresh(found.id)
+            except StaleIdError:  # its parent was listed meanwhile: it is gone, or another one
+                if found.id == tried:
+                    raise
+                tried = found.id
+            else:
+                return
 
     def names(self, directory: FileId) -> Iterator[Names]:
         """What a peer is told of a directory, of which the index has the listing. In pages."""

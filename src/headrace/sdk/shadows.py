@@ -29,9 +29,13 @@ class Shadows:
         self._names = names
 
     def leave(self, path: bytes, entry: Entry | None) -> bytes:
-        """What stays where a directory was: a removed one that hides all that the origin has there."""
+        """What stays where a directory was: a removed one that hides all that the origin has there; a file too, in
+        whose place the directory was."""
         made = self._upper.new()
         _make_removed(made)
+        base = self._upper.base_of(path)
+        if base is not None:
+            set_base(made, Base(path, base))
         self.fill(made, path, entry)
         return made
 
@@ -75,7 +79,11 @@ class Shadows:
                 set_base(one, Base(there, child.version))
 
     def take_over(self, target: bytes, source: bytes) -> None:
-        """What an (empty) directory hides, the one that takes its place must hide too."""
+        """What an (empty) directory hides, the one that takes its place must hide too; the file in whose place it is,
+        and each of those in it."""
+        base = self._upper.base_of(target)
+        if base is not None:
+            set_base(self._upper.at(source), Base(target, base))
         for name, _ in self._names(target):
             one, other = join(target, name), join(source, name)
             if os.path.isdir(self._upper.at(one)):

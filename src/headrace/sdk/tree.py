@@ -33,7 +33,6 @@ from headrace.layer.upper import (
     join,
     set_base,
     split,
-    throw_away,
 )
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.elsewhere import OtherNodes
@@ -374,8 +373,8 @@ class Tree:
         try:
             os.rename(made, at)
         except NotADirectoryError:
-            os.unlink(at)  # the whiteout: from here on the directory hides what it hid
-            os.rename(made, at)
+            rename(made, at, EXCHANGE)  # for the whiteout: from here on the directory hides what it hid
+            os.unlink(made)
         self.on_changed([path])
 
     def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
@@ -566,30 +565,26 @@ class Tree:
     def _rename_directory(self, source: bytes, target: bytes) -> None:
         entry = self.below(source)
         at, to = self.upper.at(source), self.upper.at(target)
-        shadow = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
-        hidden = self.below(target)
-        if os.path.isdir(to) and not os.path.islink(to):
+        left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
+        hidden, is_taken = self.below(target), os.path.lexists(to)
+        if is_taken and os.path.isdir(to) and not os.path.islink(to):
             self._shadows.take_over(target, source)
-            aside = self.upper.new()
-            os.rename(to, aside)
-            throw_away(aside)
-        elif os.path.lexists(to):
+        elif is_taken:  # by a whiteout
             base = self.upper.base_of(target)
             if base is not None:
                 set_base(at, Base(target, base))
-            os.unlink(to)  # a whiteout
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
             self._shadows.hide_below(at, target, hidden)
-        if not shadow:
+        if not left and not is_taken:
             os.rename(at, to)
             return
         # In between the directory is in `work`. Whoever clears that after a crash ends the move by the mark.
         os.setxattr(at, MOVING, target)
         failpoint.hit("tree.moving")
-        rename(shadow, at, EXCHANGE)
+        moving = left or self.upper.new()
+        rename(moving, at, EXCHANGE) if left else os.rename(at, moving)
         failpoint.hit("tree.moved")
-        os.rename(shadow, to)
-        os.removexattr(to, MOVING)
+        self.upper.move_in(moving, target)
 
     def copy_up_all(self, path: bytes, cancel: Cancel | None) -> None:
         """A directory with all that is in it. EXDEV when that is too much for a rename."""

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.layer.calls import EXCHANGE
 from headrace.namespace.tree import FOREVER_NS
 from headrace.origin.origin import ListPage
 from tests.model.dataplane.writer_lives import tree_of
-from tests.model.dataplane.writer_node import Here, Moody, Session
+from tests.model.dataplane.writer_node import NEVER_S, Here, Moody, Session
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -117,6 +118,11 @@ class Scene:
         await asyncio.to_thread(self.session.tree)
         self.here.origin.failing = 1.0
 
+    async def only_when_asked(self) -> None:
+        """From now on nothing is persisted by itself. All folders have been listed."""
+        await asyncio.to_thread(self.session.tree)
+        self.here.write._settings = replace(self.here.write._settings, delay_s=NEVER_S)
+
     async def persisted(self) -> None:
         await self.here.settle()
 
@@ -157,6 +163,34 @@ def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         await scene.write(b"/f", b"second")
         await scene.check({"/f": b"second".hex()})
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("lost", ["put", "put and removal"])
+def test_what_replaces_a_put_whose_answer_was_lost_is_our_own(tmp_path: Path, lost: str) -> None:
+    """The put replaced what somebody else had put, and was removed since; no listing has told of it yet."""
+
+    async def test(scene: Scene) -> None:
+        theirs = scene.truth / "f"
+        theirs.write_bytes(b"theirs")
+        await asyncio.to_thread(scene.session.tree)
+        scene.here.index.set_fresh_until(ROOT_ID, FOREVER_NS)
+        scene.held.lose("put")
+        await scene.write(b"/f", b"second")
+        while theirs.read_bytes() != b"second":  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        if lost == "put and removal":
+            scene.held.lose("remove")
+        else:
+            scene.held.hold_listing()
+        await scene.do(lambda: scene.session.unlink(b"/f"))
+        while theirs.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await scene.write(b"/f", b"third")
+        await scene.here.write.persist(b"/f")
+        scene.held.go_on.set()
+        await scene.check({"/f": b"third".hex()})
 
     play(tmp_path, test)
 
@@ -349,6 +383,50 @@ def test_a_folder_that_is_exchanged_for_a_file_hides_the_one_that_was_there(tmp_
         await scene.write(b"/d", b"a file")
         await scene.do(lambda: session.rename(b"/new", b"/d", EXCHANGE))
         wanted = {"/d": "dir", "/e": "dir", "/e/old": b"of the old one".hex(), "/new": b"a file".hex()}
+        assert await asyncio.to_thread(session.tree) == wanted
+        await scene.check(wanted)
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("moved", [b"/old", b"/new"])
+def test_a_folder_in_a_removed_files_place_knows_of_it_when_it_gives_way_to_another(
+    tmp_path: Path, moved: bytes
+) -> None:
+    """The file is yet to be removed at the origin. moved: a folder of the origin, or one that is made here."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        (scene.truth / "f").write_bytes(b"theirs")
+        (scene.truth / "old").mkdir()
+        (scene.truth / "old" / "one").write_bytes(b"within")
+        await scene.only_when_asked()
+        await scene.do(lambda: session.mkdir(b"/new"), lambda: session.unlink(b"/f"))
+        await scene.do(lambda: session.mkdir(b"/f"), lambda: session.rename(moved, b"/f", 0))
+        left, within = {"/new": "/old", "/old": "/new"}[os.fsdecode(moved)], b"within".hex()
+        wanted = {left: "dir", "/f": "dir", ("/f" if moved == b"/old" else "/old") + "/one": within}
+        assert await asyncio.to_thread(session.tree) == wanted
+        await scene.check(wanted)
+
+    play(tmp_path, test)
+
+
+@pytest.mark.parametrize("before", ["persisted here", "of the origin"])
+def test_a_folder_in_a_removed_files_place_moves_on(tmp_path: Path, before: str) -> None:
+    """The file is yet to be removed at the origin; it does not show again."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        if before == "of the origin":
+            (scene.truth / "f").write_bytes(b"theirs")
+        else:
+            await scene.write(b"/f", b"a file")
+            await scene.persisted()
+        await scene.only_when_asked()
+        await scene.do(lambda: session.unlink(b"/f"), lambda: session.mkdir(b"/f"))
+        await scene.write(b"/f/one", b"within")
+        await scene.do(lambda: session.rename(b"/f", b"/g", 0))
+        wanted = {"/g": "dir", "/g/one": b"within".hex()}
         assert await asyncio.to_thread(session.tree) == wanted
         await scene.check(wanted)
 

@@ -14,6 +14,7 @@ import pytest
 from headrace.base.model import Version
 from headrace.layer.upper import (
     HIDDEN,
+    MOVING,
     Base,
     Upper,
     base_at,
@@ -198,6 +199,43 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     assert set(os.listdir(upper.work)) == left
     assert "stays aside" in caplog.text
     assert upper.clear_work() == []
+
+
+@pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])
+def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
+    at = upper.at(b"/target")
+    if there == "whiteout":
+        upper.hide(b"/target", None)
+    elif there != "nothing":
+        os.mkdir(at)
+        os.setxattr(at, MOVING, b"/elsewhere")  # of how it came there
+        upper.hide(b"/target/hidden", None)
+        if there == "removed":
+            upper.mark_removed(b"/target")
+    moving = upper.new()
+    os.makedirs(moving + b"/within")
+    os.setxattr(moving, MOVING, b"/target")
+    upper.move_in(moving, b"/target")
+    assert os.listdir(at) == [b"within"]
+    assert os.listxattr(at) == []
+    assert os.listdir(upper.work) == []
+
+
+@pytest.mark.parametrize("there", ["file", "folder"])
+def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) -> None:
+    at = upper.at(b"/target")
+    os.mkdir(at)
+    Path(os.fsdecode(at), "one").write_bytes(b"theirs")
+    if there == "file":
+        os.rename(at + b"/one", at + b"/../one")
+        os.rmdir(at)
+        os.rename(upper.at(b"/one"), at)
+    moving = upper.new()
+    os.mkdir(moving)
+    with pytest.raises(FileExistsError):
+        upper.move_in(moving, b"/target")
+    assert os.path.isdir(moving)
+    assert Path(os.fsdecode(at if there == "file" else at + b"/one")).read_bytes() == b"theirs"
 
 
 def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper) -> None:

@@ -154,6 +154,23 @@ def test_what_a_writer_that_is_gone_told_nobody_of_is_seen(tree: Tree, others: O
     run(test)
 
 
+def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, others: Others) -> None:
+    """It waited for another listing of it; meanwhile the one above it was listed, and had it no more."""
+
+    async def test() -> None:
+        origin = origin_with("d/a", "e")
+        tree.attach("/", origin)
+        assert await tree.names("/d") == ["a"]
+        first, second = (asyncio.ensure_future(tree.namespace.refresh_path(b"/d")) for _ in range(2))
+        await asyncio.sleep(0)
+        origin.delete("d/a")
+        tree.namespace.was_removed(b"/d", folder=True)
+        await asyncio.gather(first, second)
+        assert tree.namespace.known(b"/d") is None
+
+    run(test)
+
+
 def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others: Others) -> None:
     """A listing that began before is no reason to tell them otherwise."""
 
