@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from headrace.base import failpoint
 from headrace.base.model import Attributes, Version
 from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
@@ -41,7 +42,7 @@ LEFT = "trusted.headrace.left"
 """Of a directory: files of it left the layer for the cache. When nothing is left in it, it is there for the origin's
 sake, and goes when that has it no more."""
 PATH = "trusted.headrace.path"
-"""Of a directory in `gone`: where it was."""
+"""Of a directory in `gone`, or in `work` on its way there: where it was."""
 MOVING = "trusted.headrace.moving"
 """Of a directory: where it is on its way to. It means something only while that one lies in `work`."""
 OURS = "trusted.headrace."
@@ -92,18 +93,21 @@ class Upper:
         return b"%s/%s-%d" % (self.work, owner(), next(_serial))
 
     def clear_work(self) -> list[bytes]:
-        """What processes that are dead left in `work` goes, but for directories that were being moved: those come
-        to their places. The paths of these."""
+        """What processes that are dead left in `work` goes, but for directories that were being moved, or put away:
+        those come to their places. The paths of those that were being moved."""
         moved: list[bytes] = []
         for name in os.listdir(self.work):
             at = join(self.work, name)
             if not is_left(at):
                 continue
-            target = _moving_to(at)
-            if target is None:
+            target = _mark(at, MOVING)
+            if target is not None:
+                if self._finish_move(at, target):
+                    moved.append(target)
+            elif _mark(at, PATH) is not None:
+                os.rename(at, self._name_in_gone())
+            else:
                 throw_away(at)
-            elif self._finish_move(at, target):
-                moved.append(target)
         return moved
 
     def move_in(self, at: bytes, target: bytes) -> None:
@@ -118,10 +122,10 @@ class Upper:
                 not stat.S_ISDIR(there.st_mode) or any(self.names(target).values())
             ):
                 raise
-            _forget_move(to)  # else it would be taken for one that is being moved
+            _unmark(to)  # else it would be taken for one that is being moved
             rename(at, to, EXCHANGE)
             throw_away(at)
-        _forget_move(to)
+        _unmark(to)
 
     def _finish_move(self, at: bytes, target: bytes) -> bool:
         try:
@@ -259,10 +263,14 @@ class Upper:
         return True
 
     def put_away(self, path: bytes) -> None:
-        """A removed directory makes room for a file; the node finds it in `gone`."""
-        at = self.at(path)
+        """A removed directory makes room for a file; the node finds it in `gone`. Until the file comes a whiteout hides
+        what it hid."""
+        at, base = self.at(path), self.base_of(path)
         os.setxattr(at, PATH, path)
-        os.rename(at, self._name_in_gone())
+        made = self._whiteout(Base(path, base) if base is not None else None)
+        rename(made, at, EXCHANGE)
+        failpoint.hit("tree.away")
+        os.rename(made, self._name_in_gone())
 
     def put_aside(self) -> list[tuple[bytes, bytes]]:
         """What is in `gone`: (where it lies, where it was)."""
@@ -397,14 +405,16 @@ def throw_away(at: bytes) -> None:
         pass
 
 
-def _forget_move(at: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.removexattr(at, MOVING, follow_symlinks=False)
+def _unmark(at: bytes) -> None:
+    """It is on its way to nowhere."""
+    for mark in (MOVING, PATH):
+        with contextlib.suppress(OSError):
+            os.removexattr(at, mark, follow_symlinks=False)
 
 
-def _moving_to(at: bytes) -> bytes | None:
+def _mark(at: bytes, mark: str) -> bytes | None:
     try:
-        return os.getxattr(at, MOVING, follow_symlinks=False)
+        return os.getxattr(at, mark, follow_symlinks=False)
     except OSError:
         return None
 

@@ -24,6 +24,7 @@ from headrace.layer.upper import (
     LEFT,
     LOWER_ID,
     MOVING,
+    PATH,
     REMOVED,
     Base,
     Hidden,
@@ -385,7 +386,11 @@ class Tree:
         except OSError:
             return False
         for name in os.listxattr(at):
-            if name.startswith("user.") or name in (LOWER_ID, LEFT):  # it is another one than the origin's
+            if name.startswith("user.") or name in (
+                LOWER_ID,
+                LEFT,
+                PATH,
+            ):  # it is another one than the origin's
                 os.removexattr(at, name)
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
         os.utime(at)

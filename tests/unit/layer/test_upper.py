@@ -120,8 +120,10 @@ def test_put_away_makes_room(upper: Upper) -> None:
     os.mkdir(upper.at(b"/d"))
     upper.mark_removed(b"/d")
     upper.hide(b"/d/x", ONE)
+    set_base(upper.at(b"/d"), Base(b"/d", TWO))
     upper.put_away(b"/d")
-    assert upper.look(b"/d") is None
+    assert upper.look(b"/d") is HIDDEN
+    assert upper.base_of(b"/d") == TWO
     ((where, was),) = upper.put_aside()
     assert was == b"/d"
     assert base_at(where + b"/x", b"/d/x") == ONE
@@ -168,6 +170,9 @@ from headrace.layer.upper import MOVING, Upper
 upper = Upper(sys.argv[1])
 open(upper.new(), "wb").close()
 os.mkdir(upper.new())
+was = upper.new()
+os.mkdir(was)
+os.setxattr(was, "trusted.headrace.path", b"/removed")
 os.makedirs(upper.new() + b"/of/a/folder")
 os.mknod(upper.new(), 0o020000, 0)
 moving = upper.new()
@@ -198,6 +203,7 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
     assert set(os.listdir(upper.work)) == left
     assert "stays aside" in caplog.text
+    assert [where for _, where in upper.put_aside()] == [b"/removed"]
     assert upper.clear_work() == []
 
 
