@@ -144,11 +144,11 @@ def test_a_lie_is_an_error_and_never_other_bytes(
             try:
                 for _ in range(2):
                     with pytest.raises((PeerError, HeadraceError)) as raised:
-                        body = await pair.peers.fetch(
+                        arrived = await pair.peers.fetch(
                             node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(2)
                         )
                         # a flipped bit may fall into what doesn't matter, as the epoch of the welcome
-                        assert bytes(body) == pair.desk.body(wanted)
+                        assert bytes(arrived.body) == pair.desk.body(wanted)
                         raise PeerError("right after all")
                     assert isinstance(raised.value, PeerError), raised.value
                 assert meddler.met
@@ -169,11 +169,11 @@ def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> No
 
             async def one(wanted: Wanted) -> bool:
                 try:
-                    body = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
+                    arrived = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
                 except PeerError as error:
                     assert "node b at" in str(error)
                     return False
-                assert bytes(body) == pair.desk.body(wanted)
+                assert bytes(arrived.body) == pair.desk.body(wanted)
                 return True
 
             try:
@@ -270,9 +270,8 @@ def test_a_node_that_is_stopped_and_comes_back(run: Run, tmp_path: Path) -> None
             async with serving(here) as pair:
                 wanted = pair.desk.add("f", 3 * MIB)  # the same bytes as there: they follow from the name
                 node = at(pair.node, address)
-                assert bytes(
-                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
-                ) == pair.desk.body(wanted)
+                arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+                assert bytes(arrived.body) == pair.desk.body(wanted)
                 process.send_signal(signal.SIGSTOP)
                 began_s = time.monotonic()
                 with pytest.raises(PeerError):
@@ -292,9 +291,8 @@ def test_a_node_that_is_stopped_and_comes_back(run: Run, tmp_path: Path) -> None
                 assert time.monotonic() - began_s < 4 * (SILENCE_S + PING_S)
                 process.send_signal(signal.SIGCONT)
                 await until(lambda: pair.peers.usable(node))
-                assert bytes(
-                    await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
-                ) == pair.desk.body(wanted)
+                arrived = await pair.peers.fetch(node, wanted, cached_only=False, epoch=1, deadline=soon())
+                assert bytes(arrived.body) == pair.desk.body(wanted)
         finally:
             process.kill()
             process.wait()

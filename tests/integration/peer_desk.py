@@ -18,7 +18,7 @@ import xxhash
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError
-from headrace.base.model import BLOCK_SIZE_BYTES, block_range
+from headrace.base.model import BLOCK_SIZE_BYTES, Extras, block_range
 from headrace.entry.peer.server import PeerServer
 from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
@@ -67,6 +67,7 @@ class DeskFile:
     failure_of_open: HeadraceError | None = None
     waits: int = 0
     cancelled: int = 0
+    extras: Extras | None = None
 
     def blocks(self) -> range:
         return block_range(0, len(self.body))
@@ -108,6 +109,9 @@ class DeskPiece:
     def fileno(self) -> int:
         assert self.fd >= 0
         return self.fd
+
+    def extras(self) -> Extras | None:
+        return self.file.extras
 
     def checksum(self, block: int) -> int:
         start = block * BLOCK_SIZE_BYTES
@@ -211,11 +215,11 @@ class Serving:
         return await self.fetch_at(self.node, wanted, cached_only=cached_only)
 
     async def fetch_at(self, node: NodeInfo, wanted: Wanted, *, cached_only: bool = False) -> bytes:
-        body = await self.peers.fetch(node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
-        return bytes(body)
+        arrived = await self.peers.fetch(node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
+        return bytes(arrived.body)
 
     async def fetch_small(self, wanted: Wanted) -> bytes:
-        return bytes(await self.peers.fetch_small(self.node, wanted, epoch=1, deadline=soon()))
+        return bytes((await self.peers.fetch_small(self.node, wanted, epoch=1, deadline=soon())).body)
 
 
 def node_info(address: str, *, id: str = "b", instance: str = "run1") -> NodeInfo:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import OriginDeniedError, UsageError
+from headrace.base.model import Arrived
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
 from headrace.cli.manual import FIELDS
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.cluster_jobs import WATCH
-from headrace.origin.origin import Body
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -121,7 +121,7 @@ class DenyingOrigin(CountingOrigin):
 
     denied: frozenset[str] = frozenset()
 
-    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Body:
+    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Arrived:
         if key in self.denied:
             raise OriginDeniedError(key, why="denied by plan")
         return await super().read_range(key, start, end, **rest)

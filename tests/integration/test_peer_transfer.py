@@ -26,6 +26,7 @@ from headrace.base.errors import (
     ProtocolError,
     VersionChangedError,
 )
+from headrace.base.model import Extras
 from headrace.entry.peer.server import PeerServer, keep_fair
 from headrace.peer.peers import Peers
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
@@ -70,6 +71,23 @@ def test_a_cached_file(run: Run, tmp_path: Path, size_bytes: int) -> None:
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
             assert await pair.fetch(wanted, cached_only=True) == pair.desk.body(wanted)
             assert await pair.fetch_small(wanted) == pair.desk.body(wanted)
+
+    run(work())
+
+
+def test_what_is_known_of_a_file_comes_with_it(run: Run, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+            files = [pair.desk.add(f"f{number}", MIB + 1) for number in range(2)]
+            for extras, wanted in zip((None, told), files, strict=True):
+                pair.desk.files[wanted.path].extras = extras
+                arrived = await pair.peers.fetch(
+                    pair.node, wanted, cached_only=False, epoch=1, deadline=soon()
+                )
+                assert (arrived.body, arrived.extras) == (pair.desk.body(wanted), extras)
+            small = [pair.peers.fetch_small(pair.node, one, epoch=1, deadline=soon()) for one in files]
+            assert [one.extras for one in await asyncio.gather(*small)] == [None, told]
 
     run(work())
 
@@ -148,8 +166,8 @@ def test_eight_nodes_at_once(run: Run, tmp_path: Path) -> None:
 
             async def read(peers: Peers) -> None:
                 for one in files * 2:
-                    body = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
-                    assert body == pair.desk.body(one)
+                    arrived = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
+                    assert arrived.body == pair.desk.body(one)
 
             await asyncio.gather(*map(read, nodes))
             for peers in nodes:

@@ -72,6 +72,14 @@ class Extras(msgspec.Struct, frozen=True):
         return not (self.metadata or self.headers or self.tags)
 
 
+class Arrived(msgspec.Struct, frozen=True):
+    """What a read of some bytes of an object brought. body: what os.pwrite and a checksum take without a copy. extras:
+    of the whole object, where they came along; None: nothing was said of them."""
+
+    body: bytes | bytearray | memoryview
+    extras: Extras | None = None
+
+
 class Attributes(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What a file has beside its bytes; None: not known, or not kept. put_id names one call of Origin.put, by which
     a later attempt knows the object as its own; it is no attribute of the file and makes no two differ. Nor do extras,

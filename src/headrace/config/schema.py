@@ -203,7 +203,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bool,
         Meta(
             description="The S3 gateway keeps and tells user metadata, content headers and tags where the origin has "
-            "them, and asks the origin for those of each object once."
+            "them, and asks the origin for those that did not come with the bytes."
         ),
     ] = True
     s3_tls_certificate: Annotated[

@@ -159,9 +159,11 @@ class Fill:
 
     async def _fetch(self, first: int, stop: int, *, background: bool, for_peer: bool) -> None:
         start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
-        async with self._source.read(start, end, background=background, for_peer=for_peer) as body:
+        async with self._source.read(start, end, background=background, for_peer=for_peer) as arrived:
             async with self._writing:
-                await asyncio.get_running_loop().run_in_executor(self._disk, self.writer.write, start, body)
+                await asyncio.get_running_loop().run_in_executor(
+                    self._disk, self.writer.write, start, arrived.body, arrived.extras
+                )
 
     async def _fill_whole(self, from_block: int) -> None:
         """Keeps as many ranges in flight as the gate admits, and a few to go on with."""

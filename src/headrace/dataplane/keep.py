@@ -117,10 +117,10 @@ class Keeper:
     async def _fetch_range(self, node: NodeInfo, mirror: Mirror, inode: int, range_: Range) -> None:
         start, end = range_
         wanted = Wanted(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
-        body = await self._peers.fetch(
+        arrived = await self._peers.fetch(
             node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
         )
-        await self._in_thread(mirror.write, inode, start, body)
+        await self._in_thread(mirror.write, inode, start, arrived.body)
 
     def _node(self, writer: str) -> NodeInfo:
         found = self._view().nodes.get(writer)

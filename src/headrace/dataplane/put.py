@@ -230,7 +230,7 @@ class Puts:
                 end = min(source.size_bytes, start + COMPARE_BYTES)
                 theirs = await origin.read_range(key, start, end, version=version, deadline=deadline)
                 ours = await loop.run_in_executor(self._threads, source.pread, start, end)
-                if bytes(theirs) != bytes(ours):
+                if bytes(theirs.body) != bytes(ours):
                     return None
         except PathNotFoundError:
             return None

@@ -30,14 +30,13 @@ from headrace.base.errors import (
     StoreError,
     VersionChangedError,
 )
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, Kind
+from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
 from headrace.dataplane.source import Source, Sources
 from headrace.namespace.tree import Namespace
-from headrace.origin.origin import Body
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 
@@ -55,7 +54,7 @@ SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
 
 
-_Small = tuple[Entry, Body, bool]
+_Small = tuple[Entry, Arrived, bool]
 """A small file that arrived, and whether another node owns it."""
 
 
@@ -301,17 +300,17 @@ class ReadPath:
         for_peer: bool,
         together: bool,
     ) -> None:
-        body: Body = b""
+        arrived = Arrived(b"")
         size_bytes = entry.version.size_bytes
         if size_bytes:
             try:
-                async with source.read(0, size_bytes, background=background, for_peer=for_peer) as body:
+                async with source.read(0, size_bytes, background=background, for_peer=for_peer) as arrived:
                     self._landing.add(entry.id)
             except VersionChangedError:
                 await self._see_change(entry)
                 raise
         try:
-            await self._small.one((entry, body, not self._sources.owns(path)), soon=not together)
+            await self._small.one((entry, arrived, not self._sources.owns(path)), soon=not together)
         finally:
             self._landing.discard(entry.id)
 
@@ -333,11 +332,13 @@ class ReadPath:
 
     async def _commit_together(self, arrived: list[_Small]) -> Exception | None:
         """In the disk pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
-        files = [(entry, body) for entry, body, _ in arrived]
+        files = [(entry, one.body) for entry, one, _ in arrived]
         borrowed = {entry.id for entry, _, borrowed in arrived if borrowed}
+        extras = {entry.id: one.extras for entry, one, _ in arrived if one.extras is not None}
         try:
             await asyncio.get_running_loop().run_in_executor(
-                self._disk, partial(self._store.complete_small_many, files, borrowed=borrowed)
+                self._disk,
+                partial(self._store.complete_small_many, files, borrowed=borrowed, extras=extras),
             )
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
             return error

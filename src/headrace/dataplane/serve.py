@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
-from headrace.base.model import Entry, FileId, Version
+from headrace.base.model import Entry, Extras, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.copies import TOKEN, Offers, WrittenFile
 from headrace.dataplane.keep import Keeper
@@ -22,6 +22,7 @@ from headrace.dataplane.read import ReadPath
 from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver
 from headrace.dataplane.written_files import WrittenPiece
+from headrace.layer.extras import extras_of
 from headrace.layer.written import PREFIX
 from headrace.namespace.tree import Namespace
 from headrace.ring.view import SEGMENT_BYTES
@@ -110,6 +111,10 @@ class ServedFile:
         """xxh3 of a block that is ready."""
         assert self._reader is not None
         return self._reader.checksum(block)
+
+    def extras(self) -> Extras | None:
+        fd = self.fileno()
+        return extras_of(fd, os.fstat(fd))
 
     def close(self) -> None:
         if self._reader is not None:

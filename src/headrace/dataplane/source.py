@@ -17,12 +17,12 @@ from typing import Protocol
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
-from headrace.base.model import Entry, Version
+from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
 from headrace.layer.written import Written, is_written
 from headrace.namespace.mounts import Mount
-from headrace.origin.origin import Body, Origin
+from headrace.origin.origin import Origin
 from headrace.peer.peers import Peers
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 from headrace.wire.peer_messages import Wanted
@@ -53,9 +53,9 @@ class Source(Protocol):
 
     def read(
         self, start: int, end: int, *, background: bool, for_peer: bool
-    ) -> AbstractAsyncContextManager[Body]:
-        """Bytes start..end, exactly. background: others' reads go first. for_peer: see route.py. Errors as of
-        Origin.read_range."""
+    ) -> AbstractAsyncContextManager[Arrived]:
+        """Bytes start..end, exactly, with what came along of the file's extras. background: others' reads go first.
+        for_peer: see route.py. Errors as of Origin.read_range."""
         ...
 
 
@@ -70,14 +70,14 @@ class OriginSource:
     timeout_s: float
 
     @asynccontextmanager
-    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
         async with self.gate.enter(end - start, background=background):
             began = time.monotonic()
-            body = await self.origin.read_range(
+            arrived = await self.origin.read_range(
                 self.key, start, end, version=self.version, deadline=Deadline.after(self.timeout_s)
             )
             self.gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
-            yield body
+            yield arrived
 
 
 class Sources:
@@ -134,7 +134,7 @@ class ClusterSources(Sources):
         super().__init__(gate, timeout_s=timeout_s)
         self.writers: Callable[[str], list[NodeInfo]] = lambda writer: []
         """To be set: whom to ask for the bytes of what a node wrote and has not persisted."""
-        self.own_copy: Callable[[Wanted], Awaitable[Body | None]] = _no_copy
+        self.own_copy: Callable[[Wanted], Awaitable[Arrived | None]] = _no_copy
         """To be set: bytes out of a copy that this node has of such a file."""
         self.me = me
         self.peers = peers
@@ -226,7 +226,7 @@ class PeersFirst:
     origin: OriginSource
 
     @asynccontextmanager
-    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
         sources = self.sources
         for _ in range(VIEWS_MAX):
             view = sources.view()
@@ -246,12 +246,12 @@ class PeersFirst:
             if not refused or not await sources.other_view(view):
                 break
         with sources.at_origin(self.path, self.version, start, end):
-            async with self.origin.read(start, end, background=background, for_peer=for_peer) as body:
-                yield body
+            async with self.origin.read(start, end, background=background, for_peer=for_peer) as arrived:
+                yield arrived
 
     async def _ask_hedged(
         self, hop: Hop, rest: tuple[Hop, ...], start: int, end: int
-    ) -> Body | HeadraceError:
+    ) -> Arrived | HeadraceError:
         """A slow peer has as long as others usually take; then the next one, or the origin, is asked as well, and the
         first answer counts."""
         usual_s = self.sources.peers.usual_s(end - start)
@@ -275,23 +275,23 @@ class PeersFirst:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _ask_origin(self, start: int, end: int) -> Body | HeadraceError:
+    async def _ask_origin(self, start: int, end: int) -> Arrived | HeadraceError:
         try:
-            async with self.origin.read(start, end, background=False, for_peer=False) as body:
-                return body
+            async with self.origin.read(start, end, background=False, for_peer=False) as arrived:
+                return arrived
         except HeadraceError as error:
             return error
 
-    async def _ask(self, hop: Hop, start: int, end: int) -> Body | HeadraceError:
+    async def _ask(self, hop: Hop, start: int, end: int) -> Arrived | HeadraceError:
         """The bytes, or why they did not come."""
         sources, version = self.sources, self.version
         wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         epoch, deadline = sources.view().epoch, Deadline.after(sources.peer_timeout_s)
         try:
             if end - start <= sources.small_bytes_max and not hop.cached_only:
-                body = await sources.peers.fetch_small(hop.node, wanted, epoch=epoch, deadline=deadline)
+                arrived = await sources.peers.fetch_small(hop.node, wanted, epoch=epoch, deadline=deadline)
             else:
-                body = await sources.peers.fetch(
+                arrived = await sources.peers.fetch(
                     hop.node, wanted, cached_only=hop.cached_only, epoch=epoch, deadline=deadline
                 )
         except HeadraceError as error:
@@ -304,7 +304,7 @@ class PeersFirst:
         sources.answered(hop, in_vain=False)
         sources.reads_from_peers += 1
         sources.bytes_from_peers += end - start
-        return body
+        return arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +316,11 @@ class WrittenSource:
     version: Version
 
     @asynccontextmanager
-    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Body]:
+    async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
         async with self.sources.peer_gate.enter(end - start, background=background):
             yield await self._fetch(start, end)
 
-    async def _fetch(self, start: int, end: int) -> Body:
+    async def _fetch(self, start: int, end: int) -> Arrived:
         """VersionChangedError also where nobody has it: then its name means something else, or soon will."""
         sources, version = self.sources, self.version
         written = Written.parse(version.token)
@@ -328,7 +328,7 @@ class WrittenSource:
         for node in [] if written is None else sources.writers(written.writer):
             deadline = Deadline.after(sources.peer_timeout_s)
             try:
-                body: Body | None = await sources.peers.fetch(
+                arrived: Arrived | None = await sources.peers.fetch(
                     node, wanted, cached_only=True, epoch=sources.view().epoch, deadline=deadline
                 )
             except HeadraceError as error:
@@ -336,13 +336,13 @@ class WrittenSource:
                 continue
             sources.reads_from_peers += 1
             sources.bytes_from_peers += end - start
-            assert body is not None
-            return body
-        body = await sources.own_copy(wanted)
-        if body is None:
+            assert arrived is not None
+            return arrived
+        arrived = await sources.own_copy(wanted)
+        if arrived is None:
             raise VersionChangedError(os.fsdecode(self.path), why="the node that wrote it has it no more")
-        return body
+        return arrived
 
 
-async def _no_copy(wanted: Wanted) -> Body | None:
+async def _no_copy(wanted: Wanted) -> Arrived | None:
     return None

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from headrace.base.errors import HeadraceError, VersionChangedError
+from headrace.base.model import Arrived, Extras
 from headrace.dataplane.put import CTIME_TICK_NS
+from headrace.layer.extras import extras_of
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper, is_removed, is_whiteout, join
 from headrace.layer.written import Means, Written, WrittenName
@@ -35,6 +37,9 @@ class LayerPiece:
 
     def checksum(self, block: int) -> int:
         raise NotImplementedError
+
+    def extras(self) -> Extras | None:
+        return extras_of(self._fd, os.fstat(self._fd))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -93,7 +98,7 @@ class WrittenFiles:
             await asyncio.sleep((CTIME_TICK_NS - age_ns) / 1e9)
         return WrittenPiece(fd, (found.st_ctime_ns, found.st_size), name)
 
-    async def read(self, wanted: Wanted) -> bytes | None:
+    async def read(self, wanted: Wanted) -> Arrived | None:
         """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
         try:
             piece = await self.open(wanted)
@@ -103,7 +108,8 @@ class WrittenFiles:
             body: bytes = await asyncio.get_running_loop().run_in_executor(
                 self._threads, os.pread, piece.fileno(), wanted.end - wanted.start, wanted.start
             )
-            return body if piece.ready(wanted.start, wanted.end) else None
+            extras = piece.extras()
+            return Arrived(body, extras) if piece.ready(wanted.start, wanted.end) else None
         finally:
             piece.close()
 

@@ -12,6 +12,8 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError
 from headrace.base.model import Extras, FileId
 from headrace.namespace.tree import Namespace
+from headrace.store.notes import note, noted
+from headrace.store.store import Store
 from headrace.wire.messages import Described, GatewayCounts
 
 SILENT_S_MAX = 15.0
@@ -44,9 +46,14 @@ class Gateways:
         ]
 
 
-async def describe(namespace: Namespace, id: FileId, limit_s: float) -> Described:
-    """One HEAD at the origin. StaleIdError, and the origin's errors."""
+async def describe(namespace: Namespace, store: Store, id: FileId, limit_s: float) -> Described:
+    """What came with the bytes that are cached; else one HEAD at the origin, which is noted where all bytes are.
+    StaleIdError, and the origin's errors."""
     mount, key, entry = namespace.locate(id)
+    cached = store.index.cached(id)
+    told = None if cached is None else noted(store.volumes, cached)
+    if told is not None:
+        return Described(True, told.metadata, told.headers, told.tags)
     try:
         info = await mount.origin.head(key, deadline=Deadline.after(limit_s))
     except PathNotFoundError:  # gone, or another node has not persisted it yet
@@ -54,4 +61,6 @@ async def describe(namespace: Namespace, id: FileId, limit_s: float) -> Describe
     if info.version != entry.version:
         return Described(known=False)
     extras = (info.attributes.extras if info.attributes is not None else None) or Extras()
+    if cached is not None:
+        note(store.volumes, cached, extras)
     return Described(True, extras.metadata, extras.headers, extras.tags)

@@ -14,6 +14,7 @@ from typing import Any
 from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.model import Arrived
 from headrace.base.tls import build_contexts
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
@@ -97,7 +98,9 @@ class Neighbourhood:
         return self._sources
 
     def share_written(
-        self, writers: Callable[[str], list[NodeInfo]], own_copy: Callable[[Wanted], Awaitable[bytes | None]]
+        self,
+        writers: Callable[[str], list[NodeInfo]],
+        own_copy: Callable[[Wanted], Awaitable[Arrived | None]],
     ) -> None:
         """How the bytes are found of what other nodes wrote and have not persisted."""
         if self._sources is not None:

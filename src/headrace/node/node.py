@@ -319,7 +319,7 @@ class Node:
                     await self.together.claim(path)
                 return Done()
             case Describe(id=id):
-                return await describe(self.namespace, FileId(id), self.config.origin_timeout_s)
+                return await describe(self.namespace, self.store, FileId(id), self.config.origin_timeout_s)
             case GatewayCounts():
                 self.gateways.heard(request)
                 return Done()

@@ -26,11 +26,10 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.fsspec_write import info_of, put_file
 from headrace.origin.origin import (
     HIDDEN,
-    Body,
     Condition,
     ListPage,
     Source,
@@ -133,7 +132,7 @@ class FsspecOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         what = f"{self.url}/{key}"
         try:
             before = await self.head(key, deadline=deadline)
@@ -147,7 +146,7 @@ class FsspecOrigin:
             raise VersionChangedError(what, why="it is gone") from None
         if len(body) != end - start:
             raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
-        return body
+        return Arrived(body)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         what = f"{self.url}/{key}"

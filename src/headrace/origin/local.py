@@ -27,7 +27,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.local_write import (
     make_folders,
     put_file,
@@ -99,8 +99,9 @@ class LocalOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
-        return await self._in_thread(lambda: self._read(key, start, end, version), self._where(key), deadline)
+    ) -> Arrived:
+        body = await self._in_thread(lambda: self._read(key, start, end, version), self._where(key), deadline)
+        return Arrived(body)
 
     async def put(
         self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Attributes, ObjectInfo, Version
-from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.origin import Condition, ListPage, Origin, Source
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
 
@@ -80,11 +80,11 @@ class MeasureOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         with self._counting("read"):
-            body = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
-        self._bytes_read += len(body)
-        return body
+            arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+        self._bytes_read += len(arrived.body)
+        return arrived
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         begun_s = time.monotonic()

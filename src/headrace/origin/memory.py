@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DirectoryNotEmptyError, PathNotFoundError, VersionChangedError
-from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import (
-    Body,
     Condition,
     ListPage,
     Source,
@@ -82,13 +81,14 @@ class MemoryOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         deadline.check(f"{self.url}/{key}")
         stored = self._objects.get(self._prefix + key)
         if stored is None or stored.version != version:
             raise VersionChangedError(f"{self.url}/{key}", why="it is not the version that was asked for")
         check_range(f"{self.url}/{key}", start, end, version)
-        return memoryview(stored.data)[start:end]
+        extras = stored.attributes.extras if stored.attributes is not None else None
+        return Arrived(memoryview(stored.data)[start:end], extras)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         deadline.check(f"{self.url}/{key}")

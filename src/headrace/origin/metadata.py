@@ -7,6 +7,7 @@ has them, and once more as metadata, as obstore can't ask for tags."""
 
 from __future__ import annotations
 
+import functools
 import re
 import stat
 from collections.abc import Mapping
@@ -56,7 +57,13 @@ def tags_of(attributes: Attributes) -> dict[str, str] | None:
 
 
 def extras_of(metadata: Mapping[str, str]) -> Extras:
-    """As users gave them: what this program added is left out."""
+    """As users gave them: what this program added is left out. Of many objects they are the same."""
+    return _extras_of(tuple(metadata.items()))
+
+
+@functools.lru_cache(maxsize=256)
+def _extras_of(items: tuple[tuple[str, str], ...]) -> Extras:
+    metadata = dict(items)
     headers = {name: str(metadata[name]) for name in _HEADERS if name in metadata}
     values = {str(name).lower(): str(value) for name, value in metadata.items() if name not in headers}
     tags, users = values.pop(_TAGS, ""), values.pop(_USERS, "").split(",")

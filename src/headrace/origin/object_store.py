@@ -24,12 +24,12 @@ from headrace.base.errors import (
     PathNotFoundError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, ObjectInfo, Version
-from headrace.origin.metadata import from_metadata
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import translate_listing
-from headrace.origin.origin import HIDDEN, Body, Condition, ListPage, Source, check_range
+from headrace.origin.origin import HIDDEN, Condition, ListPage, Source, check_range
 from headrace.origin.upload import Sizes
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ObjectStoreOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         what = self._where(key)
         check_range(what, start, end, version)
         options: GetOptions = {"range": (start, end)}
@@ -118,7 +118,7 @@ class ObjectStoreOrigin:
                 raise VersionChangedError(what, why="it is gone") from None
         if result.range != (start, end) or len(body) != end - start:
             raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
-        return body
+        return Arrived(body, extras_of(result.attributes))
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         """First as a walk over all keys below, page by page, which needs no memory; keys deeper than the folder are

@@ -23,6 +23,9 @@ FOREIGN = (exceptions.BaseError, OSError, ValueError)
 
 INEXPRESSIBLE = "obstore can not express this key (an empty, . or .. part, a control character)"
 
+NOT_ASCII = "its metadata has characters beyond ASCII, with which obstore can't read the object at all"
+_NOT_ASCII = re.compile(r"contained non UTF-8 characters")
+"""Of headers of an answer: whatever the encoding, obstore takes those of visible ASCII only."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
 _BROKEN = re.compile(
@@ -62,6 +65,10 @@ def translate(error: BaseException, what: str) -> HeadraceError:
         return VersionChangedError(what, why="it is not the version that was asked for")
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
+    if _NOT_ASCII.search(text):
+        return NotSupportedError(
+            what, why=NOT_ASCII, hint="copy it onto itself with other metadata, as RFC 2047 writes it"
+        )
     if isinstance(error, exceptions.NotSupportedError):
         return NotSupportedError(what, why=why)
     if isinstance(error, exceptions.InvalidPathError | ValueError):

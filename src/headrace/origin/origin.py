@@ -12,14 +12,14 @@ from typing import Protocol
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, NotSupportedError, OriginError
+from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.model import Attributes as Attributes
-from headrace.base.model import ObjectInfo, Version
 
 HIDDEN = ".headrace-put-"
 """What names begin with that putting needs for a moment: no listing tells them."""
 
 Body = bytes | bytearray | memoryview
-"""What a range read returns: bytes that os.pwrite and a checksum take without a copy."""
+"""Of what is read and put: os.pwrite and a checksum take it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,12 @@ class Origin(Protocol):
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         """Bytes start..end (end exclusive, end <= version.size_bytes, start < end), exactly end - start of them,
-        or an error: VersionChangedError when the object is not that version any more (or gone), decided by the
-        origin (If-Match) where it can, else by comparing before and after. A short body is OriginUnavailableError;
-        a range that is not within the version's size is OriginError, and nothing is asked."""
+        with the object's extras where the same answer tells them, or an error: VersionChangedError when the object is
+        not that version any more (or gone), decided by the origin (If-Match) where it can, else by comparing before
+        and after. A short body is OriginUnavailableError; a range that is not within the version's size is
+        OriginError, and nothing is asked."""
         ...
 
     async def put(

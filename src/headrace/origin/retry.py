@@ -16,8 +16,8 @@ from msgspec import structs
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
-from headrace.base.model import Attributes, ObjectInfo, Version
-from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.origin import Condition, ListPage, Origin, Source
 
 ATTEMPTS_MAX = 6
 DELAY_FIRST_S = 0.05
@@ -56,7 +56,7 @@ class RetryOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         return await self._again(
             lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline), deadline
         )

@@ -15,7 +15,7 @@ import xxhash
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError, UsageError, VersionChangedError
-from headrace.base.model import ObjectInfo, Version
+from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.origin.origin import Body, ListPage, check_range
 from headrace.origin.read_only import ReadOnlyCalls
 
@@ -69,12 +69,12 @@ class SyntheticOrigin(ReadOnlyCalls):
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         deadline.check(f"{self.url} {key}")
         if version != self._version or not self._exists(key):
             raise VersionChangedError(f"{self.url} {key}", why="it is not the version that was asked for")
         check_range(f"{self.url} {key}", start, end, version)
-        return self.content(key, start, end)
+        return Arrived(self.content(key, start, end))
 
     def content(self, key: str, start: int, end: int) -> Body:
         """What a read of that range gives."""

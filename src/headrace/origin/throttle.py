@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
-from headrace.base.model import Attributes, ObjectInfo, Version
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
 
 PAID_AT_ONCE_BYTES = 8 << 20
@@ -98,7 +98,7 @@ class ThrottleOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         async with self._slot(deadline):
             await self._pay(end - start, deadline)
             return await self._inner.read_range(key, start, end, version=version, deadline=deadline)

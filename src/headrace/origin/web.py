@@ -14,10 +14,10 @@ import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, NotSupportedError, PathNotFoundError
-from headrace.base.model import ObjectInfo, Version
+from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.origin.object_calls import Stores, translated, version_of, within
 from headrace.origin.object_store import ObjectStoreOrigin, all_of
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import ListPage
 from headrace.origin.read_only import ReadOnlyCalls
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         try:
             return await super().read_range(key, start, end, version=version, deadline=deadline)
         except NotSupportedError as error:

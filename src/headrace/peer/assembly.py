@@ -14,7 +14,7 @@ from typing import cast
 import xxhash
 
 from headrace.base.errors import HeadraceError
-from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.model import BLOCK_SIZE_BYTES, Arrived
 from headrace.wire.peer_frame import error_of
 from headrace.wire.peer_messages import Block, FileEnd, Wanted
 
@@ -81,7 +81,7 @@ class Assembly:
             raise RottenError(f"the bytes of {path} at {block.start} don't match their checksum", block.file)
         self._at += block.length
 
-    def ended(self, end: FileEnd) -> bytearray | HeadraceError:
+    def ended(self, end: FileEnd) -> Arrived | HeadraceError:
         """The file's bytes, or why the peer has them not."""
         if end.file not in self._left or self._open not in (None, end.file):
             raise LieError(f"the end of file {end.file}, which is not awaited")
@@ -93,7 +93,7 @@ class Assembly:
             return error_of(end.failure)
         if not whole:
             raise LieError(f"the answer ended before the file did: {os.fsdecode(one.path)}")
-        return body
+        return Arrived(body, end.extras)
 
     def done(self) -> None:
         if self._left:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
+from headrace.base.model import Arrived
 from headrace.peer.talks import Fetched
 from headrace.wire.peer_messages import FILES_MAX, Wanted
 
@@ -29,7 +30,7 @@ class Waiting:
         self.wanted = wanted
         self.epoch = epoch
         self.deadline = deadline
-        self.fetched: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
+        self.fetched: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
 
     def resolve(self, found: Fetched) -> None:
         if self.fetched.done():
@@ -49,7 +50,7 @@ class Batcher:
         self._under_way: dict[asyncio.Task[None], list[Waiting]] = {}
         self._starting = False
 
-    async def ask(self, waiting: Waiting) -> bytearray:
+    async def ask(self, waiting: Waiting) -> Arrived:
         """The file's bytes. PeerError when the deadline passed; a cancelled call leaves its batch."""
         self._queue.append(waiting)
         self._start_soon()

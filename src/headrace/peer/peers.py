@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
+from headrace.base.model import Arrived
 from headrace.peer.batch import Batcher, Waiting
 from headrace.peer.exchange import IDLE_S_MAX, PING_S, Exchange, Peer
 from headrace.peer.latency import Latencies, size_class
@@ -91,19 +92,17 @@ class Peers:
 
     async def fetch(
         self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
-    ) -> bytearray:
-        """Exactly the bytes wanted, each block's checksum verified."""
+    ) -> Arrived:
+        """Exactly the bytes wanted, each block's checksum verified; extras as the peer tells them."""
         found: builtins.list[tuple[int, Fetched]] = []
         talk = FetchTalk(Fetch([wanted], cached_only=cached_only, epoch=epoch), found.extend)
         await self._ask(self._peer(node), talk, deadline)
-        body = found[0][1]
-        if isinstance(body, HeadraceError):
-            raise body
-        return body
+        arrived = found[0][1]
+        if isinstance(arrived, HeadraceError):
+            raise arrived
+        return arrived
 
-    async def fetch_small(
-        self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline
-    ) -> bytearray:
+    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Arrived:
         """As fetch, with cached_only=False; calls that wait for the same node share a request."""
         peer = self._peer(node)
         if peer not in self._batchers:

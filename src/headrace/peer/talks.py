@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from headrace.base.errors import CorruptBlockError, HeadraceError
+from headrace.base.model import Arrived
 from headrace.peer.assembly import Assembly, LieError, RottenError
 from headrace.peer.link import Link
 from headrace.wire.messages import Done, Failure, Message
@@ -22,7 +23,7 @@ PAUSE_MS = 20
 FLUSH_BYTES = 4 << 20
 """Files of a batch are handed on in groups of this size: each group wakes the loop once."""
 
-Fetched = bytearray | HeadraceError
+Fetched = Arrived | HeadraceError
 Kind = TypeVar("Kind", bound=Message)
 
 
@@ -92,9 +93,9 @@ class FetchTalk(Talk):
         elif isinstance(answer, FileEnd):
             found = self._assembly.ended(answer)
             self._ready.append((answer.file, found))
-            if isinstance(found, bytearray):
+            if isinstance(found, Arrived):
                 self.files_received += 1
-                self._ready_bytes += len(found)
+                self._ready_bytes += len(found.body)
             elif isinstance(found, CorruptBlockError):
                 self.rotten = self._wanted[answer.file]
             if self._ready_bytes >= FLUSH_BYTES:

@@ -10,6 +10,8 @@ from headrace.s3.errors import S3Error
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})$")
 
+_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+
 
 def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
     """start, end (exclusive); None: the whole object, also where the header is none that S3 heeds. InvalidRange."""
@@ -30,6 +32,16 @@ def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
             headers=(("Content-Range", f"bytes */{size_bytes}"),),
         )
     return start, end
+
+
+def wanted(request: Request, size_bytes: int) -> tuple[int, int] | None:
+    """As far as the request's head says it; None: perhaps nothing is sent, as there is a condition or a bad range."""
+    if any(name in request.headers for name in _CONDITIONS):
+        return None
+    try:
+        return range_of(request.header("range"), size_bytes) or (0, size_bytes)
+    except S3Error:
+        return None
 
 
 def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:

@@ -1,7 +1,7 @@
 """User metadata, content headers and tags of objects: from requests, to answers, and where an origin can hold them.
 
-What was put by a gateway is noted at the file; of other objects of an origin that has such things the node asks the
-origin, once for each version, and this process remembers the answer for a while.
+What was put by a gateway is noted at the file, and so is what an origin tells with an object's bytes. Of an object that
+is not cached the node asks the origin, and this process remembers the answer for a while.
 """
 
 from __future__ import annotations
@@ -173,6 +173,10 @@ class ExtrasOf:
             if len(self._told) > REMEMBERED_MAX:
                 self._told.popitem(last=False)
         return described
+
+    def come_with_bytes(self, path: bytes, found: Entry, fd: int) -> bool:
+        """Whether they are not known here yet, and will be as soon as some of the object is cached."""
+        return fd < 0 and self.cached(path, found, fd) is None
 
     def forget(self, id: FileId) -> None:
         with self._lock:

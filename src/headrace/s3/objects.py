@@ -24,6 +24,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Entry, Extras, Kind
+from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
 from headrace.layer.extras import note_extras
 from headrace.layer.upper import split
@@ -90,7 +91,7 @@ class Objects:
             facts, found, path = self.facts(call)
             extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
             return self._answer(request, call, facts, None, extras)
-        facts, content, extras = self.opened(call)
+        facts, content, extras = self.opened(call, request)
         return self._answer(request, call, facts, content, extras)
 
     def get_cached(self, request: Request, call: Call) -> Response | None:
@@ -98,11 +99,7 @@ class Objects:
         if call.key.endswith(b"/"):
             return None
         if request.method == "HEAD":
-            entry = self.paths.find_cached(call.path)
-            if entry is None or entry.kind is not Kind.FILE:
-                return None
-            extras = self.extras.cached(call.path, entry, -1)
-            return None if extras is None else self._answer(request, call, facts_of(entry, b""), None, extras)
+            return self._head_cached(request, call)
         whole = self.paths.open_whole_entry(call.path)
         if whole is None and self.paths.find_cached(call.path) is not None:  # its folder is known now
             whole = self.paths.open_whole_entry(call.path)
@@ -116,6 +113,18 @@ class Objects:
         facts = facts_of(found, b"")
         return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd), extras)
 
+    def _head_cached(self, request: Request, call: Call) -> Response | None:
+        entry = self.paths.find_cached(call.path)
+        if entry is None or entry.kind is not Kind.FILE:
+            return None
+        extras = self.extras.cached(call.path, entry, -1)
+        whole = self.paths.open_whole_entry(call.path) if extras is None else None
+        if whole is not None:
+            fd, entry = whole
+            extras = self.extras.cached(call.path, entry, fd)
+            os.close(fd)
+        return None if extras is None else self._answer(request, call, facts_of(entry, b""), None, extras)
+
     def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:
         """With what was found, and where. NoSuchKey, NoSuchBucket."""
         with self._as_key(call):
@@ -125,8 +134,9 @@ class Objects:
             return facts_of(found, self.paths.tree.upper.at(path)), found, path
         raise AssertionError
 
-    def opened(self, call: Call) -> tuple[Facts, Content, Extras | None]:
-        """With the bytes of just that version. extras: as of ExtrasOf.of."""
+    def opened(self, call: Call, request: Request | None = None) -> tuple[Facts, Content, Extras | None]:
+        """With the bytes of just that version. extras: as of ExtrasOf.of. request: which of the bytes are wanted; None:
+        all."""
         with self._as_key(call):
             for attempt in range(CHANGED_ATTEMPTS):
                 path, found = self.paths.get(call.path)
@@ -134,15 +144,32 @@ class Objects:
                     raise PathNotFoundError("")
                 try:
                     content = self.paths.content_of(path, found)
+                    if isinstance(found, Entry):
+                        return facts_of(found, b""), content, self._told(path, found, content, request)
                 except (FileNotFoundError, VersionChangedError):
                     if attempt + 1 == CHANGED_ATTEMPTS:
                         raise
                     continue
-                if isinstance(found, Entry):
-                    return facts_of(found, b""), content, self.extras.of(path, found, content.fd)
                 now = os.fstat(content.fd)
                 return facts_of(now, content.fd), content, self.extras.of(path, now, content.fd)
         raise AssertionError
+
+    def _told(self, path: bytes, found: Entry, content: Content, request: Request | None) -> Extras | None:
+        """Of what is not cached the extras come with the first of the bytes, which are wanted anyway."""
+        wanted = (
+            (0, content.size_bytes) if request is None else conditions.wanted(request, content.size_bytes)
+        )
+        try:
+            if (
+                wanted is not None
+                and wanted[0] < wanted[1]
+                and self.extras.come_with_bytes(path, found, content.fd)
+            ):
+                content.wait(wanted[0], min(wanted[1], wanted[0] + STEP_BYTES))
+            return self.extras.of(path, found, content.fd)
+        except BaseException:
+            content.close()
+            raise
 
     @contextlib.contextmanager
     def _as_key(self, call: Call) -> Iterator[None]:

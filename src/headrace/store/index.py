@@ -83,12 +83,14 @@ class Index:
     restored: this open went back to a checkpoint, because the machine was restarted without a clean close.
     unsettled: no checkpoint was made yet, since recovery comes first; killed until then, the next open finds what this
     one found.
-    on_superseded: told ids whose cached files nobody can name any more; called within the transaction."""
+    on_superseded: told ids whose cached files nobody can name any more; on_redated: those of the same bytes with
+    another time, as of an object of which only the metadata changed. Both are called within the transaction."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
         self.folder = folder
         self.restored = self.unsettled = False
         self.on_superseded: Callable[[FileId], None] = lambda _: None
+        self.on_redated: Callable[[FileId], None] = lambda _: None
         self._writable = writable
         self._boot_id = boot_id
         self._lock = threading.RLock()
@@ -293,6 +295,8 @@ class Index:
                 if attributes is not None and old.attributes != attributes:
                     value = pack_entry(Kind.FILE, old.id, old.version, attributes)
                     self._put(self._entries, entry_key(parent, name), value)
+                elif old.attributes is None and old.version.mtime_ns != version.mtime_ns:
+                    self.on_redated(old.id)  # but of what this node put: there no time was told before
                 return old.id, False
             return self._replace(
                 parent, name, Kind.FILE, version, old, attributes=attributes

@@ -12,16 +12,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, Extras, FileId
+from headrace.layer.extras import note_told
 from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
+from headrace.store.notes import unnote
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume
@@ -38,6 +41,7 @@ EVICT_STEP_BYTES = 8 << 20
 """What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
 CTIME_LAG_S = 0.05
 """How far the clock that the kernel gives files may be behind the real one: a tick, and more on a busy machine."""
+NO_EXTRAS: Mapping[FileId, Extras] = MappingProxyType({})
 
 
 class Store:
@@ -70,6 +74,7 @@ class Store:
         self._untold: list[FileId] = []
         self._closed = False
         index.on_superseded = self._superseded.append
+        index.on_redated = lambda id: unnote(volumes, index.cached(id))
         self.unverified_found = recover(index, volumes)
         self._sequence = index.synced_sequence
         for cached in index.cached_files():
@@ -182,10 +187,14 @@ class Store:
         return self.complete_small_many([(entry, body)])[0]
 
     def complete_small_many(
-        self, files: list[tuple[Entry, Body]], *, borrowed: Container[FileId] = ()
+        self,
+        files: list[tuple[Entry, Body]],
+        *,
+        borrowed: Container[FileId] = (),
+        extras: Mapping[FileId, Extras] = NO_EXTRAS,
     ) -> list[CachedFile]:
         """Many such files by one commit; all or none of them are recorded. The files are written outside the
-        lock; one id must not be under way twice."""
+        lock; one id must not be under way twice. extras: of those of which they are known."""
         for entry, body in files:
             if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
                 raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
@@ -196,7 +205,7 @@ class Store:
                 for entry, _ in files:
                     places.append(self._reserve(entry))
             for (entry, body), volume in zip(files, places, strict=True):
-                self._write_small(volume, entry.id, body)
+                self._write_small(volume, entry.id, body, extras.get(entry.id))
                 failpoint.hit("small.written")
             sums = [block_checksum(body) if len(body) else 0 for _, body in files]
             with self._lock:
@@ -535,11 +544,11 @@ class Store:
         assert problem is not None
         raise problem
 
-    def _write_small(self, volume: Volume, id: FileId, body: Body) -> None:
+    def _write_small(self, volume: Volume, id: FileId, body: Body, extras: Extras | None) -> None:
         path = volume.part_path(id)
         try:
             write_with_room(
-                lambda: _write_whole(path, body),
+                lambda: _write_whole(path, body, extras),
                 lambda: self._make_room_on_disk(volume, len(body), keep=id),
             )
             os.rename(path, volume.data_path(id))
@@ -673,9 +682,11 @@ class Store:
         self._take_in(fixed)
 
 
-def _write_whole(path: str, body: Body) -> None:
+def _write_whole(path: str, body: Body, extras: Extras | None) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         pwrite_all(fd, body, 0)
+        if extras is not None:
+            note_told(fd, len(body), extras)
     finally:
         os.close(fd)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version, block_count, block_range
+from headrace.base.model import BLOCK_SIZE_BYTES, Extras, FileId, Version, block_count, block_range
+from headrace.layer.extras import note_told
 from headrace.store.checksum import block_checksum
 from headrace.store.files import BlockMap
 from headrace.store.volume import Volume
@@ -86,6 +87,7 @@ class CacheWriter:
         self._lock = threading.Lock()
         self._writing = 0
         self._closing = False
+        self._noted = False
         self.blocks_present = map.count() if map is not None else 0
 
     @classmethod
@@ -173,8 +175,9 @@ class CacheWriter:
                 found.append((low, high))
         return found
 
-    def write(self, offset: int, body: Body) -> None:
-        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return.
+    def write(self, offset: int, body: Body, extras: Extras | None = None) -> None:
+        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return. extras: of the
+        whole file, where they are known; noted once.
         StoreError (EIO), NoSpaceError, EvictedError (closed); then the blocks are not present."""
         length, size = len(body), self.version.size_bytes
         if (
@@ -188,7 +191,7 @@ class CacheWriter:
                 raise self._evicted()
             self._writing += 1
         try:
-            self._write(offset, body)
+            self._write(offset, body, extras)
         finally:
             with self._lock:
                 self._writing -= 1
@@ -196,7 +199,7 @@ class CacheWriter:
             if last:
                 self._close()
 
-    def _write(self, offset: int, body: Body) -> None:
+    def _write(self, offset: int, body: Body, extras: Extras | None) -> None:
         length, size = len(body), self.version.size_bytes
         self.on_grow(length)
         view = memoryview(body)
@@ -208,6 +211,9 @@ class CacheWriter:
         except OSError as error:
             self.on_grow(-length)
             raise storage_error(self.volume.part_path(self.id), error) from error
+        if extras is not None and not self._noted:
+            note_told(self.fd, size, extras)
+            self._noted = True
         failpoint.hit("writer.bytes")
         again = 0
         with self._lock:

@@ -16,8 +16,8 @@ from headrace.base.errors import (
     OriginUnavailableError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, ObjectInfo, Version
-from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
+from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.origin import Condition, ListPage, Origin, Source
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
 
@@ -83,12 +83,13 @@ class FaultyOrigin:
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         fault = self._next("read", key)
         if fault is not None and fault is not Fault.SHORT:
             await self._raise(fault, key, deadline)
-        body = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
-        return body[: len(body) // 2] if fault is Fault.SHORT else body
+        arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
+        body = arrived.body
+        return Arrived(body[: len(body) // 2]) if fault is Fault.SHORT else arrived
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         fault = self._next("list", key)

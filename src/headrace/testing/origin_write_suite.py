@@ -250,9 +250,11 @@ class OriginWriteSuite:
             for key, data in (("f", b"1234"), ("large", MULTIPART)):
                 attributes = Attributes(mtime_ns=10**18, mode=0o600, put_id="id", extras=given)
                 await put(origin, key, data, None, attributes)
-                found = (await origin.head(key, deadline=soon())).attributes
-                assert found is not None
-                assert found.extras == given
+                info = await origin.head(key, deadline=soon())
+                assert info.attributes is not None
+                assert info.attributes.extras == given
+                some = await origin.read_range(key, 1, 3, version=info.version, deadline=soon())
+                assert (bytes(some.body), some.extras) == (data[1:3], given)
 
         run(lambda: subject.attach(place), body)
 

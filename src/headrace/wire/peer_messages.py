@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.base.model import Version
+from headrace.base.model import Extras, Version
 from headrace.layer.snapshot import Snapshot
 from headrace.layer.written import WrittenName
 from headrace.wire.messages import Done, Failure, Message
@@ -187,10 +187,12 @@ class Block(Message, frozen=True):
 
 
 class FileEnd(Message, frozen=True):
-    """files[file] is through; failure: why not all of it came."""
+    """files[file] is through; failure: why not all of it came. extras: what the asked one knows of the file beside its
+    bytes; older nodes neither tell nor understand it."""
 
     file: int
     failure: Failure | None = None
+    extras: Extras | None = None
 
 
 class Taken(Message, frozen=True):

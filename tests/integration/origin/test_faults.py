@@ -32,9 +32,9 @@ async def _head(origin: Origin, info: ObjectInfo, deadline: Deadline) -> object:
 
 
 async def _read(origin: Origin, info: ObjectInfo, deadline: Deadline) -> object:
-    body = await origin.read_range(info.key, 0, SIZE, version=info.version, deadline=deadline)
-    assert bytes(body) == DATA
-    return body
+    arrived = await origin.read_range(info.key, 0, SIZE, version=info.version, deadline=deadline)
+    assert bytes(arrived.body) == DATA
+    return arrived.body
 
 
 async def _list(origin: Origin, info: ObjectInfo, deadline: Deadline) -> object:

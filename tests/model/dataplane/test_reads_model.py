@@ -19,14 +19,14 @@ import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotFoundError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectInfo, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, FileId, ObjectInfo, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import Body, ListPage
+from headrace.origin.origin import ListPage
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -57,7 +57,7 @@ class Moody(MemoryOrigin):
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         await self._mood(key)
         return await super().read_range(key, start, end, version=version, deadline=deadline)
 

@@ -19,7 +19,7 @@ from headrace.base.errors import (
     PeerError,
     VersionChangedError,
 )
-from headrace.base.model import Entry, FileId
+from headrace.base.model import Arrived, Attributes, Entry, Extras, FileId
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.rebalance import Rebalance
@@ -29,8 +29,8 @@ from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.shared import OwnersNames
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import Body
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
+from headrace.store.notes import noted
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.peer_messages import ListShared, LookupShared, Names, Take, Wanted
@@ -47,7 +47,7 @@ class CountingOrigin(MemoryOrigin):
         self.held: asyncio.Event | None = None
         self.bytes_read = self.listings = self.heads = 0
 
-    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Body:
+    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Arrived:
         self.reads[key] = self.reads.get(key, 0) + 1
         self.bytes_read += end - start
         if self.held is not None:
@@ -87,7 +87,7 @@ class DirectPeers:
 
     async def fetch(
         self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         self.asked += 1
         if node.id in self.world.slow:
             await asyncio.sleep(3600)
@@ -98,11 +98,12 @@ class DirectPeers:
             if not file.ready(wanted.start, wanted.end):
                 self.waiting += 1
                 await file.wait(wanted.start, wanted.end)
-            return os.pread(file.fileno(), wanted.end - wanted.start, wanted.start)
+            body = os.pread(file.fileno(), wanted.end - wanted.start, wanted.start)
+            return Arrived(body, file.extras())
         finally:
             file.close()
 
-    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Body:
+    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Arrived:
         return await self.fetch(node, wanted, cached_only=False, epoch=epoch, deadline=deadline)
 
     async def list(
@@ -244,6 +245,26 @@ def filled(world: World, *, small: int = 20, large: int = 2) -> None:
     for number in range(large):
         size = 3 * MIB + number
         world.put(f"l/{number}", body_of(size, number)[:size])
+
+
+def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: World) -> None:
+    told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+
+    async def test(world: World) -> None:
+        sizes = {"small": 1000, "large": 5 * MIB}
+        for name, size in sizes.items():
+            world.origin.hold(name, body_of(size, 1)[:size], Attributes(extras=told))
+        for name in sizes:
+            for node in world.nodes.values():
+                await node.read(name)
+                cached = node.store.index.cached((await node.entry(name)).id)
+                assert cached is not None
+                if os.geteuid() == 0:
+                    assert noted(node.store.volumes, cached) == told, (name, node.id)
+        assert world.origin.bytes_read == 5 * MIB + 1000
+        assert world.origin.heads == 0
+
+    asyncio.run(world.run(test))
 
 
 def test_each_byte_leaves_the_origin_once(world: World) -> None:

@@ -12,14 +12,13 @@ import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, VersionChangedError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Arrived, Entry, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import Body
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -230,7 +229,7 @@ class HeldOrigin(MemoryOrigin):
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
-    ) -> Body:
+    ) -> Arrived:
         self.asked += 1
         await self.let_go.wait()
         return await super().read_range(key, start, end, version=version, deadline=deadline)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from headrace.base.model import Arrived
 from headrace.dataplane import rebalance, route, serve
 from headrace.dataplane.source import ClusterSources
-from headrace.origin.origin import Body
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import Wanted
 from tests.unit.dataplane import test_many_nodes
@@ -50,7 +50,7 @@ def test_all_owners_send_at_one_time_and_the_origin_once(world: World) -> None:
         reader = world.nodes["a"]
         real, asked = reader.peers.fetch, set()
 
-        async def fetch(node: NodeInfo, wanted: Wanted, **rest: Any) -> Body:
+        async def fetch(node: NodeInfo, wanted: Wanted, **rest: Any) -> Arrived:
             asked.add(wanted.start // SEGMENT)
             return await real(node, wanted, **rest)
 

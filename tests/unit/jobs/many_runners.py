@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import ClusterUnavailableError
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry
+from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry
 from headrace.cluster.records import Records
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
@@ -21,7 +21,7 @@ from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.origin import Body, Origin
+from headrace.origin.origin import Origin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -42,7 +42,7 @@ class CountingOrigin(MemoryOrigin):
         self.released = asyncio.Event()
         self.held = asyncio.Event()
 
-    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Body:
+    async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Arrived:
         if self.hold_after is not None and len(self.order) >= self.hold_after:
             self.held.set()
             await self.released.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import Extras
-from headrace.layer.extras import extras_of, note_extras, raw_extras
+from headrace.layer.extras import drop_told, extras_of, note_extras, note_told, raw_extras
 
 GIVEN = Extras({"a": "b"}, {"Content-Type": "text/x"}, {"tag": "é"})
 
@@ -47,3 +47,24 @@ def test_it_stays_with_the_file_and_goes_with_its_bytes(file: Path) -> None:
         assert (noted(file), raw_extras(fd)) == (None, b"")
     finally:
         os.close(fd)
+
+
+def test_what_an_origin_told_belongs_to_a_cache_file_whatever_its_times(file: Path) -> None:
+    told = Extras({"a": "b"}, {}, None)
+    note_told(os.fsencode(file), 5, told)
+    os.utime(file, ns=(1, 1))
+    assert noted(file) == told
+    drop_told(os.fsencode(file))
+    assert noted(file) is None
+    note_told(os.fsencode(file), 5, Extras())
+    assert noted(file) == Extras()
+    note_told(os.fsencode(file), 6, told)
+    assert noted(file) is None  # not all of the file
+
+
+def test_what_was_put_is_not_dropped_with_what_was_told(file: Path) -> None:
+    fd = os.open(file, os.O_RDONLY)
+    note_extras(fd, GIVEN)
+    os.close(fd)
+    drop_told(os.fsencode(file))
+    assert noted(file) == GIVEN

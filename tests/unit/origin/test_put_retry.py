@@ -42,7 +42,8 @@ class Setting:
     async def now(self) -> bytes:
         info = await self.memory.head("f", deadline=NEVER)
         size = info.version.size_bytes
-        return bytes(await self.memory.read_range("f", 0, size, version=info.version, deadline=NEVER))
+        arrived = await self.memory.read_range("f", 0, size, version=info.version, deadline=NEVER)
+        return bytes(arrived.body)
 
 
 @pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])

@@ -37,8 +37,8 @@ async def _head(origin: Origin, version: Version, deadline: Deadline) -> None:
 
 
 async def _read(origin: Origin, version: Version, deadline: Deadline) -> None:
-    body = await origin.read_range("f", 2, 5, version=version, deadline=deadline)
-    assert bytes(body) == DATA[2:5]
+    arrived = await origin.read_range("f", 2, 5, version=version, deadline=deadline)
+    assert bytes(arrived.body) == DATA[2:5]
 
 
 async def _list(origin: Origin, version: Version, deadline: Deadline) -> None:

@@ -157,7 +157,7 @@ def test_a_cancelled_call_gives_its_slot_back() -> None:
         calls[1].cancel()  # waits for the slot
         calls[0].cancel()  # has it
         await asyncio.wait(calls)
-        assert bytes(calls[2].result()) == b"x" * 9
+        assert bytes(calls[2].result().body) == b"x" * 9
 
     asyncio.run(body())
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, NotOwnerError
+from headrace.base.model import Arrived
 from headrace.peer.assembly import Assembly, LieError
 from headrace.wire.peer_frame import failure_of
 from headrace.wire.peer_messages import Block, FileEnd, Wanted
@@ -40,8 +41,8 @@ def test_files_in_any_order(sizes: list[int], chance: random.Random) -> None:
             give(assembly, index, 5 + at, body[at : at + step])
             at += step
         found = assembly.ended(FileEnd(index))
-        assert isinstance(found, bytearray)
-        assert bytes(found) == body
+        assert isinstance(found, Arrived)
+        assert bytes(found.body) == body
     assembly.done()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
+from headrace.base.model import Arrived
 from headrace.peer.batch import BATCH_BYTES_MAX, UNDER_WAY_MAX, Batcher, Waiting
 from headrace.wire.peer_messages import FILES_MAX, Wanted
 
@@ -33,9 +34,9 @@ class Line:
             self.cancelled += 1
             raise
         for one in batch:
-            one.resolve(bytearray(one.wanted.path))
+            one.resolve(Arrived(one.wanted.path))
 
-    def ask(self, number: int, *, size_bytes: int = 1000, within_s: float = 10) -> asyncio.Task[bytearray]:
+    def ask(self, number: int, *, size_bytes: int = 1000, within_s: float = 10) -> asyncio.Task[Arrived]:
         wanted = Wanted(b"/%d" % number, size_bytes, 1, "", 0, size_bytes)
         return asyncio.ensure_future(self.batcher.ask(Waiting(wanted, 1, deadline=Deadline.after(within_s))))
 
@@ -58,7 +59,7 @@ def test_the_first_go_at_once_and_the_rest_together() -> None:
         assert [len(batch) for batch in line.batches][UNDER_WAY_MAX:] == [100]
         for gate in line.gates:
             gate.set()
-        assert await asyncio.gather(*tasks) == [b"/%d" % n for n in range(len(tasks))]
+        assert await asyncio.gather(*tasks) == [Arrived(b"/%d" % n) for n in range(len(tasks))]
 
     asyncio.run(work())
 
@@ -93,7 +94,7 @@ def test_a_request_nobody_waits_for_ends_and_others_go_on() -> None:
         third = line.ask(3)
         await settle()
         line.gates[-1].set()
-        assert await third == b"/3"
+        assert await third == Arrived(b"/3")
 
     asyncio.run(work())
 
@@ -105,6 +106,6 @@ def test_a_call_waits_no_longer_than_its_own_deadline() -> None:
         with pytest.raises(PeerError, match="time allowed"):
             await short
         line.gates[0].set()
-        assert await long == b"/2"
+        assert await long == Arrived(b"/2")
 
     asyncio.run(work())

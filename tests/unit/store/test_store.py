@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, Extras, FileId, Version
 from headrace.store.checksum import block_checksum
+from headrace.store.notes import noted
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
@@ -332,3 +333,29 @@ def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore
     assert store.index.cached(id) is None
     assert list(store.volumes[0].ids()) == []
     assert named(store, b"g", 1).id > id
+
+
+def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> None:
+    """As soon as some of a large file is here; it outlives a kill, and goes when the origin told another time."""
+    told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+    store = open_store()
+    small, bare, large = named(store, b"small", 5), named(store, b"bare", 5), named(store, b"large", 3 * MIB)
+    store.complete_small_many([(small, b"12345"), (bare, b"12345")], extras={small.id: told})
+    writer = store.create(large)
+    writer.write(MIB, bytes(MIB), told)
+    volumes = store.volumes
+    if noted(volumes, cached(store, small.id)) is None:
+        pytest.skip("needs root, and a file system with attributes")
+    assert noted(volumes, cached(store, large.id)) == told
+    assert noted(volumes, cached(store, bare.id)) is None
+    writer.write(0, bytes(MIB), told)
+    writer.write(2 * MIB, bytes(MIB), Extras())
+    store.complete(writer)
+    crash(store)
+    store = open_store()
+    for entry in (small, large):
+        assert noted(store.volumes, cached(store, entry.id)) == told
+    redated = Version(5, small.version.mtime_ns + 10**9, small.version.token)
+    assert store.index.put_file(small.parent, b"small", redated) == (small.id, False)
+    assert noted(store.volumes, cached(store, small.id)) is None
+    assert content(store, small.id) == b"12345"

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.model import Extras
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     AskWritten,
@@ -64,6 +65,10 @@ class Piece(Protocol):
 
     def checksum(self, block: int) -> int:
         """xxh3 of a whole block that is ready."""
+        ...
+
+    def extras(self) -> Extras | None:
+        """What is known of the file beside its bytes, after ready or wait."""
         ...
 
     def close(self) -> None: ...

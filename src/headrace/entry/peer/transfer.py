@@ -128,7 +128,7 @@ class Transfer:
         together = len(pieces) > 1  # one file after the other on the wire: begun only when all of it is there
         for index, piece in enumerate(pieces):
             if isinstance(piece, HeadraceError):
-                self._end(index, piece)
+                self._fail(index, piece)
                 continue
             yield from self._go_on(Sending(index, self._request.files[index], piece), together=together)
         while len(self._arrivals):
@@ -136,7 +136,7 @@ class Transfer:
             sending, wait = yield from self._arrivals.next()
             failed = outcome(wait)
             if failed is not None:
-                self._end(sending.index, failed)
+                self._fail(sending.index, failed)
                 continue
             yield from self._go_on(sending, together=together)
 
@@ -153,10 +153,10 @@ class Transfer:
                     sending.at = end
                     sending.waits = 0
                 else:
-                    return self._end(sending.index, None)
+                    return self._channel.put(FileEnd(sending.index, extras=piece.extras()))
             self._wait_for_rest(sending, together=together)
         except HeadraceError as error:
-            self._end(sending.index, error)
+            self._fail(sending.index, error)
 
     def _wait_for_rest(self, sending: Sending, *, together: bool) -> None:
         sending.waits += 1
@@ -201,8 +201,8 @@ class Transfer:
         yield from self._channel.flush(more=True)
         yield from self._channel.send(memoryview(body))
 
-    def _end(self, index: int, error: HeadraceError | None) -> None:
-        self._channel.put(FileEnd(index, None if error is None else failure_of(error)))
+    def _fail(self, index: int, error: HeadraceError) -> None:
+        self._channel.put(FileEnd(index, failure_of(error)))
 
 
 def _read_block(file: int, start: int, end: int, *, checksum: int) -> bytes:

@@ -224,22 +224,6 @@ def test_what_can_not_be_kept_is_refused(lake: S3) -> None:
     assert code_of(raised) == ("NoSuchKey", 404)
 
 
-def test_while_the_origin_is_away_bytes_are_answered_and_it_is_said(tmp_path: Path) -> None:
-    try:
-        with seaweedfs_s3() as server:
-            client, bucket = straight(server)
-            client.put_object(Bucket=bucket, Key="object", Body=b"abc", Metadata={"a": "b"})
-            s3 = start(server, tmp_path, write="off", sync_interval_s=3600, origin_timeout_s=3)
-            s3.host.ok("load", f"/{PREFIX}")
-        try:
-            found = s3.client().get_object(Bucket=PREFIX, Key="object")
-            assert (found["Body"].read(), found["Metadata"], found["MissingMeta"]) == (b"abc", {}, 1)
-        finally:
-            s3.host.close()
-    except ServerMissing as missing:
-        pytest.skip(f"server: {missing}")
-
-
 def test_rclone_and_aws_keep_metadata(lake: S3, other: S3, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     settings = {
