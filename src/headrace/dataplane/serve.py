@@ -23,6 +23,7 @@ from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver
 from headrace.dataplane.written_files import WrittenPiece
 from headrace.layer.extras import extras_of
+from headrace.layer.told import extras_by
 from headrace.layer.written import PREFIX
 from headrace.namespace.tree import Namespace
 from headrace.ring.view import SEGMENT_BYTES
@@ -74,6 +75,7 @@ class ServedFile:
         self._reads = reads
         self._arrives = arrives
         self._reader: CacheReader | None = None
+        self._told: Extras | None = None
         self.steady = True
 
     def ready(self, start: int, end: int) -> bool:
@@ -88,7 +90,7 @@ class ServedFile:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
         except (PathNotFoundError, StoreError):
             return False
-        self._reader = reader
+        self._reader, self._told = reader, extras_by(cached.told)
         return reader.present(start, end)
 
     async def wait(self, start: int, end: int) -> None:
@@ -113,8 +115,7 @@ class ServedFile:
         return self._reader.checksum(block)
 
     def extras(self) -> Extras | None:
-        fd = self.fileno()
-        return extras_of(fd, os.fstat(fd))
+        return self._told or extras_of(self.fileno(), os.fstat(self.fileno()))
 
     def close(self) -> None:
         if self._reader is not None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 from headrace.base.model import Attributes, Extras
+from headrace.layer.told import usual
 
 _PUT_ID = "headraceput"
 _TAGS = "headracetags"
@@ -70,7 +71,7 @@ def _extras_of(items: tuple[tuple[str, str], ...]) -> Extras:
     ours = bool(values.pop(_PUT_ID, ""))
     if ours:
         values = {name: value for name, value in values.items() if name not in _FILES or name in users}
-    return Extras(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None)
+    return usual(Extras(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None))
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:

@@ -19,6 +19,7 @@ from headrace.base.write_modes import WriteMode
 from headrace.http.messages import Request
 from headrace.layer.extras import extras_of
 from headrace.s3.errors import S3Error
+from headrace.sdk.client import WholeFile
 from headrace.sdk.paths import Paths
 from headrace.sdk.tree import Seen
 
@@ -153,6 +154,12 @@ class ExtrasOf:
         with self._lock:
             told = self._told.get(found.id)
         return told[1] if told is not None and time.monotonic() < told[0] else None
+
+    def of_whole(self, path: bytes, whole: WholeFile) -> Extras | None:
+        """As cached."""
+        if whole.told is not None:
+            return whole.told if self._asked(path) else Extras()
+        return self.cached(path, whole.entry, whole.fd)
 
     def of(self, path: bytes, found: Seen, at: bytes | int) -> Extras | None:
         """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it

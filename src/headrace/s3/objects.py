@@ -105,13 +105,12 @@ class Objects:
             whole = self.paths.open_whole_entry(call.path)
         if whole is None:
             return None
-        fd, found = whole
-        extras = self.extras.cached(call.path, found, fd)
+        extras = self.extras.of_whole(call.path, whole)
         if extras is None:
-            os.close(fd)
+            os.close(whole.fd)
             return None
-        facts = facts_of(found, b"")
-        return self._answer(request, call, facts, Content(facts.size_bytes, fd=fd), extras)
+        facts = facts_of(whole.entry, b"")
+        return self._answer(request, call, facts, Content(facts.size_bytes, fd=whole.fd), extras)
 
     def _head_cached(self, request: Request, call: Call) -> Response | None:
         entry = self.paths.find_cached(call.path)
@@ -120,9 +119,8 @@ class Objects:
         extras = self.extras.cached(call.path, entry, -1)
         whole = self.paths.open_whole_entry(call.path) if extras is None else None
         if whole is not None:
-            fd, entry = whole
-            extras = self.extras.cached(call.path, entry, fd)
-            os.close(fd)
+            entry, extras = whole.entry, self.extras.of_whole(call.path, whole)
+            os.close(whole.fd)
         return None if extras is None else self._answer(request, call, facts_of(entry, b""), None, extras)
 
     def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from headrace.base.errors import (
     CancelledByUserError,
@@ -25,6 +26,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
+from headrace.layer.told import extras_by
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.changes import Changes
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
@@ -81,6 +83,14 @@ def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> 
     """A client of the node at that socket. patience_s: how long calls wait for a node that is away.
     NodeUnavailableError when there is none now."""
     return Client(socket_path, role=role, patience_s=patience_s)
+
+
+class WholeFile(NamedTuple):
+    """fd: of all bytes, the caller's to close. told: what the index says of its extras, if it does."""
+
+    fd: int
+    entry: Entry
+    told: Extras | None
 
 
 class Client:
@@ -189,14 +199,14 @@ class Client:
         fd = self._open_cached(id, path)
         return None if fd is None else (fd, size_bytes)
 
-    def open_whole_entry(self, parent: FileId, name: bytes) -> tuple[int, Entry] | None:
+    def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
         """As open_whole, with all that the index says of the file."""
         found = self._local.whole_entry(parent, name)
         if found is None:
             return None
-        entry, path = found
+        entry, path, told = found
         fd = self._open_cached(entry.id, path)
-        return None if fd is None else (fd, entry)
+        return None if fd is None else WholeFile(fd, entry, extras_by(told))
 
     def _open_cached(self, id: FileId, path: str) -> int | None:
         try:

@@ -45,13 +45,13 @@ class LocalCache:
         id, size_bytes, volume = found
         return id, size_bytes, data_path(self._volumes[volume], id)
 
-    def whole_entry(self, parent: FileId, name: bytes) -> tuple[Entry, str] | None:
-        """As whole_file, with all that the index says of it."""
+    def whole_entry(self, parent: FileId, name: bytes) -> tuple[Entry, str, int | None] | None:
+        """As whole_file, with all that the index says of it; and `CachedFile.told`."""
         found = self.index.whole_entry(parent, name, time.time_ns())
         if found is None:
             return None
-        entry, volume = found
-        return entry, data_path(self._volumes[volume], entry.id)
+        entry, volume, told = found
+        return entry, data_path(self._volumes[volume], entry.id), told
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
         """Opens the cache file, complete or not; None when nothing trusted is cached. sums: its checksums will be

@@ -23,7 +23,7 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join, split
-from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
+from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss, WholeFile
 from headrace.sdk.listing import merged
 from headrace.sdk.streams import Content, ReadStream, read_range
 from headrace.sdk.system_errors import told as _told
@@ -194,7 +194,7 @@ class Looks:
         folder = self._folder_known(path)
         return None if folder is None else self.client.open_whole(folder, path[path.rfind(b"/") + 1 :])
 
-    def open_whole_entry(self, path: bytes) -> tuple[int, Entry] | None:
+    def open_whole_entry(self, path: bytes) -> WholeFile | None:
         """As open_whole, with all that the index says of the file."""
         folder = self._folder_known(path)
         return None if folder is None else self.client.open_whole_entry(folder, path[path.rfind(b"/") + 1 :])

@@ -37,6 +37,7 @@ from headrace.store.schema import (
     entry_key,
     pack_cached,
     pack_entry,
+    told_of,
     trusted_volume,
     unpack_cached,
     unpack_entry,
@@ -83,14 +84,14 @@ class Index:
     restored: this open went back to a checkpoint, because the machine was restarted without a clean close.
     unsettled: no checkpoint was made yet, since recovery comes first; killed until then, the next open finds what this
     one found.
-    on_superseded: told ids whose cached files nobody can name any more; on_redated: those of the same bytes with
-    another time, as of an object of which only the metadata changed. Both are called within the transaction."""
+    on_superseded: told ids whose cached files nobody can name any more; on_redated: the record of a file whose object
+    has another time and the same bytes, as where only metadata changed. Both are called within the transaction."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
         self.folder = folder
         self.restored = self.unsettled = False
         self.on_superseded: Callable[[FileId], None] = lambda _: None
-        self.on_redated: Callable[[FileId], None] = lambda _: None
+        self.on_redated: Callable[[CachedFile], None] = lambda _: None
         self._writable = writable
         self._boot_id = boot_id
         self._lock = threading.RLock()
@@ -154,13 +155,15 @@ class Index:
         found = self._whole(parent, name, now_ns)
         return None if found is None else (found[0], found[1], found[3])
 
-    def whole_entry(self, parent: FileId, name: bytes, now_ns: int) -> tuple[Entry, int] | None:
-        """As whole_file: all that the index says of it, and the volume."""
+    def whole_entry(self, parent: FileId, name: bytes, now_ns: int) -> tuple[Entry, int, int | None] | None:
+        """As whole_file: all that the index says of it, the volume, and `CachedFile.told`."""
         found = self._whole(parent, name, now_ns)
-        return None if found is None else (unpack_entry(parent, name, found[2]), found[3])
+        return None if found is None else (unpack_entry(parent, name, found[2]), found[3], told_of(found[4]))
 
-    def _whole(self, parent: FileId, name: bytes, now_ns: int) -> tuple[FileId, int, bytes, int] | None:
-        """Id, size, the entry's value and the volume."""
+    def _whole(
+        self, parent: FileId, name: bytes, now_ns: int
+    ) -> tuple[FileId, int, bytes, int, bytes] | None:
+        """Id, size, the entry's value, the volume and the record."""
         key = KEY.pack(parent)
         try:
             txn = self._env.begin()
@@ -179,7 +182,7 @@ class Index:
         if value is None or file is None or cached is None:
             return None
         volume = trusted_volume(cached)
-        return None if volume is None else (*file, value, volume)
+        return None if volume is None else (*file, value, volume, cached)
 
     def entry(self, id: FileId) -> Entry | None:
         """None when the id is not what its name means any more."""
@@ -296,7 +299,7 @@ class Index:
                     value = pack_entry(Kind.FILE, old.id, old.version, attributes)
                     self._put(self._entries, entry_key(parent, name), value)
                 elif old.attributes is None and old.version.mtime_ns != version.mtime_ns:
-                    self.on_redated(old.id)  # but of what this node put: there no time was told before
+                    self._redate(old.id)  # but of what this node put: there no time was told before
                 return old.id, False
             return self._replace(
                 parent, name, Kind.FILE, version, old, attributes=attributes
@@ -474,6 +477,14 @@ class Index:
         if cached is not None:
             self.put_cached(msgspec.structs.replace(cached, superseded=True))
             self.on_superseded(id)
+
+    def _redate(self, id: FileId) -> None:
+        cached = self.cached(id)
+        if cached is None:
+            return
+        if cached.told is not None:
+            self.put_cached(msgspec.structs.replace(cached, told=None))
+        self.on_redated(cached)
 
     def _children_batch(self, directory: FileId, after: bytes, limit: int = CHILDREN_BATCH) -> list[Entry]:
         prefix = KEY.pack(directory)

@@ -1,19 +1,35 @@
-"""What an origin told of objects beside their bytes, at their cache files. Needs no lock: a file of that id is of that
-version, whoever made it.
+"""What an origin told of objects beside their bytes: what is usual as a number in the record, the rest at the cache
+file. Needs no lock: a file of that id is of that version, whoever made it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
-from headrace.base.model import Extras
+from headrace.base.model import Entry, Extras, FileId
 from headrace.layer.extras import drop_told, extras_of, note_told
-from headrace.store.schema import CachedFile
+from headrace.layer.told import extras_by, number_of
+from headrace.store.schema import CachedFile, can_tell
 from headrace.store.volume import Volume
+
+
+def numbers_of(entries: list[Entry], extras: Mapping[FileId, Extras]) -> dict[FileId, int]:
+    """Of those whose records say it; what there is of the others belongs to their files."""
+    found: dict[FileId, int] = {}
+    for entry in entries:
+        known = extras.get(entry.id)
+        number = None if known is None else number_of(known)
+        if number is not None and can_tell(entry.version.token):
+            found[entry.id] = number
+    return found
 
 
 def noted(volumes: list[Volume], cached: CachedFile) -> Extras | None:
     """As soon as some of the bytes are here; None: nothing was noted, or the file went."""
+    usual = extras_by(cached.told)
+    if usual is not None:
+        return usual
     at = _path_of(volumes, cached)
     try:
         return extras_of(at, os.stat(at))
@@ -21,10 +37,9 @@ def noted(volumes: list[Volume], cached: CachedFile) -> Extras | None:
         return None
 
 
-def unnote(volumes: list[Volume], cached: CachedFile | None) -> None:
+def unnote(volumes: list[Volume], cached: CachedFile) -> None:
     """What an origin told is not so any more, though the bytes are. What was put from here stays."""
-    if cached is not None:
-        drop_told(_path_of(volumes, cached))
+    drop_told(_path_of(volumes, cached))
 
 
 def note(volumes: list[Volume], cached: CachedFile, extras: Extras) -> None:

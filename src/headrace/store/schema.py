@@ -31,12 +31,15 @@ COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
 """Bits 4 and 5 are the form of the token."""
 
 _RAW, _MD5, _MD5_PARTS = 0, 1, 2
+_TOLD_AT = (1 << 30, _CACHED.size + 16, _CACHED.size + 18, 1 << 30)
+"""Behind the token, by its form; one as it is ends with the value. Older releases read past it."""
 
 
 class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; those above the synced one are not trusted after a power
-    loss. borrowed: another node owns it."""
+    loss. borrowed: another node owns it. told: what its origin said beside the bytes, by `layer/told.py`; None: that
+    is at the cache file, or is not known."""
 
     id: FileId
     volume: int
@@ -50,6 +53,7 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
     checksum: int
     sequence: int
     borrowed: bool = False
+    told: int | None = None
 
     @property
     def trusted(self) -> bool:
@@ -104,7 +108,7 @@ def pack_cached(cached: CachedFile) -> bytes:
     head = _CACHED.pack(
         cached.volume, flags | form << 4, cached.size_bytes, cached.mtime_ns, cached.checksum, cached.sequence
     )
-    return head + token
+    return head + token if cached.told is None or form == _RAW else head + token + bytes((cached.told,))
 
 
 def unpack_cached(id: FileId, value: bytes) -> CachedFile:
@@ -122,7 +126,19 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
         checksum,
         sequence,
         bool(flags & BORROWED),
+        _told_at(value, flags),
     )
+
+
+def _told_at(value: bytes, flags: int) -> int | None:
+    end = _TOLD_AT[flags >> 4 & 3]
+    return value[end] if len(value) > end else None
+
+
+def can_tell(token: str) -> bool:
+    """Whether the record of such a version has a place for `told`: behind a token of known length, as an MD5 is. A guess
+    by its length, which costs nothing; where it is wrong, `told` is not kept."""
+    return len(token) >= 34 and token[0] == '"'
 
 
 def unpack_file(value: bytes) -> tuple[FileId, int] | None:
@@ -135,6 +151,11 @@ def trusted_volume(value: bytes) -> int | None:
     """The volume of a cached value that is complete and trusted."""
     volume, flags = _CACHED_HEAD.unpack_from(value)
     return volume if flags & (COMPLETE | UNVERIFIED) == COMPLETE else None
+
+
+def told_of(value: bytes) -> int | None:
+    """`told` of a cached value."""
+    return _told_at(value, value[2])
 
 
 def _pack_token(token: str) -> tuple[int, bytes]:

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from msgspec import structs
@@ -20,20 +21,19 @@ from msgspec import structs
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, Extras, FileId
-from headrace.layer.extras import note_told
 from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
-from headrace.store.notes import unnote
+from headrace.store.notes import numbers_of, unnote
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume
 from headrace.store.writer import (
     Body,
     CacheWriter,
-    pwrite_all,
     storage_error,
     write_map,
+    write_whole,
     write_with_room,
 )
 
@@ -74,7 +74,7 @@ class Store:
         self._untold: list[FileId] = []
         self._closed = False
         index.on_superseded = self._superseded.append
-        index.on_redated = lambda id: unnote(volumes, index.cached(id))
+        index.on_redated = partial(unnote, volumes)
         self.unverified_found = recover(index, volumes)
         self._sequence = index.synced_sequence
         for cached in index.cached_files():
@@ -198,6 +198,7 @@ class Store:
         for entry, body in files:
             if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
                 raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
+        told = numbers_of([entry for entry, _ in files], extras)
         places: list[Volume] = []
         try:
             with self._lock:
@@ -205,13 +206,17 @@ class Store:
                 for entry, _ in files:
                     places.append(self._reserve(entry))
             for (entry, body), volume in zip(files, places, strict=True):
-                self._write_small(volume, entry.id, body, extras.get(entry.id))
+                self._write_small(volume, entry.id, body, None if entry.id in told else extras.get(entry.id))
                 failpoint.hit("small.written")
             sums = [block_checksum(body) if len(body) else 0 for _, body in files]
             with self._lock:
                 done = [
                     self._record(
-                        entry, volume, complete=True, checksum=checksum, borrowed=entry.id in borrowed
+                        *(entry, volume),
+                        complete=True,
+                        checksum=checksum,
+                        borrowed=entry.id in borrowed,
+                        told=told.get(entry.id),
                     )
                     for (entry, _), volume, checksum in zip(files, places, sums, strict=True)
                 ]
@@ -548,7 +553,7 @@ class Store:
         path = volume.part_path(id)
         try:
             write_with_room(
-                lambda: _write_whole(path, body, extras),
+                lambda: write_whole(path, body, extras),
                 lambda: self._make_room_on_disk(volume, len(body), keep=id),
             )
             os.rename(path, volume.data_path(id))
@@ -556,7 +561,14 @@ class Store:
             raise storage_error(path, error) from error
 
     def _record(
-        self, entry: Entry, volume: Volume, *, complete: bool, checksum: int = 0, borrowed: bool = False
+        self,
+        entry: Entry,
+        volume: Volume,
+        *,
+        complete: bool,
+        checksum: int = 0,
+        borrowed: bool = False,
+        told: int | None = None,
     ) -> CachedFile:
         version = entry.version
         return CachedFile(
@@ -572,6 +584,7 @@ class Store:
             checksum=checksum,
             sequence=self._next_sequence(),
             borrowed=borrowed,
+            told=told,
         )
 
     def _next_sequence(self) -> int:
@@ -680,13 +693,3 @@ class Store:
         fixed = structs.replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
-
-
-def _write_whole(path: str, body: Body, extras: Extras | None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        pwrite_all(fd, body, 0)
-        if extras is not None:
-            note_told(fd, len(body), extras)
-    finally:
-        os.close(fd)

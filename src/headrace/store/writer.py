@@ -42,6 +42,16 @@ def pwrite_all(fd: int, body: Body, offset: int) -> None:
         written += os.pwrite(fd, rest[written:], offset + written)
 
 
+def write_whole(path: str, body: Body, extras: Extras | None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        pwrite_all(fd, body, 0)
+        if extras is not None:
+            note_told(fd, len(body), extras)
+    finally:
+        os.close(fd)
+
+
 def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) -> None:
     """A disk may be full before our capacity of it is used up. make_room: False when nothing more can go."""
     for _ in range(FULL_ATTEMPTS):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, Extras, FileId, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Extras, FileId, Version
 from headrace.store.checksum import block_checksum
 from headrace.store.notes import noted
 from headrace.store.reader import CacheReader
@@ -359,3 +359,33 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
     assert store.index.put_file(small.parent, b"small", redated) == (small.id, False)
     assert noted(store.volumes, cached(store, small.id)) is None
     assert content(store, small.id) == b"12345"
+
+
+def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -> None:
+    """Where the token leaves room for it, and there is nothing beside it."""
+    jpeg, none = Extras({}, {"Content-Type": "image/jpeg"}, None), Extras({}, {}, None)
+    digest = '"0123456789abcdef0123456789abcdef"'
+    given = {
+        "jpeg": (digest, jpeg),
+        "parts": (digest[:-1] + '-12"', jpeg),
+        "none": (digest, none),
+        "raw": ("t", jpeg),
+        "more": (digest, Extras({"a": "b"}, jpeg.headers, None)),
+        "tags": (digest, Extras({}, jpeg.headers, {})),
+        "rare": (digest, Extras({}, {"Content-Type": "x/y"}, None)),
+        "language": (digest, Extras({}, {"Content-Language": "en"}, None)),
+    }
+    store = open_store()
+    entries = {name: named(store, name.encode(), 3, token) for name, (token, _) in given.items()}
+    extras = {entries[name].id: one for name, (_, one) in given.items()}
+    store.complete_small_many([(one, b"123") for one in entries.values()], extras=extras)
+    crash(store)
+    store = open_store()
+    records = {name: cached(store, one.id) for name, one in entries.items()}
+    assert {name for name, one in records.items() if one.told is not None} == {"jpeg", "parts", "none"}
+    for name, (token, one) in given.items():
+        assert records[name].token == token
+        if records[name].told is not None or os.geteuid() == 0:
+            assert noted(store.volumes, records[name]) == one, name
+    assert store.index.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (entries["jpeg"].id, False)
+    assert noted(store.volumes, cached(store, entries["jpeg"].id)) is None

@@ -143,11 +143,15 @@ def test_metadata_that_changed_alone_is_seen_with_the_next_listing(origin: S3Ser
 
 def test_one_without_any_has_none(origin: S3Server, lake: S3) -> None:
     data = put(origin, "bare", SMALL)
+    put(origin, "jpeg.txt", SMALL, ContentType="image/jpeg")
     lake.host.ok("sync")
     before = asked(lake, "head_requests")
-    body, found = got(lake, "bare")
-    assert (body, found["Metadata"], found["CacheControl"]) == (data, {}, None)
-    got(lake, "bare")
+    for _ in range(2):
+        body, found = got(lake, "bare")
+        assert (body, found["Metadata"], found["CacheControl"]) == (data, {}, None)
+        assert got(lake, "jpeg.txt")[1]["ContentType"] == "image/jpeg"
+        head = lake.client().head_object(Bucket=PREFIX, Key="jpeg.txt")
+        assert head["ContentType"] == "image/jpeg"
     assert asked(lake, "head_requests") == before
 
 
