@@ -14,6 +14,7 @@ from typing import Any
 from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.model import Version
 from headrace.base.tls import build_contexts
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
@@ -97,11 +98,15 @@ class Neighbourhood:
         return self._sources
 
     def share_written(
-        self, writers: Callable[[str], list[NodeInfo]], own_copy: Callable[[Wanted], Awaitable[bytes | None]]
+        self,
+        writers: Callable[[str], list[NodeInfo]],
+        own_copy: Callable[[Wanted], Awaitable[bytes | None]],
+        settle: Callable[[bytes, Version], Awaitable[Version | None]],
     ) -> None:
         """How the bytes are found of what other nodes wrote and have not persisted."""
         if self._sources is not None:
             self._sources.writers, self._sources.own_copy = writers, own_copy
+            self._sources.settle = settle
 
     def names(self) -> OwnersNames:
         return OwnersNames(
