@@ -40,7 +40,9 @@ class EmbeddedRecords:
         self.shared.tell(key, new)
         return True
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, *, unless: str = "") -> None:
+        if unless in self.shared.mirror:
+            return
         self._leased.discard(key)
         self.shared.tell(key, None)
 

@@ -129,9 +129,21 @@ class EtcdRecords:
             self._leased[key] = new
         return replaced
 
-    async def delete(self, key: str) -> None:
-        self._leased.pop(key, None)
-        await self._call(lambda client: client.delete(self._key(key)))
+    async def delete(self, key: str, *, unless: str = "") -> None:
+        if not unless:
+            self._leased.pop(key, None)
+            await self._call(lambda client: client.delete(self._key(key)))
+            return
+
+        async def ask(client: Any) -> None:
+            words = client.transactions
+            await client.transaction(
+                compare=[words.version(self._key(unless)) == 0],
+                success=[words.delete(self._key(key))],
+                failure=[],
+            )
+
+        await self._call(ask)
 
     async def follow(self, prefix: str, callback: Heard) -> None:
         self._followers.add(prefix, callback)

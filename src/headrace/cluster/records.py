@@ -28,8 +28,8 @@ class Records(Protocol):
         """False, and nothing is written, where it is not `old` any more. leased: it is this node's from now on."""
         ...
 
-    async def delete(self, key: str) -> None:
-        """No error where there is none."""
+    async def delete(self, key: str, *, unless: str = "") -> None:
+        """No error where there is none. unless: nothing is deleted where this record exists, in one step."""
         ...
 
     async def follow(self, prefix: str, callback: Heard) -> None:

@@ -87,6 +87,7 @@ class Registry:
         self._recorded: Cover | None = None
         """What the record says; None: not known."""
         self._writing: asyncio.Task[None] | None = None
+        self._removals = 0
         self._failing = False
         self._stirred: dict[str, set[bytes]] = {}
         self._wake = asyncio.Event()
@@ -144,6 +145,12 @@ class Registry:
                 return
             await asyncio.wait([self._writing])
 
+    def record_again(self) -> None:
+        """The record is gone, by another node that took this one for gone, or by this one."""
+        self._recorded, self._removals = None, self._removals + 1
+        if self._tasks:
+            self._write()
+
     def is_recorded(self, folder: bytes) -> bool:
         return self._recorded is not None and self._recorded.covers(folder)
 
@@ -163,7 +170,7 @@ class Registry:
 
     async def _write_now(self) -> None:
         while self._recorded != (cover := self._cover()):
-            key = f"{PREFIX}/{self._me}"
+            key, removals = f"{PREFIX}/{self._me}", self._removals
             try:
                 if cover:
                     await self._records.put(key, cover.encode())
@@ -177,7 +184,7 @@ class Registry:
             if self._failing:
                 log.warning("other nodes are told again what was written here")
             self._failing = False
-            self._recorded = cover
+            self._recorded = cover if removals == self._removals else None
 
     async def _keep_up(self) -> None:
         """Folders leave the record a while after all in them is clean; a record that could not be written is tried

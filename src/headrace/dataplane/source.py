@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import structs
+
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
 from headrace.base.model import Arrived, Entry, Version
@@ -136,6 +138,8 @@ class ClusterSources(Sources):
         """To be set: whom to ask for the bytes of what a node wrote and has not persisted."""
         self.own_copy: Callable[[Wanted], Awaitable[Arrived | None]] = _no_copy
         """To be set: bytes out of a copy that this node has of such a file."""
+        self.settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
+        """To be set: what the origin has of such a file."""
         self.me = me
         self.peers = peers
         self.peer_gate = peer_gate
@@ -151,7 +155,7 @@ class ClusterSources(Sources):
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
         if is_written(entry.version):
-            return WrittenSource(self, path, entry.version)
+            return WrittenSource(self, path, entry, mount, key)
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
 
     def in_flight_max(self) -> float:
@@ -309,20 +313,41 @@ class PeersFirst:
 
 @dataclass(frozen=True, slots=True)
 class WrittenSource:
-    """A file that another node wrote and no origin has yet: from that node, or one that has a copy of it."""
+    """A file that another node wrote and no origin has yet: from that node, or one that has a copy of it. Where neither
+    has it any more, as it is persisted by now: as any other file of the origin."""
 
     sources: ClusterSources
     path: bytes
-    version: Version
+    entry: Entry
+    mount: Mount
+    key: str
 
     @asynccontextmanager
     async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
         async with self.sources.peer_gate.enter(end - start, background=background):
-            yield await self._fetch(start, end)
+            arrived = await self._fetch(start, end)
+            if arrived is not None:
+                yield arrived
+                return
+        settled = await self._settled()
+        async with settled.read(start, end, background=background, for_peer=for_peer) as arrived:
+            yield arrived
 
-    async def _fetch(self, start: int, end: int) -> Arrived:
-        """VersionChangedError also where nobody has it: then its name means something else, or soon will."""
-        sources, version = self.sources, self.version
+    async def _settled(self) -> Source:
+        """VersionChangedError where it never came to the origin, or nobody can tell: then its name means something
+        else, or soon will."""
+        version, error = None, "the node that wrote it has it no more"
+        try:
+            async with asyncio.timeout(self.sources.peer_timeout_s):
+                version = await self.sources.settle(self.path, self.entry.version)
+        except (HeadraceError, TimeoutError) as problem:
+            error = str(problem)
+        if version is None or version.size_bytes != self.entry.version.size_bytes:
+            raise VersionChangedError(os.fsdecode(self.path), why=error)
+        return self.sources.of(self.mount, self.key, structs.replace(self.entry, version=version), self.path)
+
+    async def _fetch(self, start: int, end: int) -> Arrived | None:
+        sources, version = self.sources, self.entry.version
         written = Written.parse(version.token)
         wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         for node in [] if written is None else sources.writers(written.writer):
@@ -338,11 +363,12 @@ class WrittenSource:
             sources.bytes_from_peers += end - start
             assert arrived is not None
             return arrived
-        arrived = await sources.own_copy(wanted)
-        if arrived is None:
-            raise VersionChangedError(os.fsdecode(self.path), why="the node that wrote it has it no more")
-        return arrived
+        return await sources.own_copy(wanted)
 
 
 async def _no_copy(wanted: Wanted) -> Arrived | None:
+    return None
+
+
+async def _never_persisted(path: bytes, version: Version) -> Version | None:
     return None

@@ -1,6 +1,10 @@
 """When a writer is gone, a holder of its copies persists them in its place; when it is back, it is told what became of
 them.
 
+What others see of it never goes in between: first the origin has all, and every listing that was taken before is known
+to be old; then the writer's record goes, by which others ask for its names, and they list the origin; the copies, of
+which they may still read, go last.
+
 Each holder does so, with the conditions that the writer would have used: the second one finds that the origin has the
 same bytes already. The writer, back, first asks all others (come_back.py): what was persisted as it has it is clean
 then. One that was alive all the time, and only cut off, asks when the origin has something that it did not put there.
@@ -31,6 +35,8 @@ from headrace.wire.peer_messages import Returned, ReturnedFile
 log = logging.getLogger(__name__)
 
 AGAIN_S = 2.0
+LINGER_S = 3.0
+"""How long the bytes stay after the writer's record went: others may not have heard yet that the origin has them."""
 FILES_MAX = 50_000
 """Of one answer."""
 TAKEN = "taken.db"
@@ -38,7 +44,7 @@ TAKEN = "taken.db"
 
 class TakeOver:
     """build: what persists an upper layer; folder → write path. on_persisted: told of a writer of whom
-    nothing is left to persist. delay_s: how long a writer may be away."""
+    nothing is left to persist; after it nobody asks for its names any more. delay_s: how long a writer may be away."""
 
     def __init__(
         self,
@@ -93,11 +99,14 @@ class TakeOver:
         while True:
             try:
                 counts = await self._records.is_holder(writer, self._me)
-                async with self._keeper.lock_of(writer):
-                    if counts:
+                if counts and self._has_copies(writer):
+                    async with self._keeper.lock_of(writer):
                         await self._persist(writer)
-                    else:
-                        self._drop(writer)
+                    await self._on_persisted(writer)
+                    failpoint.hit("takeover.told")
+                    await asyncio.sleep(LINGER_S)
+                async with self._keeper.lock_of(writer):
+                    self._drop(writer)
                 return
             except HeadraceError as error:
                 log.warning("copies of a node that is gone are not persisted node=%s error=%s", writer, error)
@@ -108,8 +117,6 @@ class TakeOver:
     async def _persist(self, writer: str) -> None:
         """All that is in its mirror; what it is to be told is on disk before anything is dropped."""
         folder = self._keeper.folder_of(writer)
-        if not _is_there(os.path.join(folder, "tree")):
-            return
         log.warning("a node is gone, its files are persisted here node=%s", writer)
         self._keeper.forget(writer)
         write = self._build(folder)
@@ -121,8 +128,9 @@ class TakeOver:
             self.files_persisted += write.counts.files_persisted
             _note_taken(folder)
         failpoint.hit("takeover.persisted")
-        self._drop(writer)
-        await self._on_persisted(writer)
+
+    def _has_copies(self, writer: str) -> bool:
+        return _is_there(os.path.join(self._keeper.folder_of(writer), "tree"))
 
     def _drop(self, writer: str) -> None:
         """All but what the writer is to be told."""

@@ -35,6 +35,8 @@ SETTLE_LIMIT_S = 3600.0
 COPIES = "copies"
 LISTED_S = 5.0
 """By then the records that were listed were heard of, too."""
+ENDED_S = 5.0
+"""By then all folders were looked at again in which one wrote whose record is gone."""
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Elsewhere:
         self._view = view
         self.mirrored: Callable[[str, bytes], list[WrittenName]] = lambda writer, path: []
         self.on_stirred: Callable[[bytes, bool], None] = lambda path, below: None
+        self.on_own_gone: Callable[[], None] = lambda: None
+        """To be set: this node's own record is gone."""
         self._covers: dict[str, Cover] = {}
         self._holders: dict[str, list[str]] = {}
         self._told: dict[tuple[str, bytes], Told] = {}
@@ -71,6 +75,8 @@ class Elsewhere:
         self._here: set[str] = set()
         self._listed: dict[str, Cover] = {}
         self._listed_s = float("-inf")
+        self._ended: dict[str, tuple[Cover, float]] = {}
+        """Who is gone, and was persisted in its place: where it wrote, and when its record went; monotonic."""
 
     async def start(self) -> None:
         await self._records.follow(f"{COPIES}/", self._hear_holders)
@@ -87,6 +93,8 @@ class Elsewhere:
     def _hear(self, key: str, raw: bytes | None) -> None:
         writer = key.removeprefix(f"{PREFIX}/")
         if writer == self._me:
+            if raw is None:
+                self.on_own_gone()
             return
         before = self._covers.pop(writer, Cover())
         try:
@@ -96,6 +104,8 @@ class Elsewhere:
             return
         if now:
             self._covers[writer] = now
+        elif writer not in self._view().nodes:
+            self._ended[writer] = before, time.monotonic()
         for told in [one for one in self._told if one[0] == writer and not now.covers(one[1])]:
             del self._told[told]
             self._asking.pop(told, None)
@@ -134,8 +144,15 @@ class Elsewhere:
         return sorted(found - {self._me})
 
     def any_gone(self, folder: bytes) -> bool:
-        nodes = self._view().nodes
-        return any(writer not in nodes for writer in self.writers(folder))
+        nodes, now_s = self._view().nodes, time.monotonic()
+        self._ended = {
+            writer: (cover, ended_s)
+            for writer, (cover, ended_s) in self._ended.items()
+            if now_s < ended_s + ENDED_S
+        }
+        return any(writer not in nodes for writer in self.writers(folder)) or any(
+            cover.covers(folder) for cover, _ in self._ended.values()
+        )
 
     def sources(self, writer: str) -> list[NodeInfo]:
         """Whom to ask for what a writer wrote, in order; not this node itself."""
@@ -157,7 +174,10 @@ class Elsewhere:
         nobody can speak for: what it said last while it is in the cluster, else nothing."""
         found: Rows = {}
         for writer in self.writers(folder):
-            for name, row in (await self._ask(writer, folder)).items():
+            rows = await self._ask(writer, folder)
+            if writer not in self.writers(folder):
+                continue  # the origin has all of it by now
+            for name, row in rows.items():
                 if row is not None or name not in found:
                     found[name] = row
         return found

@@ -62,9 +62,19 @@ class Overlays:
     def apply(self, folder: bytes, directory: FileId) -> Changed:
         """All rows that are not leaving are what the index shows, on return."""
         overlay = self._folders.get(folder)
+        return [] if overlay is None else self._apply_but(overlay, directory, overlay.leaving)
+
+    def apply_over(self, beneath: Beneath, directory: FileId) -> Changed:
+        """The same when a listing has all its pages: with rows that are leaving since it began, of which it was taken
+        too early to know what the origin has; but not where this node itself put something since."""
+        overlay = self._folders.get(beneath.folder)
         if overlay is None:
             return []
-        rows = {name: row for name, row in overlay.rows.items() if name not in overlay.leaving}
+        own = {name for name in overlay.leaving if overlay.put.get(name, 0) > beneath.puts}
+        return self._apply_but(overlay, directory, own | beneath.leaving & overlay.leaving)
+
+    def _apply_but(self, overlay: Overlay, directory: FileId, names: set[bytes]) -> Changed:
+        rows = {name: row for name, row in overlay.rows.items() if name not in names}
         return self._apply(overlay, directory, rows)
 
     def _apply(self, overlay: Overlay, directory: FileId, rows: Rows) -> Changed:
@@ -142,46 +152,46 @@ class Beneath:
         puts: int,
     ) -> None:
         self._folders = folders
-        self._folder = folder
-        self._leaving = leaving
+        self.folder = folder
+        self.leaving = leaving
         self._unseen = names
-        self._puts = puts
+        self.puts = puts
 
     @property
     def is_bare(self) -> bool:
         """Nobody wrote anything there."""
-        return self._folder not in self._folders
+        return self.folder not in self._folders
 
     def rest(self, rows: Iterable[NameRow]) -> list[NameRow]:
         """Of a page, what nobody wrote over."""
-        overlay = self._folders.get(self._folder)
+        overlay = self._folders.get(self.folder)
         rows = [row for row in rows if not row.token.startswith(PREFIX)]
         if overlay is None:
             return rows
         found = []
         for row in rows:
-            if row.name not in overlay.rows or row.name in self._leaving:
+            if row.name not in overlay.rows or row.name in self.leaving:
                 found.append(row)
-            elif overlay.put.get(row.name, 0) <= self._puts:
+            elif overlay.put.get(row.name, 0) <= self.puts:
                 overlay.base[row.name] = row
                 self._unseen.discard(row.name)
         return found
 
     def end(self) -> None:
         """All pages are in the index; those that were leaving mean what the origin has."""
-        overlay = self._folders.get(self._folder)
+        overlay = self._folders.get(self.folder)
         if overlay is None:
             return
         for name in self._unseen & overlay.rows.keys():
-            if overlay.put.get(name, 0) <= self._puts:
+            if overlay.put.get(name, 0) <= self.puts:
                 overlay.base[name] = None
-        for name in self._leaving & overlay.leaving:
+        for name in self.leaving & overlay.leaving:
             overlay.leaving.discard(name)
             overlay.rows.pop(name, None)
             overlay.base.pop(name, None)
             overlay.put.pop(name, None)
         if not overlay.rows:
-            del self._folders[self._folder]
+            del self._folders[self.folder]
 
 
 def _names(overlay: Overlay) -> tuple[set[bytes], set[bytes]]:

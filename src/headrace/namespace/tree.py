@@ -496,7 +496,7 @@ class Namespace:
             async for page in pages:
                 _add_rows(writer, beneath.rest(page.rows))
                 good_for_s = page.good_for_s
-            changed = self._finish(directory, path, writer, beneath, _in_s(good_for_s))
+            changed = self._finish(directory, writer, beneath, _in_s(good_for_s))
         except HeadraceError as error:
             log.info("directory's owner did not tell path=%s error=%s", path, error)
             return False
@@ -521,17 +521,17 @@ class Namespace:
                     else:
                         _add_rows(writer, beneath.rest(_rows_of(page)))
             fresh_until_ns = FOREVER_NS if mount is None else _in_s(mount.sync_interval_s)
-            changed = self._finish(directory, path, writer, beneath, fresh_until_ns)
+            changed = self._finish(directory, writer, beneath, fresh_until_ns)
         finally:
             changed += writer.close()
             if changed:
                 self._on_changed(changed)
 
     def _finish(
-        self, directory: FileId, path: str, writer: ListingWriter, beneath: Beneath, fresh_until_ns: int
+        self, directory: FileId, writer: ListingWriter, beneath: Beneath, fresh_until_ns: int
     ) -> Changed:
         """All pages are taken in: what others wrote is kept, what nobody has goes."""
-        changed = self._overlays.apply(os.fsencode(path), directory)
+        changed = self._overlays.apply_over(beneath, directory)
         changed += writer.finish(fresh_until_ns)
         beneath.end()
         return changed

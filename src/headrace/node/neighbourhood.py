@@ -14,7 +14,7 @@ from typing import Any
 from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
-from headrace.base.model import Arrived
+from headrace.base.model import Arrived, Version
 from headrace.base.tls import build_contexts
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
@@ -101,10 +101,12 @@ class Neighbourhood:
         self,
         writers: Callable[[str], list[NodeInfo]],
         own_copy: Callable[[Wanted], Awaitable[Arrived | None]],
+        settle: Callable[[bytes, Version], Awaitable[Version | None]],
     ) -> None:
         """How the bytes are found of what other nodes wrote and have not persisted."""
         if self._sources is not None:
             self._sources.writers, self._sources.own_copy = writers, own_copy
+            self._sources.settle = settle
 
     def names(self) -> OwnersNames:
         return OwnersNames(

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import ClusterUnavailableError, UsageError
-from headrace.base.model import FileId
+from headrace.base.model import FileId, Version
 from headrace.base.write_modes import WriteModes
+from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
 from headrace.dataplane.come_back import ComeBack
 from headrace.dataplane.copies import Offers
@@ -32,6 +33,7 @@ from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.layer.upper import Upper
+from headrace.layer.written import Written
 from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.neighbourhood import Neighbourhood
@@ -147,10 +149,10 @@ class Together:
         files = WrittenFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
         self._elsewhere.mirrored = files.mirrored
         self._elsewhere.on_stirred = self._namespace.stirred
-        hood.share_written(self._elsewhere.sources, files.read)
+        hood.share_written(self._elsewhere.sources, files.read, self._settle)
         if write is None:
             return files
-        write.settle_by(self._elsewhere.settle)
+        write.settle_by(self._settle)
         told = write.told
         me, records, peers = hood.info.id, hood.records, hood.peers
         self._rights = told.rights = Rights(
@@ -163,16 +165,24 @@ class Together:
             is_clean=told.is_clean,
             unmark=told.unmark,
         )
+        self._elsewhere.on_own_gone = told.registry.record_again
         return files
 
     def _persister(self, build: Callable[[str], WritePath], folder: str) -> WritePath:
         write = build(folder)
-        write.settle_by(self._elsewhere.settle)
+        write.settle_by(self._settle)
         return write
 
+    async def _settle(self, path: bytes, version: Version) -> Version | None:
+        """As Elsewhere.settle, and this node may itself have persisted it in its writer's place."""
+        written = Written.parse(version.token)
+        own = None if written is None else self._take_over.taken(path, written)
+        return own if own is not None else await self._elsewhere.settle(path, version)
+
     async def _nothing_left(self, writer: str) -> None:
-        """Of a node that is gone: its record goes, and with that what others show of it."""
-        await self._hood.records.delete(f"{WRITTEN}/{writer}")
+        """Of a node that is gone: its record goes, and with that what others show of it. Not of one that is back: it
+        has written its record again."""
+        await self._hood.records.delete(f"{WRITTEN}/{writer}", unless=f"{MEMBERS}{writer}")
 
     async def _give_up(self, folder: bytes) -> None:
         if self._rights is not None:

@@ -1,5 +1,6 @@
 """Which conditions of a put a store decides by itself: found by trying, with an object of a hidden name, once each for
-puts in one request and for uploads in parts, before the first that has a condition.
+puts in one request and for uploads in parts, before the first that has a condition. A process that is killed meanwhile
+leaves its object behind: one that tries a day later removes it.
 
 obstore gives an upload in parts no condition. On S3 the request that completes one takes If-Match and If-None-Match,
 so such an upload gets a client of its own that sends that header with each of its requests; the trial tells whether
@@ -12,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import obstore
@@ -24,13 +26,16 @@ from headrace.origin.obstore_errors import translate_put
 from headrace.origin.origin import HIDDEN, Absent, Condition
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import ObjectMeta, PutMode
     from obstore.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
 _WRONG_TOKEN = '"0x1"'
 _NEW = {"if-none-match": "*"}
+STALE = timedelta(days=1)
+LEFT_MAX = 1000
+"""Objects that others left and that are looked at, of one trial: the first page of a listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class Conditions:
         try:
             create = await self._refused(self._stores.puts, path, "create")
             update = await self._refused(self._stores.puts, path, wrong)
+            await self._sweep(path)
         finally:
             await self._remove(path)
         if not (create and update):
@@ -115,6 +121,26 @@ class Conditions:
             await self._remove(new)
         log.info("conditions of uploads in parts url=%s create=%s update=%s", self._url, create, update)
         return Heeds(create, update)
+
+    async def _sweep(self, own: str) -> None:
+        """Removes what trials of killed processes left. own: an object that was put just now, so its time is what the
+        store's clock says."""
+        first = self._full(HIDDEN)
+        try:
+            with translated(self._what):
+                stream = obstore.list(
+                    self._stores.listings,
+                    prefix=self._full("") or None,
+                    offset=first,
+                    chunk_size=LEFT_MAX,
+                )
+                found = list(await stream.__anext__())
+            for path in stale([meta for meta in found if meta["path"].startswith(first)], own):
+                await self._remove(path)
+        except StopAsyncIteration:
+            pass
+        except HeadraceError as error:
+            log.info("what earlier trials left is not looked for url=%s why=%s", self._url, error)
 
     def _trial_path(self) -> str:
         return self._full(f"{HIDDEN}{secrets.token_hex(8)}")
@@ -148,3 +174,10 @@ class Conditions:
             pass
         except HeadraceError as error:
             log.warning("trial object stays path=%s why=%s", ascii(path), error)
+
+
+def stale(metas: Sequence[ObjectMeta], own: str) -> list[str]:
+    """Paths of those that are older than a trial takes. own: the path of one that was put just now; without it no age
+    is known."""
+    now = next((meta["last_modified"] for meta in metas if meta["path"] == own), None)
+    return [meta["path"] for meta in metas if now is not None and meta["last_modified"] < now - STALE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ from .town import Town
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
-STEPS = ("keep.fetched", "persist.put", "takeover.persisted")
+STEPS = ("keep.fetched", "persist.put", "takeover.persisted", "takeover.told")
 MORE_STEPS = (
     "persist.chosen",
     "persist.begun",
@@ -119,6 +120,61 @@ def test_what_is_persisted_is_copied_no_more(make_town: MakeTown) -> None:
     folder = copy_folder(town, writer)
     wait_until(lambda: not [path for path in (folder / "tree").rglob("*") if path.is_file()], 30.0)
     assert not os.listdir(folder / "work")
+
+
+LOOKER = """
+import hashlib, select
+large = open('large', 'rb', buffering=0)
+first = os.read(large.fileno(), 1000)
+wrong, looks = [], 0
+print('begun')
+while not select.select([sys.stdin], [], [], 0)[0]:
+    looks += 1
+    found = {}
+    for folder, _, names in os.walk('new'):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                with open(path, 'rb') as file: found[path] = hashlib.file_digest(file, 'sha256').hexdigest()
+            except OSError as error:
+                found[path] = errno.errorcode[error.errno]
+    wrong += [sorted(set(found.items()) ^ set(expected.items()))] if found != expected else []
+rest = large.read()
+while more := large.read(): rest += more
+print(json.dumps([looks, wrong[:3], hashlib.sha256(first + rest).hexdigest()]))
+"""
+
+
+def test_others_see_and_read_on_while_a_dead_writer_is_replaced(make_town: MakeTown) -> None:
+    """From its death until its copies are gone, too: no name goes, and an open file is read to its end."""
+    town = make_town(write="back:2", persist_delay_s=NEVER_S, take_over_s=0.5)
+    town.start(3)
+    writer = town.hosts[0]
+    Writer(writer.mount).run(
+        "os.makedirs('new/deep')\nfor n in range(30): open(f'new/deep/{n}', 'wb').write(os.urandom(20_000))\n"
+        "open('large', 'wb').write(os.urandom(60_000_000))"
+    )
+    (id,) = town.status(writer)["write"]["copies_on"]
+    holder = town.hosts[int(id.removeprefix("n"))]
+    (third,) = [host for host in town.hosts if host not in (writer, holder)]
+    small = {f"new/deep/{n}": digest_of(writer.mount / f"new/deep/{n}") for n in range(30)}
+    large = digest_of(writer.mount / "large")
+    wait_until(lambda: Writer(third.mount).run("print(*os.listdir('.'))").split() == ["large", "new"], 30.0)
+    looker = Writer(third.mount).start(f"expected = {small}\n{LOOKER}")
+    assert looker.stdin is not None and looker.stdout is not None
+    assert looker.stdout.readline() == "begun\n"
+    writer.kill_all()
+    wait_until(lambda: not holds(holder), 60.0)
+    out, _ = looker.communicate("end\n", timeout=60)
+    looks, wrong, found = json.loads(out)
+    assert (wrong, found) == ([], large), f"{looks} looks"
+    assert looks > 10
+    writer.close()
+
+
+def digest_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def test_a_writer_that_dies_loses_nothing(make_town: MakeTown) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace.origin.origin import HIDDEN
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
 from tests.integration.cli.conftest import seaweed
@@ -67,7 +68,11 @@ def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
 
 
 def bucket(seaweed: S3Server, prefix: str) -> dict[str, str]:
-    """Name → digest, as the server has them."""
+    """Name → digest, as the server has them; without what a node that was killed left of its trial of conditions."""
+    return {name: digest for name, digest in _all_of(seaweed, prefix).items() if not name.startswith(HIDDEN)}
+
+
+def _all_of(seaweed: S3Server, prefix: str) -> dict[str, str]:
     import boto3
 
     client: Any = boto3.client(
@@ -118,6 +123,8 @@ def test_many_and_large_files_outlive_their_writer(
     for host in town.hosts:
         assert digests(host).keys() == BEFORE.keys()
     run = Writer(writer.mount).run
+    run("open('warm', 'wb').write(b'warm')")
+    settled(writer)  # what comes before the first put is over
     run("[os.makedirs(f'many/{n}') for n in range(10)]")
     sizes = {"sizes": SIZES, "count": len(SIZES)}
     if origin == "slow":
@@ -130,7 +137,7 @@ def test_many_and_large_files_outlive_their_writer(
         proxy.mode = "503"
     expected |= json.loads(run(WRITE.format(first=100, last=180, **sizes), limit_s=90))
     writer.kill_all()
-    assert len(expected) == 180 + len(BEFORE)
+    assert len(expected) == 180 + len(BEFORE) + 1
     for host in others:
         wait_until(
             lambda host=host: digests(host) == expected,  # type: ignore[misc]
@@ -147,3 +154,27 @@ def test_many_and_large_files_outlive_their_writer(
     )
     writer.close()
     assert [one["path"] for host in others for one in settled(host)["conflicts"]] == []
+
+
+def test_a_writer_dies_before_its_first_put(
+    make_town: MakeTown, seaweed: S3Server, proxy: FaultProxy
+) -> None:
+    """While it tries what the store makes of conditions: what it leaves there nobody sees, and its files come."""
+    prefix = "dead-writer-trial"
+    town = make_town(write="back:2", persist_delay_s=0.02, take_over_s=0.5)
+    start(town, seaweed, proxy, prefix)
+    writer, *others = town.hosts
+    proxy.put_delay_s = 2.0
+    Writer(writer.mount).run("for n in range(6): open(f'low/{n}', 'wb').write(os.urandom(30_000 * n))")
+    expected = digests(writer)
+    wait_until(lambda: any(HIDDEN in path for _, path in proxy.asked))
+    writer.kill_all()
+    proxy.put_delay_s = 0.0
+    wait_until(
+        lambda: bucket(seaweed, prefix) == expected,
+        60.0,
+        what=lambda: differing(bucket(seaweed, prefix), expected),
+    )
+    for host in others:
+        wait_until(lambda host=host: digests(host) == expected, 10.0)  # type: ignore[misc]
+    wait_until(lambda: [name for name in _all_of(seaweed, prefix) if name.startswith(HIDDEN)])

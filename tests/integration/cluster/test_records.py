@@ -59,6 +59,23 @@ async def until(condition: Callable[[], object], limit_s: float = 10) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_record_stays_where_another_one_exists(kind: str, etcd: EtcdServer) -> None:
+    async def work() -> None:
+        async with maker(kind, etcd, f"unless-{kind}") as make:
+            first, second = await make(), await make()
+            await first.put("written/a", b"1")
+            await first.put("nodes/a", b"here", leased=True)
+            await second.delete("written/a", unless="nodes/a")
+            assert await first.get("written/a") == b"1"
+            await first.delete("nodes/a")
+            await second.delete("written/a", unless="nodes/a")
+            await second.delete("written/a", unless="nodes/a")
+            assert await first.get("written/a") is None
+
+    run(work())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_records(kind: str, etcd: EtcdServer) -> None:
     async def work() -> None:
         async with maker(kind, etcd, "records") as make:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import obstore
@@ -15,7 +16,7 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, OriginUnavailableError
 from headrace.base.model import Attributes, ObjectInfo
-from headrace.origin import cloud
+from headrace.origin import cloud, conditions
 from headrace.origin.locate import build_origin
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.options import parse_options
@@ -136,13 +137,40 @@ def test_the_trial_of_conditions_leaves_nothing_and_is_made_once(proxy: FaultPro
     run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert proxy.server.store is not None
     trial = [(method, path) for method, path in proxy.asked if HIDDEN in path]
-    assert [method for method, _ in trial] == ["PUT", "PUT", "PUT"]
-    assert len({path for _, path in trial}) == 1
+    assert [method for method, _ in trial] == ["PUT", "PUT", "PUT", "GET"]  # of what others left
+    assert len({path for method, path in trial if method == "PUT"}) == 1
     kept = [meta["path"] for metas in obstore.list(proxy.server.store, prefix=place) for meta in metas]
     assert len(kept) == 11 and not [path for path in kept if HIDDEN in path]
     puts = [path for method, path in proxy.asked if method == "PUT" and HIDDEN not in path]
     assert len(puts) == 11
     assert not [method for method, _ in proxy.asked if method == "HEAD"]  # one request a put
+
+
+def test_what_killed_trials_left_is_removed_a_day_later(
+    proxy: FaultProxy, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [f"{place}/{HIDDEN}{n}" for n in range(3)]
+    stays = [f"{place}/.headrace-other", f"{place}/g", f"{place}/sub/{HIDDEN}x"]
+    for path in (*left, *stays):
+        proxy.server.put(path, b"trial")
+
+    def kept() -> list[str]:
+        assert proxy.server.store is not None
+        found = [meta["path"] for metas in obstore.list(proxy.server.store, prefix=place) for meta in metas]
+        return sorted(path for path in found if path != f"{place}/f")
+
+    async def body(origin: Origin) -> None:
+        await put(origin, "f", b"x", Absent())
+
+    async def again(origin: Origin) -> None:
+        version = (await origin.head("f", deadline=soon())).version
+        await put(origin, "f", b"y", version)
+
+    run(lambda: build_origin(proxy.url(place), proxy.options()), body)
+    assert kept() == sorted([*left, *stays]), "they may be of a trial under way"
+    monkeypatch.setattr(conditions, "STALE", timedelta(seconds=-1))  # stands for the day
+    run(lambda: build_origin(proxy.url(place), proxy.options()), again)
+    assert kept() == sorted(stays)
 
 
 # -- in parts

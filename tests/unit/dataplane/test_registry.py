@@ -20,9 +20,11 @@ from headrace.dataplane.registry import Registry
 from headrace.dataplane.rights import Rights
 from headrace.layer.upper import Upper, split
 from headrace.layer.written import Means, WrittenName
+from headrace.namespace import elsewhere as elsewhere_module
 from headrace.namespace.cover import Cover
+from headrace.namespace.elsewhere import Elsewhere
 from headrace.ring.view import ClusterView, NodeInfo, next_view
-from headrace.wire.peer_messages import AskWritten, Stirred, Yield
+from headrace.wire.peer_messages import AskWritten, Stirred, WrittenNames, Yield
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -167,6 +169,85 @@ def test_others_are_told_a_few_times_a_second() -> None:
         assert 1 <= len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
         assert here.peers.heard[0] == ("n1", Stirred("n0", [b"/d"]))
         await here.registry.stop()
+
+    run(test)
+
+
+def elsewhere_of(here: Here, me: str, *ids: str) -> Elsewhere:
+    return Elsewhere(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
+
+
+def test_a_record_that_another_node_removed_is_written_again() -> None:
+    """One that took this node for gone, although it lived."""
+
+    async def test() -> None:
+        here = Here()
+        elsewhere = elsewhere_of(here, "n0", "n0", "n1")
+        elsewhere.on_own_gone = here.registry.record_again
+        await elsewhere.start()
+        here.write(b"/d/a")
+        here.registry.start()
+        await here.registry.enter([b"/d/a"])
+        await here.records.delete("written/n0")
+        assert not here.cover()
+        await here.registry.enter([b"/d/a"])
+        assert here.cover().covers(b"/d")
+        assert here.records.writes == 2
+        await here.registry.stop()
+
+    run(test)
+
+
+class Answering(Hearing):
+    """Peers that answer with one name; before that, what `meanwhile` does."""
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def usable(self, node: NodeInfo) -> bool:
+        return True
+
+    async def ask_written(self, node: NodeInfo, request: AskWritten, deadline: Deadline) -> WrittenNames:
+        await self.meanwhile()
+        return WrittenNames([WrittenName(b"x", Means.FILE, 5, 1, 2, 3)], "state", whole=True)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, ends: bool) -> None:
+    async def test() -> None:
+        here = Here()
+
+        async def meanwhile() -> None:
+            if ends:
+                await here.records.delete("written/n0")
+
+        here.peers = Answering(meanwhile)
+        elsewhere = elsewhere_of(here, "n1", "n0", "n1")
+        await elsewhere.start()
+        await here.records.put("written/n0", Cover.of({b"/d"}, set()).encode())
+        assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
+
+    run(test)
+
+
+def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that folders are listed anew, whatever the last listing says to be good for. Not where a node that lives has
+    nothing to tell any more."""
+
+    async def test() -> None:
+        here = Here()
+        elsewhere = elsewhere_of(here, "n1", "n1", "n2")
+        await elsewhere.start()
+        for writer in ("n0", "n2"):
+            await here.records.put(f"written/{writer}", Cover.of({f"/{writer}".encode()}, set()).encode())
+        assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
+        for writer in ("n0", "n2"):
+            await here.records.delete(f"written/{writer}")
+        assert elsewhere.writers(b"/n0") == []
+        assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
+        monkeypatch.setattr(elsewhere_module, "ENDED_S", 0.0)
+        assert not elsewhere.any_gone(b"/n0")
 
     run(test)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.model import Kind, Version
+from headrace.base.model import FileId, Kind, Version
 from headrace.layer.written import Written, is_written
 from headrace.namespace.mounts import MountTable
 from headrace.namespace.overlay import Rows
 from headrace.namespace.tree import Namespace
 from headrace.wire.peer_messages import NameRow
 
-from .test_tree import Tree, origin_with, run
+from .test_tree import Gated, Tree, origin_with, run
 
 
 class Others:
@@ -167,6 +167,59 @@ def test_a_folder_that_goes_while_it_is_listed_anew_is_no_error(tree: Tree, othe
         tree.namespace.was_removed(b"/d", folder=True)
         await asyncio.gather(first, second)
         assert tree.namespace.known(b"/d") is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("persisted", ["before", "after"])
+def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
+    tree: Tree, others: Others, persisted: str
+) -> None:
+    """The row is asked for, the listing begins, and its writer has persisted the file before the listing has its end.
+    persisted: before the page was read, or after it."""
+
+    async def test() -> None:
+        origin = Gated()
+        for name in ("d/a", "d/gone"):
+            origin.hold(name, b"old")
+        tree.attach("/", origin)
+        await tree.names("/d")
+        others.say(b"/d", file(b"x"), file(b"a"), hidden=(b"gone",))
+        tree.namespace.stirred(b"/d", False)
+        await settled(tree)
+
+        def persist() -> None:
+            origin.hold("d/x", b"x")
+            origin.hold("d/a", b"new")
+            origin.delete("d/gone")
+
+        if persisted == "before":
+            persist()
+        origin.gate.clear()
+        early = asyncio.ensure_future(tree.namespace.refresh_path(b"/d"))
+        await asyncio.sleep(0.01)  # its page was read, and it waits for the next one
+        if persisted == "after":
+            persist()
+        others.say(b"/d")
+        tree.namespace.stirred(b"/d", False)
+        await asyncio.sleep(0.01)
+        shown = []
+        on_changed = tree.namespace._on_changed
+
+        def look(names: list[tuple[FileId, bytes]]) -> None:
+            on_changed(names)
+            shown.append(sorted(entry.name for entry in tree.index.children(known.id)))
+
+        known = tree.namespace.known(b"/d")
+        assert known is not None
+        tree.namespace._on_changed = look
+        origin.gate.set()
+        await early
+        shown.append(sorted(entry.name for entry in tree.index.children(known.id)))
+        await settled(tree)
+        assert all(names == [b"a", b"x"] for names in shown), shown
+        assert [version(tree, path).size_bytes for path in (b"/d/a", b"/d/x")] == [3, 1]
+        assert not is_written(version(tree, b"/d/a"))
 
     run(test)
 
