@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
@@ -47,8 +49,7 @@ class Access:
     asks: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """Who asks. word: of the body's hash. claim: None of who needs no signature."""
 
     word: str

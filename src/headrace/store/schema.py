@@ -136,8 +136,8 @@ def _told_at(value: bytes, flags: int) -> int | None:
 
 
 def can_tell(token: str) -> bool:
-    """Whether the record of such a version has a place for `told`: behind a token of known length, as an MD5 is. A guess
-    by its length, which costs nothing; where it is wrong, `told` is not kept."""
+    """Whether the record of such a version has a place for `told`: behind a token of known length, as an MD5 is. A
+    guess by its length, which costs nothing; where it is wrong, `told` is not kept."""
     return len(token) >= 34 and token[0] == '"'
 
 
