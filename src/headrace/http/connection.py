@@ -37,6 +37,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection:
+    secure = False
+    """Whether what is said on it is encrypted."""
+
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -66,6 +69,7 @@ class Connection:
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
         request = parse_head(head)
+        request.secure = self.secure
         self._begin(request)
         return request
 

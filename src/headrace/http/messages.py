@@ -29,7 +29,8 @@ _REASONS = {one.value: one.phrase for one in HTTPStatus}
 
 
 class Request(msgspec.Struct):
-    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas."""
+    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas. secure:
+    it came by TLS."""
 
     method: str
     target: bytes
@@ -37,6 +38,7 @@ class Request(msgspec.Struct):
     query: list[tuple[str, str]]
     headers: dict[str, str]
     keep_alive: bool
+    secure: bool = False
     arguments: dict[str, str] = {}
     """The query, of each name the first value."""
 
@@ -86,6 +88,13 @@ class Response(msgspec.Struct):
     length_bytes: int | None = None
     close: bool = False
     request_id: str = ""
+
+    @property
+    def body_bytes(self) -> int:
+        """How long its body is."""
+        if self.bodiless:
+            return 0
+        return len(self.body) if self.content is None else self.end - self.start
 
     def drop(self) -> None:
         if self.content is not None:
