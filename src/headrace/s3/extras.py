@@ -135,6 +135,10 @@ class ExtrasOf:
         """Those that are kept of what is put there: where they are not, the Content-Type, which nearly every client
         sends, goes. NotImplemented for others: they would be lost."""
         self._paths.check_writable(path)
+        if not all(
+            (name + value).isascii() for name, value in [*extras.metadata.items(), *extras.headers.items()]
+        ):
+            raise S3Error("NotImplemented", "metadata beyond ASCII can be told, and not be put")
         kept = KEPT_BY["s3"] if self._is_local(path) else self._kept(path)
         if "metadata" in kept and ("tags" in kept or not extras.tags):
             return extras

@@ -351,6 +351,7 @@ class Objects:
         facts, found, path = self.facts(call)
         before = self._tagged(found, path)
         extras = Extras(before.metadata, before.headers, tags)
+        self.extras.check_kept(call.path, extras)
         etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
 
         def dress(fd: int) -> None:
