@@ -40,7 +40,7 @@ class Kind:
 
 KINDS = (
     Kind("s3", "S3 gateway", "s3_address", "s3_tls_certificate"),
-    Kind("webhdfs", "WebHDFS gateway", "webhdfs_address"),
+    Kind("webhdfs", "WebHDFS gateway", "webhdfs_address", "webhdfs_tls_certificate"),
     Kind("rest", "REST API", "rest_address", "tls_certificate"),
 )
 WORDS = tuple(kind.word for kind in KINDS)

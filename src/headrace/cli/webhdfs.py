@@ -47,6 +47,8 @@ def webhdfs(
         find_target(socket, cache).socket,
         serve,
         default_address=DEFAULT_ADDRESS,
-        ready=lambda _, bound: f"ready: webhdfs://{bound} (whoever reaches it may do everything)",
+        ready=lambda url, bound: (
+            f"ready: {'s' * url.startswith('https')}webhdfs://{bound} (whoever reaches it may do everything)"
+        ),
         json=json,
     )

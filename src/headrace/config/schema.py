@@ -199,6 +199,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
         ),
     ] = ""
+    webhdfs_tls_certificate: Annotated[
+        str,
+        Meta(
+            description="PEM file with the WebHDFS gateway's certificate and its chain: the gateway speaks TLS."
+        ),
+    ] = ""
+    webhdfs_tls_key: Annotated[str, Meta(description="PEM file with the key of webhdfs_tls_certificate.")] = (
+        ""
+    )
     s3_metadata: Annotated[
         bool,
         Meta(
@@ -302,8 +311,10 @@ def _check_cluster(config: Config) -> None:
         raise UsageError(
             "settings tls_certificate, tls_key, tls_authority", why="all three are needed, or none of them"
         )
-    if bool(config.s3_tls_certificate) != bool(config.s3_tls_key):
-        raise UsageError("settings s3_tls_certificate, s3_tls_key", why="both are needed, or none of them")
+    for gateway in ("s3", "webhdfs"):
+        names = f"{gateway}_tls_certificate", f"{gateway}_tls_key"
+        if len({bool(getattr(config, name)) for name in names}) > 1:
+            raise UsageError(f"settings {', '.join(names)}", why="both are needed, or none of them")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -29,12 +29,17 @@ STALL_MS = 60_000
 DRAIN_BYTES_MAX = 1 << 20
 """Of a body that nobody read: more than that is not worth the connection."""
 LINGER_S = 2.0
+COPIED_BYTES_MAX = 32 << 10
+"""Of a small answer: head and bytes go by one call, which is cheaper than a second one that copies nothing."""
 STEP_BYTES = 8 << 20
 """Of content that is not whole yet so much is waited for at once."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection:
+    secure = False
+    """Whether what is said on it is encrypted."""
+
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -64,6 +69,7 @@ class Connection:
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
         request = parse_head(head)
+        request.secure = self.secure
         self._begin(request)
         return request
 
@@ -157,6 +163,9 @@ class Connection:
             self.at = response.end
             return self._send_some()
         self.buffer_out, self.at = head, response.start
+        if 0 < count <= COPIED_BYTES_MAX:
+            body = content.read_now(response.start, response.end)
+            return body is not None and self._send_together(head, body)
         if count > small_bytes or not content.is_in_memory():
             return False
         try:
@@ -169,6 +178,17 @@ class Connection:
         except OSError as error:
             raise HungUpError(str(error)) from error
         return not self.buffer_out and self.at == response.end
+
+    def _send_together(self, head: bytes, body: bytearray) -> bool:
+        try:
+            sent = self.sock.sendmsg((head, body))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise HungUpError(str(error)) from error
+        self.buffer_out = head[sent:]
+        self.at += max(0, sent - len(head))
+        return sent == len(head) + len(body)
 
     def _send_some(self) -> bool:
         try:

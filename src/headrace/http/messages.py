@@ -9,26 +9,28 @@ import functools
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 import httptools
+import msgspec
 
 from headrace.http.errors import BadRequestError, Fault
 
 HEAD_BYTES_MAX = 64 << 10
 """S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
+KEPT_CHARACTERS_MAX = 256
+"""Of what is remembered of requests: anybody may send some."""
 HEAD_END = b"\r\n\r\n"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _REASONS = {one.value: one.phrase for one in HTTPStatus}
 
 
-@dataclass(slots=True)
-class Request:
-    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas."""
+class Request(msgspec.Struct):
+    """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas. secure:
+    it came by TLS."""
 
     method: str
     target: bytes
@@ -36,13 +38,20 @@ class Request:
     query: list[tuple[str, str]]
     headers: dict[str, str]
     keep_alive: bool
+    secure: bool = False
+    arguments: dict[str, str] = {}
+    """The query, of each name the first value."""
+
+    def __post_init__(self) -> None:
+        if self.query:
+            self.arguments = dict(reversed(self.query))
 
     def argument(self, name: str, default: str = "") -> str:
         """The first of that name in the query."""
-        return next((value for one, value in self.query if one == name), default)
+        return self.arguments.get(name, default)
 
     def has(self, name: str) -> bool:
-        return any(one == name for one, _ in self.query)
+        return name in self.arguments
 
     def header(self, name: str, default: str = "") -> str:
         return self.headers.get(name, default)
@@ -59,16 +68,18 @@ class Content(Protocol):
     def is_in_memory(self) -> bool:
         """Whether reading it most likely waits for nothing."""
 
+    def read_now(self, start: int, end: int) -> bytearray | None:
+        """These bytes, if reading them waits for nothing; None: it would, or the file is shorter."""
+
     def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """body, or bytes start..end of content, which whoever sends this closes. bodiless: length_bytes is told, and
     nothing sent (HEAD). request_id: where the body names it."""
 
     status: int
-    headers: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[tuple[str, str]] = []
     body: bytes = b""
     content: Content | None = None
     start: int = 0
@@ -77,6 +88,13 @@ class Response:
     length_bytes: int | None = None
     close: bool = False
     request_id: str = ""
+
+    @property
+    def body_bytes(self) -> int:
+        """How long its body is."""
+        if self.bodiless:
+            return 0
+        return len(self.body) if self.content is None else self.end - self.start
 
     def drop(self) -> None:
         if self.content is not None:
@@ -146,12 +164,21 @@ def is_number(text: str) -> bool:
 
 def parse_query(text: str) -> list[tuple[str, str]]:
     """In the order given; a name without `=` has the value ""."""
-    found = []
-    for part in text.split("&"):
-        if part:
-            name, _, value = part.partition("=")
-            found.append((_decoded(name), _decoded(value)))
-    return found
+    return [_pair_of(part) for part in text.split("&") if part]
+
+
+def _pair_of(part: str) -> tuple[str, str]:
+    if "%" not in part and "+" not in part:
+        name, _, value = part.partition("=")
+        return name, value
+    return _decoded_pair(part) if len(part) <= KEPT_CHARACTERS_MAX else _decoded_pair.__wrapped__(part)
+
+
+@functools.lru_cache(maxsize=1024)
+def _decoded_pair(part: str) -> tuple[str, str]:
+    """Who signs or lists sends the same ones again and again."""
+    name, _, value = part.partition("=")
+    return _decoded(name), _decoded(value)
 
 
 def _decoded(text: str) -> str:

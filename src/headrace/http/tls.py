@@ -73,8 +73,14 @@ class ServerTls:
             log.info("certificate taken anew file=%s", self._files[0])
 
 
+def server_tls(certificate: str, key: str, setting: str) -> ServerTls | None:
+    """None where no certificate is set. UsageError."""
+    return ServerTls(certificate, key, setting) if certificate else None
+
+
 class TlsConnection(Connection):
     sock: ssl.SSLSocket
+    secure = True
 
     def shake_hands(self) -> None:
         """Waits. HungUpError."""

@@ -21,7 +21,7 @@ _TAGS = "headracetags"
 _USERS = "headraceusers"
 """Which of these the user gave, not this node."""
 _FILES = ("mtime", "mode", "uid", "gid")
-_HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
+HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
 _MTIME = re.compile(r"(-?\d{1,11})(?:\.(\d{1,9})\d*)?")
 _NUMBER = re.compile(r"\d{1,10}")
 
@@ -65,7 +65,7 @@ def extras_of(metadata: Mapping[str, str]) -> Extras:
 @functools.lru_cache(maxsize=256)
 def _extras_of(items: tuple[tuple[str, str], ...]) -> Extras:
     metadata = dict(items)
-    headers = {name: str(metadata[name]) for name in _HEADERS if name in metadata}
+    headers = {name: str(metadata[name]) for name in HEADERS if name in metadata}
     values = {str(name).lower(): str(value) for name, value in metadata.items() if name not in headers}
     tags, users = values.pop(_TAGS, ""), values.pop(_USERS, "").split(",")
     ours = bool(values.pop(_PUT_ID, ""))

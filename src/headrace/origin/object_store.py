@@ -28,7 +28,8 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
-from headrace.origin.obstore_errors import translate_listing
+from headrace.origin.obstore_errors import OddHeadersError, translate_listing
+from headrace.origin.odd_headers import read_odd
 from headrace.origin.origin import HIDDEN, Condition, ListPage, Source, check_range
 from headrace.origin.upload import Sizes
 
@@ -116,6 +117,15 @@ class ObjectStoreOrigin:
                     body = memoryview(await result.bytes_async())
             except PathNotFoundError:
                 raise VersionChangedError(what, why="it is gone") from None
+            except OddHeadersError:
+                odd = await read_odd(
+                    *(self._stores.objects, self._full(key), what, start, end),
+                    version=version,
+                    deadline=deadline,
+                )
+                if odd is None:
+                    raise
+                return odd
         if result.range != (start, end) or len(body) != end - start:
             raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
         return Arrived(body, extras_of(result.attributes))

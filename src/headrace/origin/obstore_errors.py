@@ -21,9 +21,14 @@ from headrace.base.errors import (
 FOREIGN = (exceptions.BaseError, OSError, ValueError)
 """What obstore raises: its own, FileNotFoundError, and ValueError for a key that it can't express."""
 
+
+class OddHeadersError(NotSupportedError):
+    """Of an object that is there, and that obstore can't tell of."""
+
+
 INEXPRESSIBLE = "obstore can not express this key (an empty, . or .. part, a control character)"
 
-NOT_ASCII = "its metadata has characters beyond ASCII, with which obstore can't read the object at all"
+NOT_ASCII = "its metadata has characters beyond ASCII, with which obstore can't tell of the object"
 _NOT_ASCII = re.compile(r"contained non UTF-8 characters")
 """Of headers of an answer: whatever the encoding, obstore takes those of visible ASCII only."""
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -66,7 +71,7 @@ def translate(error: BaseException, what: str) -> HeadraceError:
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
     if _NOT_ASCII.search(text):
-        return NotSupportedError(
+        return OddHeadersError(
             what, why=NOT_ASCII, hint="copy it onto itself with other metadata, as RFC 2047 writes it"
         )
     if isinstance(error, exceptions.NotSupportedError):

@@ -10,7 +10,7 @@ from headrace.s3.errors import S3Error
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})$")
 
-_CONDITIONS = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range")
+_CONDITIONS = {"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range"}
 
 
 def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
@@ -36,7 +36,7 @@ def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 def wanted(request: Request, size_bytes: int) -> tuple[int, int] | None:
     """As far as the request's head says it; None: perhaps nothing is sent, as there is a condition or a bad range."""
-    if any(name in request.headers for name in _CONDITIONS):
+    if not _CONDITIONS.isdisjoint(request.headers):
         return None
     try:
         return range_of(request.header("range"), size_bytes) or (0, size_bytes)
@@ -47,6 +47,8 @@ def wanted(request: Request, size_bytes: int) -> tuple[int, int] | None:
 def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:
     """prefix: "x-amz-copy-source-" of copies, where all is PreconditionFailed. PreconditionFailed, NotModified."""
     headers = request.headers
+    if not prefix and _CONDITIONS.isdisjoint(headers):
+        return
     seconds = mtime_ns // 1_000_000_000
     match, unmodified = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-unmodified-since")
     if match is not None:

@@ -38,7 +38,11 @@ MISSING = ("x-amz-missing-meta", "1")
 """Of an answer whose metadata could not be asked for."""
 _TAG = re.compile(r"[\w\s+\-=.:/@]*")
 """What S3 takes in tags; others would be refused when the object is persisted."""
+NOTHING: frozenset[str] = frozenset()
+KEPT_BY = {"s3": frozenset(("metadata", "tags")), "gs": frozenset(("metadata",))}
+"""By the scheme of the origin's URL."""
 MOUNTS_S = 1.0
+FOLDERS_MAX = 4096
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 100_000
 
@@ -125,12 +129,17 @@ class ExtrasOf:
         self._lock = threading.Lock()
         self._told: OrderedDict[FileId, tuple[float, Extras]] = OrderedDict()
         self._mounts: tuple[float, dict[str, str]] = (0.0, {})
+        self._kept_in: dict[bytes, frozenset[str]] = {}
 
     def check_kept(self, path: bytes, extras: Extras) -> Extras:
         """Those that are kept of what is put there: where they are not, the Content-Type, which nearly every client
         sends, goes. NotImplemented for others: they would be lost."""
         self._paths.check_writable(path)
-        kept = {"metadata", "tags"} if self._is_local(path) else self._kept(path)
+        if not all(
+            (name + value).isascii() for name, value in [*extras.metadata.items(), *extras.headers.items()]
+        ):
+            raise S3Error("NotImplemented", "metadata beyond ASCII can be told, and not be put")
+        kept = KEPT_BY["s3"] if self._is_local(path) else self._kept(path)
         if "metadata" in kept and ("tags" in kept or not extras.tags):
             return extras
         lost = [f"{METADATA}{name}" for name in extras.metadata if name not in ("mtime", "md5chksum")]
@@ -198,21 +207,22 @@ class ExtrasOf:
     def _asked(self, path: bytes) -> bool:
         return bool(self._kept(path))
 
-    def _kept(self, path: bytes) -> set[str]:
-        """metadata, tags: what the origin of a path has a place for."""
+    def _kept(self, path: bytes) -> frozenset[str]:
+        """metadata, tags: what the origin of a file's path has a place for."""
         if not self._asks:
-            return set()
+            return NOTHING
         now_s = time.monotonic()
         if now_s >= self._mounts[0]:
             self._mounts = now_s + MOUNTS_S, self._paths.client.mounts()
-        text = os.fsdecode(path)
-        url = max(
-            (
-                (len(at), url)
-                for at, url in self._mounts[1].items()
-                if text == at or text.startswith(at.rstrip("/") + "/")
-            ),
-            default=(0, ""),
-        )[1]
-        scheme = url.partition(":")[0]
-        return {"s3": {"metadata", "tags"}, "gs": {"metadata"}}.get(scheme, set())
+            self._kept_in = {}
+        folder = path[: path.rfind(b"/") + 1]
+        kept = self._kept_in.get(folder)
+        if kept is None:
+            text = os.fsdecode(folder)
+            mounts = [
+                (len(at), url) for at, url in self._mounts[1].items() if text.startswith(at.rstrip("/") + "/")
+            ]
+            kept = KEPT_BY.get(max(mounts, default=(0, ""))[1].partition(":")[0], NOTHING)
+            if len(self._kept_in) < FOLDERS_MAX:
+                self._kept_in[folder] = kept
+        return kept

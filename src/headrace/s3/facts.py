@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import stat
-from dataclasses import dataclass
 
 import msgspec
 
@@ -34,8 +33,7 @@ class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     mtime_text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(msgspec.Struct, frozen=True):
     """etag: with its quotes."""
 
     size_bytes: int

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.s3 import signature, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
-from headrace.s3.counts import UNKNOWN, Counts, Received
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.extras import checked_tags
 from headrace.s3.multipart import Multipart
@@ -28,6 +29,7 @@ from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, route
 from headrace.s3.signature import ChunkSigner, Claim
 from headrace.s3.uploads import Uploads
+from headrace.sdk.counts import UNKNOWN, Counts, Received
 from headrace.sdk.paths import Paths
 
 log = logging.getLogger(__name__)
@@ -47,8 +49,7 @@ class Access:
     asks: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(msgspec.Struct, frozen=True):
     """Who asks. word: of the body's hash. claim: None of who needs no signature."""
 
     word: str
@@ -91,7 +92,7 @@ class Gateway:
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
         if response is not None:
-            self.counts.add(call.operation, response.status, _length(response))
+            self.counts.add(call.operation, response.status, response.body_bytes)
         return response
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
@@ -105,7 +106,7 @@ class Gateway:
             response = self.error(request, error)
         finally:
             self.counts.received(operation, received.count)
-        self.counts.add(operation, response.status, _length(response))
+        self.counts.add(operation, response.status, response.body_bytes)
         return response
 
     def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
@@ -207,13 +208,6 @@ class Gateway:
             "abort_upload": lambda: self._parts.abort(request, call),
         }
         return work[call.operation]()
-
-
-def _length(response: Response) -> int:
-    """Bytes of its body."""
-    if response.bodiless:
-        return 0
-    return len(response.body) if response.content is None else response.end - response.start
 
 
 def _check_length(request: Request) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from headrace.base.errors import UsageError
@@ -10,11 +9,11 @@ from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
-from headrace.http.tls import ServerTls
-from headrace.s3.counts import Teller
+from headrace.http.tls import server_tls
 from headrace.s3.credentials import read_credentials
 from headrace.s3.gateway import Access, Gateway
 from headrace.sdk.client import Client
+from headrace.sdk.counts import Teller
 from headrace.sdk.paths import Paths
 
 SETTING = "s3_address"
@@ -45,24 +44,17 @@ def access_of(config: Config) -> Access:
     return Access(secrets, domains, asks=config.s3_metadata)
 
 
-def tls_of(config: Config) -> ServerTls | None:
-    """UsageError."""
-    if not config.s3_tls_certificate:
-        return None
-    return ServerTls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
-
-
 def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> None:
     """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told where it listens, as HOST:PORT.
     UsageError, NodeUnavailableError."""
     access = access_of(config)
     take_all_descriptors()
-    tls = tls_of(config)
+    tls = server_tls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
     listening = listen(config.s3_address, SETTING)
     paths = Paths(Client(node_socket, role="s3", patience_s=PATIENCE_S))
     gateway = Gateway(paths, access)
     door = Door(gateway, listening, name="s3", tls=tls)
-    teller = Teller(gateway.counts, node_socket, pid=os.getpid(), address=bound_to(listening))
+    teller = Teller("s3", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(bound_to(listening))
     run_until_signal(door)
     teller.stop()

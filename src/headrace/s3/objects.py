@@ -69,6 +69,7 @@ ANSWER_HEADERS = {
     "response-content-disposition": "Content-Disposition",
     "response-content-encoding": "Content-Encoding",
 }
+_OVERRIDES = frozenset(ANSWER_HEADERS)
 FOLDER_TYPE = "application/x-directory"
 DEFAULT_TYPE = "binary/octet-stream"
 _FOLDER = Facts(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
@@ -223,7 +224,7 @@ class Objects:
             answer.append((MTIME, facts.mtime_text))
         if part is not None:
             answer.append(("Content-Range", f"bytes {start}-{end - 1}/{facts.size_bytes}"))
-        if request.query:
+        if not _OVERRIDES.isdisjoint(request.arguments):
             answer = _with_overrides(request, answer)
         return Response(
             206 if part is not None else 200,
@@ -350,6 +351,7 @@ class Objects:
         facts, found, path = self.facts(call)
         before = self._tagged(found, path)
         extras = Extras(before.metadata, before.headers, tags)
+        self.extras.check_kept(call.path, extras)
         etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
 
         def dress(fd: int) -> None:

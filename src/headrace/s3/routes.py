@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+
+import msgspec
 
 from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
 
 KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
+_NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
+"""A slash where a name should begin, a name of dots, a zero byte."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """operation: a name of the tables below, in snake case. bucket and key: b"" where there is none."""
 
     operation: str
@@ -68,7 +71,9 @@ def route(request: Request, domains: tuple[str, ...]) -> Call:
     """domains: of virtual hosts. S3Error for what is not there."""
     bucket, key = _named(request, domains)
     table = OBJECT if key else BUCKET if bucket else SERVICE
-    asked = next((name for name, _ in request.query if name in SUBRESOURCES), "")
+    asked = ""
+    if not SUBRESOURCES.isdisjoint(request.arguments):
+        asked = next(name for name, _ in request.query if name in SUBRESOURCES)
     operation = table.get((request.method, asked))
     if operation is None:
         if asked:
@@ -103,10 +108,9 @@ def check_key(key: bytes) -> None:
     """S3Error for keys that are no path of a tree."""
     if len(key) > KEY_BYTES_MAX:
         raise S3Error("KeyTooLongError", "Your key is too long")
-    names = key.removesuffix(b"/").split(b"/")
-    if any(name in (b"", b".", b"..") for name in names) or b"\0" in key:
+    if _NO_PATH.search(key):
         raise S3Error(
             "InvalidArgument", "a key with an empty name, `.` or `..` between slashes can't be a path here"
         )
-    if any(len(name) > NAME_BYTES_MAX for name in names):
+    if len(key) > NAME_BYTES_MAX and any(len(name) > NAME_BYTES_MAX for name in key.split(b"/")):
         raise S3Error("KeyTooLongError", f"a name between slashes has more than {NAME_BYTES_MAX} bytes")

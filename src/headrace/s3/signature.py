@@ -14,10 +14,11 @@ import hmac
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from urllib.parse import quote
 
-from headrace.http.messages import Request, is_number
+import msgspec
+
+from headrace.http.messages import KEPT_CHARACTERS_MAX, Request, is_number
 from headrace.s3.errors import S3Error
 
 ALGORITHM = "AWS4-HMAC-SHA256"
@@ -32,12 +33,11 @@ PAYLOAD_WORDS = (
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
 )
 _SAFE = "-_.~"
-_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+_PLAIN_PATH = re.compile(rb"[A-Za-z0-9_.~/-]*")
 _AUTHORIZATION = re.compile(r"(\w+)\s*=\s*([^,\s]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """What a request says of its signature. expires_s: of a presigned one, else None."""
 
     access_key: str
@@ -164,7 +164,7 @@ def check_headers(request: Request, claim: Claim) -> None:
 
 def signature_of(request: Request, claim: Claim, secret: str, payload: str) -> str:
     text = string_to_sign(claim, canonical_request(request, claim, payload))
-    return _hex(signing_key(secret, claim.date, claim.region), text)
+    return _hex(_signer(secret, claim.date, claim.region), text)
 
 
 def matches(request: Request, claim: Claim, secret: str, payload: str) -> bool:
@@ -174,11 +174,13 @@ def matches(request: Request, claim: Claim, secret: str, payload: str) -> bool:
 
 
 def canonical_request(request: Request, claim: Claim, payload: str) -> str:
-    headers = "".join(f"{name}:{_trimmed(request.headers.get(name, ''))}\n" for name in claim.signed_headers)
+    headers = "".join(
+        [f"{name}:{_trimmed(request.headers.get(name, ''))}\n" for name in claim.signed_headers]
+    )
     return "\n".join(
         (
             request.method,
-            quote(request.path, safe="/" + _SAFE),
+            _quoted_path(request.path),
             _canonical_query(request.query, presigned=claim.expires_s is not None),
             headers,
             ";".join(claim.signed_headers),
@@ -206,19 +208,38 @@ def _canonical_query(query: Iterable[tuple[str, str]], *, presigned: bool) -> st
         for name, value in query
         if not (presigned and name == "X-Amz-Signature")
     ]
-    return "&".join(f"{name}={value}" for name, value in sorted(pairs))
+    pairs.sort()
+    return "&".join([f"{name}={value}" for name, value in pairs])
+
+
+def _quoted_path(path: bytes) -> str:
+    return path.decode("ascii") if _PLAIN_PATH.fullmatch(path) else quote(path, safe="/" + _SAFE)
 
 
 def _quoted(text: str) -> str:
-    return text if _PLAIN.fullmatch(text) else quote(text, safe=_SAFE, errors="surrogateescape")
+    return _kept_quoted(text) if len(text) <= KEPT_CHARACTERS_MAX else _kept_quoted.__wrapped__(text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_quoted(text: str) -> str:
+    """Of presigned URLs nearly all of it comes again."""
+    return quote(text, safe=_SAFE, errors="surrogateescape")
 
 
 def _trimmed(value: str) -> str:
     return " ".join(value.split()) if "  " in value or "\t" in value else value.strip()
 
 
-def _hex(key: bytes, text: str) -> str:
-    return hmac.digest(key, text.encode("utf-8", "surrogateescape"), "sha256").hex()
+@functools.lru_cache(maxsize=256)
+def _signer(secret: str, date: str, region: str) -> hmac.HMAC:
+    """To be copied: OpenSSL then need not look for the algorithm, nor take in the key, each time."""
+    return hmac.new(signing_key(secret, date, region), digestmod="sha256")
+
+
+def _hex(signer: hmac.HMAC, text: str) -> str:
+    one = signer.copy()
+    one.update(text.encode("utf-8", "surrogateescape"))
+    return one.hexdigest()
 
 
 class ChunkSigner:
@@ -226,7 +247,7 @@ class ChunkSigner:
 
     def __init__(self, claim: Claim, secret: str) -> None:
         self._claim = claim
-        self._key = signing_key(secret, claim.date, claim.region)
+        self._signer = _signer(secret, claim.date, claim.region)
         self._previous = claim.signature
 
     def check_chunk(self, signature: str, sha256_hex: str) -> None:
@@ -240,7 +261,7 @@ class ChunkSigner:
 
     def _check(self, signature: str, kind: str, what: str) -> None:
         text = f"{kind}\n{self._claim.amz_date}\n{self._claim.scope}\n{self._previous}\n{what}"
-        wanted = _hex(self._key, text)
+        wanted = _hex(self._signer, text)
         if not hmac.compare_digest(wanted.encode(), signature.encode("utf-8", "replace")):
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk of the body does not match.")
         self._previous = wanted

@@ -94,6 +94,16 @@ class Content:
         """Whether reading it most likely waits for nothing: its last byte is in the page cache."""
         return self.file is None and in_memory(self.fd, self.size_bytes)
 
+    def read_now(self, start: int, end: int) -> bytearray | None:
+        """These bytes, if reading them waits for nothing; None: it would, or the file is shorter."""
+        if self.file is not None:
+            return None
+        found = bytearray(end - start)
+        try:
+            return found if os.preadv(self.fd, [found], start, os.RWF_NOWAIT) == len(found) else None
+        except OSError:
+            return None
+
     def copy_to(self, target: int, on_copied: Callable[[int], object] = lambda _: None) -> None:
         """All of it, by the kernel, to the beginning of an empty file. on_copied: told how many bytes more."""
         at = 0

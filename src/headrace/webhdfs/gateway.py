@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
+from headrace.sdk.counts import UNKNOWN, Counts, Received
 from headrace.sdk.paths import Paths
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
@@ -29,6 +30,7 @@ class Gateway:
     def __init__(self, paths: Paths, *, replicas: int) -> None:
         self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
         self._writing = Writing(paths)
+        self.counts = Counts()
 
     def cached(self, request: Request) -> Response | None:
         """None: it has to be asked for by `answer`. Never waits."""
@@ -37,25 +39,40 @@ class Gateway:
         try:
             _check_sender(request)
             call = route(request)
+            found = None
             if call.operation == "open":
-                return self._reading.open_cached(call)
-            if call.operation == "get_status":
+                found = self._reading.open_cached(call)
+            elif call.operation == "get_status":
                 found = self._reading.get_status_cached(call)
-                return None if found is None else _as_taken(request, found)
         except (RemoteError, HeadraceError):
             return None  # told by `answer`
         except Exception:  # the door's thread has to go on; `answer` will meet it, too
             log.exception("request failed method=%s path=%s", request.method, request.path)
-        return None
+            return None
+        return None if found is None else self._counted(call.operation, _as_taken(request, found))
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
-        return _as_taken(request, self._answer(request, pieces))
-
-    def _answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
+        operation, received = UNKNOWN, Received(pieces)
         try:
             _check_sender(request)
-            return self._do(route(request), pieces)
+            call = route(request)
+            operation = call.operation
+            response = self._answered(request, call, received)
+        except RemoteError as error:
+            response = answers.failed(error)
+        finally:
+            self.counts.received(operation, received.count)
+        return self._counted(operation, _as_taken(request, response))
+
+    def _counted(self, operation: str, response: Response) -> Response:
+        self.counts.add(operation, response.status, response.body_bytes)
+        return response
+
+    def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
+        """Errors are answers. HungUpError."""
+        try:
+            return self._do(call, pieces)
         except RemoteError as error:
             return answers.failed(error)
         except BadRequestError as error:

@@ -9,7 +9,9 @@ from headrace.config.schema import Config
 from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.tls import server_tls
 from headrace.sdk.client import Client
+from headrace.sdk.counts import Teller
 from headrace.sdk.paths import Paths
 from headrace.webhdfs.gateway import Gateway
 
@@ -24,7 +26,7 @@ def check_address(config: Config) -> None:
     if not config.insecure and not is_loopback(host, SETTING):
         raise UsageError(
             f"setting {SETTING} = {config.webhdfs_address!r}",
-            why="others reach it, and whoever does may read and write everything: there is no TLS, and no Kerberos",
+            why="others reach it, and whoever does may read and write everything: nobody has to say truly who he is",
             hint="listen at 127.0.0.1 on each host, or say insecure = true in a network where all may do that",
         )
 
@@ -34,11 +36,15 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     UsageError, NodeUnavailableError."""
     check_address(config)
     take_all_descriptors()
+    tls = server_tls(config.webhdfs_tls_certificate, config.webhdfs_tls_key, "webhdfs_tls_certificate")
     listening = listen(config.webhdfs_address, SETTING)
     paths = Paths(Client(node_socket, role="webhdfs", patience_s=PATIENCE_S))
-    door = Door(Gateway(paths, replicas=config.replicas), listening, name="webhdfs")
+    gateway = Gateway(paths, replicas=config.replicas)
+    door = Door(gateway, listening, name="webhdfs", tls=tls)
+    teller = Teller("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(bound_to(listening))
     run_until_signal(door)
+    teller.stop()
     paths.close()
 
 

@@ -114,9 +114,14 @@ class Call:
             raise _invalid(name, text, "it is not an absolute path")
         return clean_path(text.encode("utf-8", "surrogateescape"))
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the client speaks TLS, with this gateway or with a proxy before it."""
+        return self.request.secure or self.request.header("x-forwarded-proto").lower() == "https"
+
     def url_of_data(self) -> str:
         """Where the bytes are sent to, or read from: here, marked so that it is not told once more."""
-        scheme = "https" if self.request.header("x-forwarded-proto").lower() == "https" else "http"
+        scheme = "https" if self.is_secure else "http"
         path, _, query = self.request.target.partition(b"?")
         if not path.startswith(b"/"):
             path = PREFIX + quote_from_bytes(self.path).encode()

@@ -57,7 +57,10 @@ class Writing:
             os.fchmod(stream.fileno(), mode)
         host = call.request.header("host")
         return answers.done(
-            201, headers=[("Location", f"webhdfs://{host}{call.path.decode('utf-8', 'replace')}")]
+            201,
+            headers=[
+                ("Location", f"{'s' * call.is_secure}webhdfs://{host}{call.path.decode('utf-8', 'replace')}")
+            ],
         )
 
     def append(self, call: Call, pieces: Iterator[bytes]) -> Response:

@@ -170,7 +170,7 @@ class OperationRow(msgspec.Struct, frozen=True):
 
 
 class GatewayCounts(Message, frozen=True):
-    """What a gateway of this host has answered; told every two seconds. kind: "s3". → Done."""
+    """What a gateway of this host has answered; told every two seconds. kind: "s3", "webhdfs". → Done."""
 
     pid: int
     kind: str

@@ -40,6 +40,15 @@ class Answer:
         with told(self._who):
             return self._response.read()
 
+    def read_exactly(self, count: int) -> bytes:
+        """So many bytes, which are all. NodeUnavailableError where the answer breaks off before."""
+        with told(self._who):
+            found = self._response.read(count)
+            if len(found) != count:
+                raise NodeUnavailableError(self._who, why="its answer broke off")
+            self._response.read()  # nothing: the connection may be used again
+        return found
+
     def read_into(self, target: memoryview) -> None:
         """Exactly so many bytes. NodeUnavailableError where the answer breaks off before."""
         at = 0

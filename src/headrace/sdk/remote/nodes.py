@@ -77,7 +77,7 @@ class Node:
 class Fetched:
     """data: fewer bytes than were asked for where the file ends before. etag: of the version they are of."""
 
-    data: bytearray | memoryview
+    data: bytes | memoryview
     size_bytes: int
     etag: str
 
@@ -213,7 +213,7 @@ class Nodes:
                 answer.read()
                 self._give(node, link)
                 size = int(answer.header("content-range").rpartition("/")[2])
-                return Fetched(bytearray(), size, etag)
+                return Fetched(b"", size, etag)
             if answer.status != 206:
                 raise self._error(node, answer, link)
             try:
@@ -446,9 +446,13 @@ def _received(who: str, answer: Answer, start: int, end: int, into: memoryview |
         raise ProtocolError(who, why="it does not say which bytes these are") from None
     if span != f"{start}-{stop - 1}" or stop != min(end, size):
         raise ProtocolError(who, why=f"it sends bytes {span} of {size}, asked for {start} to {end}")
-    data = memoryview(bytearray(stop - start)) if into is None else into[: stop - start]
-    answer.read_into(data)
-    pieces = list(_pieces(data, start))
+    data: bytes | memoryview
+    if into is None:
+        data = answer.read_exactly(stop - start)
+    else:
+        data = into[: stop - start]
+        answer.read_into(data)
+    pieces = list(_pieces(memoryview(data), start))
     if len(sums) != len(pieces):
         raise ProtocolError(who, why="it sends bytes without their checksums")
     for piece, told in zip(pieces, sums, strict=True):

@@ -30,7 +30,7 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import split
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.remote.content import RemoteContent, fetch_into
+from headrace.sdk.remote.content import RemoteContent, fetch_into, filled
 from headrace.sdk.remote.nodes import STEP_BYTES, Node, Nodes
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.tree import Seen
@@ -142,11 +142,13 @@ class RemotePaths:
         stop = first.size_bytes if end is None else min(end, first.size_bytes)
         if stop <= start + len(first.data):
             return bytes(first.data)
-        whole = bytearray(stop - start)
         done = len(first.data)
-        whole[:done] = first.data
-        fetch_into(self.nodes, path, first.etag, memoryview(whole)[done:], start + done)
-        return bytes(whole)
+
+        def fill(whole: memoryview) -> None:
+            whole[:done] = first.data
+            fetch_into(self.nodes, path, first.etag, whole[done:], start + done)
+
+        return filled(stop - start, fill)
 
     # ------------------------------------------------------------ changing
 

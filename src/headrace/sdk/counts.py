@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 2.0
 UNKNOWN = "unknown"
-"""The operation of what is no request of S3's."""
+"""The operation of what is no request of the protocol's."""
 _REQUESTS, _REFUSED, _FAILED, _IN, _OUT = range(5)
 
 
@@ -68,13 +69,14 @@ class Received:
 
 
 class Teller:
-    """A thread that tells the node. One that was away misses nothing: counts are from the gateway's beginning."""
+    """A thread that tells the node. One that was away misses nothing: counts are from the gateway's beginning. kind: as
+    of GatewayCounts."""
 
-    def __init__(self, counts: Counts, node_socket: str, *, pid: int, address: str) -> None:
-        self._counts, self._socket = counts, node_socket
-        self._pid, self._address = pid, address
+    def __init__(self, kind: str, counts: Counts, node_socket: str, *, address: str) -> None:
+        self._kind, self._counts, self._socket = kind, counts, node_socket
+        self._address = address
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="s3-counts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{kind}-counts", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -86,9 +88,10 @@ class Teller:
         while True:
             try:
                 if connection is None or not connection.usable:
-                    connection = Connection(self._socket, role="s3")
+                    connection = Connection(self._socket, role=self._kind)
+                rows = self._counts.rows()
                 connection.ask(
-                    GatewayCounts(pid=self._pid, kind="s3", address=self._address, rows=self._counts.rows())
+                    GatewayCounts(pid=os.getpid(), kind=self._kind, address=self._address, rows=rows)
                 )
             except HeadraceError as error:
                 log.debug("node not told error=%s", error)
