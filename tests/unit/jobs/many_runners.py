@@ -130,8 +130,10 @@ class RecordsOfNode:
         self._shared.change(key, new)
         return True
 
-    async def delete(self, key: str) -> None:
+    async def delete(self, key: str, *, unless: str = "") -> None:
         self._check()
+        if unless in self._shared.values:
+            return
         self._shared.change(key, None)
 
     async def follow(self, prefix: str, callback: Callable[[str, bytes | None], None]) -> None:

@@ -187,18 +187,18 @@ def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         tree.namespace.stirred(b"/d", False)
         await asyncio.sleep(0.01)
         shown = []
-        on_changed = tree.namespace._on_changed
+        on_changed, known = tree.namespace._on_changed, tree.namespace.known(b"/d")
+        assert known is not None
+        directory = known.id
 
         def look(names: list[tuple[FileId, bytes]]) -> None:
             on_changed(names)
-            shown.append(sorted(entry.name for entry in tree.index.children(known.id)))
+            shown.append(sorted(entry.name for entry in tree.index.children(directory)))
 
-        known = tree.namespace.known(b"/d")
-        assert known is not None
         tree.namespace._on_changed = look
         origin.gate.set()
         await early
-        shown.append(sorted(entry.name for entry in tree.index.children(known.id)))
+        shown.append(sorted(entry.name for entry in tree.index.children(directory)))
         await settled(tree)
         assert all(names == [b"a", b"x"] for names in shown), shown
         assert [version(tree, path).size_bytes for path in (b"/d/a", b"/d/x")] == [3, 1]
