@@ -44,6 +44,8 @@ VIEW_LOOK_S = 0.02
 PEER_RANGES = 32
 """Ranges of one file that are on their way from peers at most, where all of it is wanted: 256 MiB of 8 MiB each, which
 is what a node takes of memory for that (`fill_bytes_max`)."""
+SETTLED_MAX = 1000
+"""Versions that were written by nodes, of which it is remembered what the origin has of them."""
 MOVING_S = 600.0
 """How long after a change of the members bytes are looked for where they were owned before."""
 HANDING_OVER_S = 60.0
@@ -140,6 +142,7 @@ class ClusterSources(Sources):
         """To be set: bytes out of a copy that this node has of such a file."""
         self.settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
         """To be set: what the origin has of such a file."""
+        self._settled: dict[tuple[bytes, Version], Version] = {}
         self.me = me
         self.peers = peers
         self.peer_gate = peer_gate
@@ -209,6 +212,26 @@ class ClusterSources(Sources):
         while self.view() is before and time.monotonic() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(VIEW_LOOK_S)
         return self.view() is not before
+
+    def settled(self, path: bytes, version: Version) -> Version | None:
+        """What the origin has of such a file, where that was asked for before."""
+        return self._settled.get((path, version))
+
+    async def ask_settled(self, path: bytes, version: Version) -> Version:
+        """The same, asked for. VersionChangedError where it never came to the origin, or nobody can tell: then its name
+        means something else, or soon will."""
+        found, why = None, "the node that wrote it has it no more"
+        try:
+            async with asyncio.timeout(self.peer_timeout_s):
+                found = await self.settle(path, version)
+        except (HeadraceError, TimeoutError) as error:
+            why = str(error)
+        if found is None or found.size_bytes != version.size_bytes:
+            raise VersionChangedError(os.fsdecode(path), why=why)
+        self._settled[path, version] = found
+        if len(self._settled) > SETTLED_MAX:
+            del self._settled[next(iter(self._settled))]
+        return found
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -324,27 +347,18 @@ class WrittenSource:
 
     @asynccontextmanager
     async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
-        async with self.sources.peer_gate.enter(end - start, background=background):
-            arrived = await self._fetch(start, end)
-            if arrived is not None:
-                yield arrived
-                return
-        settled = await self._settled()
-        async with settled.read(start, end, background=background, for_peer=for_peer) as arrived:
+        sources, written = self.sources, self.entry.version
+        version = sources.settled(self.path, written)
+        if version is None:
+            async with sources.peer_gate.enter(end - start, background=background):
+                arrived = await self._fetch(start, end)
+                if arrived is not None:
+                    yield arrived
+                    return
+            version = await sources.ask_settled(self.path, written)
+        at_origin = sources.of(self.mount, self.key, structs.replace(self.entry, version=version), self.path)
+        async with at_origin.read(start, end, background=background, for_peer=for_peer) as arrived:
             yield arrived
-
-    async def _settled(self) -> Source:
-        """VersionChangedError where it never came to the origin, or nobody can tell: then its name means something
-        else, or soon will."""
-        version, error = None, "the node that wrote it has it no more"
-        try:
-            async with asyncio.timeout(self.sources.peer_timeout_s):
-                version = await self.sources.settle(self.path, self.entry.version)
-        except (HeadraceError, TimeoutError) as problem:
-            error = str(problem)
-        if version is None or version.size_bytes != self.entry.version.size_bytes:
-            raise VersionChangedError(os.fsdecode(self.path), why=error)
-        return self.sources.of(self.mount, self.key, structs.replace(self.entry, version=version), self.path)
 
     async def _fetch(self, start: int, end: int) -> Arrived | None:
         sources, version = self.sources, self.entry.version
