@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from headrace import __version__
@@ -137,18 +137,24 @@ class Neighbourhood:
             await asyncio.get_running_loop().run_in_executor(None, self._server.stop)
         self.peers.close()
 
-    async def forget(self, path: bytes, *, relist: bool, below: bool = True) -> list[tuple[str, str]]:
-        """Tells all other nodes; those that could not be told, and why."""
+    async def forget(
+        self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
+    ) -> list[tuple[str, str]]:
+        """Tells all other nodes, or those of these ids; the ids of those that could not be told, and why."""
 
         async def tell(node: NodeInfo) -> tuple[str, str] | None:
             try:
                 deadline = Deadline.after(FORGET_LIMIT_S)
                 await self.peers.forget(node, path, relist=relist, below=below, deadline=deadline)
             except HeadraceError as error:
-                return f"node {node.id}", str(error)
+                return node.id, str(error)
             return None
 
-        others = [node for node in self.view().nodes.values() if node.id != self.info.id]
+        others = [
+            node
+            for node in self.view().nodes.values()
+            if node.id != self.info.id and (only is None or node.id in only)
+        ]
         return [failed for failed in await asyncio.gather(*map(tell, others)) if failed is not None]
 
     def status(self) -> dict[str, Any]:

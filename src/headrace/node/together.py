@@ -36,6 +36,7 @@ from headrace.layer.upper import Upper
 from headrace.layer.written import Written
 from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
+from headrace.node.announce import Announcer
 from headrace.node.neighbourhood import Neighbourhood
 from headrace.node.shared_mounts import Attach, Detach, MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
@@ -46,8 +47,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 KEEP_THREADS = 8
-ANNOUNCED_MAX = 64
-"""Folders of one round; beyond that what they have in common."""
 
 
 class Together:
@@ -77,6 +76,7 @@ class Together:
         self._copies = None
         holders = HolderRecords(hood.records)
         self._leases_lost = 0
+        self._announcer = Announcer(hood.forget, hood.view)
         if write is not None:
             write.ask_others = ComeBack(hood.info.id, hood.peers, write.known, view=hood.view).ask
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
@@ -220,6 +220,7 @@ class Together:
         await self.jobs.stop()
         self._namespace.stop()
         await self._take_over.stop()
+        self._announcer.stop()
         await self._rebalance.stop()
         await self.mounts.stop()
         for task in self._relisting:
@@ -243,14 +244,8 @@ class Together:
         self.jobs.pins.names_changed(names)
 
     async def announce(self, folders: set[bytes]) -> None:
-        """Listings of these changed at their origin, by what this node put there. Who can't be told sees it when its
-        listings expire."""
-        below = len(folders) > ANNOUNCED_MAX
-        for folder in {os.path.commonpath(folders)} if below else folders:
-            untold = await self._hood.forget(folder, relist=False, below=below)
-            untold += await self._hood.forget(folder, relist=True, below=below)
-            if untold:
-                log.info("not told of a change path=%s nodes=%s", os.fsdecode(folder), untold)
+        """Listings of these changed at their origin, by what this node put there."""
+        await self._announcer.announce(folders)
 
     def status(self) -> dict[str, Any]:
         cluster = {**self._hood.status(), **self._take_over.status()}
@@ -278,16 +273,15 @@ class Together:
         """Every node forgets first; then the owners ask the origin, and the others them. A node that can't be told
         sees the change when its listings expire."""
         path = os.fsencode(request.path)
-        untold = await self._hood.forget(path, relist=False)
+        untold = dict(await self._hood.forget(path, relist=False))
         async for state in self._local_jobs.run(request.kind, request.path, request.options):
             if not state.done:
                 yield state
                 continue
-            untold += [
-                failed for failed in await self._hood.forget(path, relist=True) if failed not in untold
-            ]
+            untold |= dict(await self._hood.forget(path, relist=True))
+            failed = [(f"node {id}", why) for id, why in untold.items()]
             yield msgspec.structs.replace(
-                state, failed=[*state.failed, *untold], failed_files=state.failed_files + len(untold)
+                state, failed=[*state.failed, *failed], failed_files=state.failed_files + len(failed)
             )
 
     async def _drain(self) -> AsyncIterator[JobState]:
