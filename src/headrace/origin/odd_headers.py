@@ -66,6 +66,8 @@ def _read(request: urllib.request.Request, what: str, start: int, end: int, vers
             if len(body) != end - start:
                 raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
             return Arrived(body, extras_of(_metadata(answer.headers)))
+    except HeadraceError:  # some are OSErrors, too
+        raise
     except urllib.error.HTTPError as error:
         error.close()
         raise _of_status(error.code, what) from None
