@@ -194,7 +194,9 @@ class Persist:
         if row.begun:
             return [row]
         if self._namespace.known(path) is not None:
-            self._known.drop(path)
+            with self._upper.lock:
+                if not self._upper.is_going(path):  # else the row says what is to be removed
+                    self._known.drop(path)
             return []
         below = self._known.below(path).values() if row.is_directory else ()
         return [row, *(one for one in below if not one.is_absent)]

@@ -433,6 +433,25 @@ def test_a_folder_in_a_removed_files_place_moves_on(tmp_path: Path, before: str)
     play(tmp_path, test)
 
 
+def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> None:
+    """A file is in the folder's place, so nothing hides the name: what was put there is still known."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        (scene.truth / "d").mkdir()
+        (scene.truth / "d" / "f").write_bytes(b"theirs")
+        await asyncio.to_thread(session.tree)
+        await scene.write(b"/d/f", b"second")
+        await scene.persisted()
+        await scene.only_when_asked()
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+        await scene.write(b"/d", b"a file")
+        scene.here.write.changed([b"/d/f"], 1)
+        await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"second".hex()})
+
+    play(tmp_path, test)
+
+
 def test_a_folder_where_somebody_put_a_file_is_kept_beside(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         (scene.truth / "d").write_bytes(b"theirs")
