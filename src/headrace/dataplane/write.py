@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import stat
 import time
@@ -30,14 +31,14 @@ from headrace.dataplane.dirty import DirtyPaths
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.let_go import Leaving
 from headrace.dataplane.persist import Persist
-from headrace.dataplane.put import CTIME_TICK_NS, Puts
+from headrace.dataplane.put import Puts
+from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.turns import Turns
 from headrace.dataplane.work import Counts, Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
-from headrace.layer.snapshot import Shape, Snapshot, take
 from headrace.layer.upper import Upper, seen_at, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
@@ -54,8 +55,6 @@ LOOK_OVER_SHARE = 20
 """How many times as long as it took the next look is away, at least: of a million names it takes seconds."""
 BYTES_S_MIN = 4 << 20
 """How slow an upload may be before it counts as hanging."""
-SUMMED_MAX = 16
-"""Large files of which the checksums are remembered for a while."""
 AGAIN_S, LATER_S = 0.05, 1.0
 
 
@@ -123,9 +122,11 @@ class WritePath:
         self._suspects = False
         self._tops = {b"/", *modes.tops()}
         self._clearing = asyncio.Lock()
+        self._gone_due_s = math.inf
+        """When a round looks at what was put aside, though nothing else is dirty."""
         self._upper_bytes = 0
         self._pressure = Pressure(upper.pressure_path)
-        self._summed: dict[int, Snapshot] = {}
+        self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Copies | None = None
         self.told = Told(
@@ -159,8 +160,8 @@ class WritePath:
             records=records,
             count=self._modes.copies_max,
             at=self._upper.at,
-            take=self._snapshot,
-            names=self._names_with_copies,
+            take=self._snapshots.of,
+            names=self._snapshots.names,
         )
         return self.copies
 
@@ -204,10 +205,13 @@ class WritePath:
         self._upper.lock.close()
 
     async def _clear_work(self) -> None:
-        """A session that died may have left a folder half on its way to another name."""
+        """A session that died may have left a folder half on its way to another name, or to where what is put aside
+        lies."""
         moved = await self._in_thread(self._upper.clear_work)
         if moved:
             self._changed_here(moved)
+        if self._upper.put_aside():
+            self._gone_due_s = 0.0
 
     def _hide_what_went(self) -> None:
         """A put that had begun when the node died may have landed; what it put may have been removed since, by a
@@ -333,40 +337,6 @@ class WritePath:
             below = [one for path in paths for one, _ in self._upper.walk(path)]
             self.copies.note([one for one in {*paths, *below} if self._modes.copies(one) > 1])
 
-    async def _names_with_copies(self) -> list[bytes]:
-        def names() -> list[bytes]:
-            return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
-
-        found: list[bytes] = await self._in_thread(names)
-        return found
-
-    async def _snapshot(self, path: bytes) -> Snapshot:
-        at = self._upper.at(path)
-        try:
-            found = os.lstat(at)
-            if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
-                return Snapshot(path, Shape.GONE)
-            replaces = self._believed.replaces(path, at, found)
-            known = self._summed.get(found.st_ino)
-            if known is not None and (known.path, *known.state[1:5]) == (
-                *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
-            ):
-                return known
-            taken: Snapshot = await self._in_thread(take, path, at, replaces)
-            self._keep_summed(taken)
-            return taken
-        except OSError:
-            return Snapshot(path, Shape.GONE)
-
-    def _keep_summed(self, taken: Snapshot) -> None:
-        """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not
-        show in it."""
-        self._summed.pop(taken.inode, None)
-        if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
-            self._summed[taken.inode] = taken
-            if len(self._summed) > SUMMED_MAX:
-                del self._summed[next(iter(self._summed))]
-
     def _is_persisted(self, path: bytes, at: bytes, found: os.stat_result) -> bool:
         if not stat.S_ISREG(found.st_mode):
             return False
@@ -381,7 +351,7 @@ class WritePath:
         begun_s = time.monotonic()
         while True:
             mine = self._dirty.below(path, since_s=begun_s)
-            if not mine:
+            if not mine and not self._upper.put_aside():
                 return
             errors = await self._settle(mine)
             if errors:
@@ -422,7 +392,7 @@ class WritePath:
                 if self._suspects:
                     self._suspects = False
                     await self._superseded.look()
-                if due:
+                if due or now_s >= self._gone_due_s:
                     await self._settle(due)
                 elif now_s - looked_s > pause_s:
                     await self._clear_work()
@@ -439,8 +409,8 @@ class WritePath:
             await self._sleep()
 
     async def _sleep(self) -> None:
-        next_s = self._dirty.next_due_s()
-        wait_s = LOOK_OVER_S if next_s is None else min(LOOK_OVER_S, next_s - time.monotonic())
+        next_s = min(self._gone_due_s, self._dirty.next_due_s() or math.inf)
+        wait_s = min(LOOK_OVER_S, next_s - time.monotonic())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.02, wait_s)):
@@ -599,10 +569,13 @@ class WritePath:
     async def _clear_gone(self) -> list[HeadraceError]:
         """Removed directories in whose place a file is now: where the origin has real folders, they are in its way."""
         async with self._clearing:
+            self._gone_due_s = math.inf
             try:
                 await self._persist.remove_gone()
             except HeadraceError as error:
                 log.info("removed folders are still at the origin error=%s", error)
+                self._gone_due_s = time.monotonic() + LATER_S
+                self._wake.set()
                 return [error]
         return []
 

@@ -452,6 +452,33 @@ def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> N
     play(tmp_path, test)
 
 
+@pytest.mark.parametrize("by", ["persist", "itself"])
+def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Path, by: str) -> None:
+    """A link is in its place. The first removal fails, and all else is persisted."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        await scene.do(lambda: session.mkdir(b"/d"))
+        await scene.write(b"/d/f", b"within")
+        await scene.persisted()
+        await scene.only_when_asked()
+        scene.held.lose("remove_directory")
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0), lambda: session.symlink(b"/d"))
+        with pytest.raises(OriginUnavailableError):
+            await scene.here.write.persist(b"/")
+        (scene.truth / "d").mkdir(exist_ok=True)  # as if it had not been removed
+        if by == "persist":
+            await scene.here.write.persist(b"/")
+            assert not (scene.truth / "d").exists()
+        while (scene.truth / "d").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        wanted = {"/e": "dir", "/e/f": b"within".hex()}
+        assert tree_of(scene.truth, links=False) == wanted
+        assert await asyncio.to_thread(session.tree) == {**wanted, "/d": "link"}
+
+    play(tmp_path, test)
+
+
 def test_a_folder_where_somebody_put_a_file_is_kept_beside(tmp_path: Path) -> None:
     async def test(scene: Scene) -> None:
         (scene.truth / "d").write_bytes(b"theirs")

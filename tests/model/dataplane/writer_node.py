@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
 from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane import dirty
@@ -195,6 +195,10 @@ class OfTheOrigin:
         os.close(self._file)
 
 
+class StaleFolderError(OSError):
+    """The kernel looks its path up again then."""
+
+
 class Lower:
     """The session's side of the index."""
 
@@ -218,6 +222,8 @@ class Lower:
                 return
             except OriginUnavailableError:
                 continue
+            except StaleIdError as error:
+                raise StaleFolderError(errno.ESTALE, "no such folder any more") from error
         raise OSError(errno.EHOSTUNREACH, "the origin is away")
 
     def listing_fresh(self, directory: FileId) -> bool:
@@ -274,10 +280,14 @@ class Session:
         return found
 
     def _listed(self, folder: bytes) -> None:
-        entry = self._tree.below(folder)
-        if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
-            return
-        self._lower.ensure_listed(entry.id)
+        for _ in range(COPIES_MAX):
+            entry = self._tree.below(folder)
+            if entry is None or entry.kind is not Kind.DIRECTORY or self._lower.listing_fresh(entry.id):
+                return
+            with contextlib.suppress(StaleFolderError):
+                self._lower.ensure_listed(entry.id)
+                return
+        raise OSError(errno.ESTALE, "again and again")
 
     def tree(self) -> dict[str, str]:
         """Path → "dir", "link", or the bytes of a file as hex."""

@@ -1,0 +1,75 @@
+"""What the layer's names look like now, for the nodes that keep copies of them. On the node's loop; what reads files
+runs in `threads`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from headrace.base.write_modes import WriteModes
+from headrace.dataplane.believed import Believed
+from headrace.dataplane.put import CTIME_TICK_NS
+from headrace.layer.snapshot import Shape, Snapshot, take
+from headrace.layer.upper import Upper
+
+SUMMED_MAX = 16
+"""Large files of which the checksums are remembered for a while."""
+
+
+class Snapshots:
+    """is_persisted: whether the origin has what is at a path, which lies there and looks like that."""
+
+    def __init__(
+        self,
+        upper: Upper,
+        modes: WriteModes,
+        believed: Believed,
+        threads: Executor,
+        *,
+        is_persisted: Callable[[bytes, bytes, os.stat_result], bool],
+    ) -> None:
+        self._upper = upper
+        self._modes = modes
+        self._believed = believed
+        self._threads = threads
+        self._is_persisted = is_persisted
+        self._summed: dict[int, Snapshot] = {}
+
+    async def names(self) -> list[bytes]:
+        """All that are to have copies."""
+
+        def found() -> list[bytes]:
+            return [path for path, _ in self._upper.walk() if self._modes.copies(path) > 1]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, found)
+
+    async def of(self, path: bytes) -> Snapshot:
+        at = self._upper.at(path)
+        try:
+            found = os.lstat(at)
+            if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
+                return Snapshot(path, Shape.GONE)
+            replaces = self._believed.replaces(path, at, found)
+            known = self._summed.get(found.st_ino)
+            if known is not None and (known.path, *known.state[1:5]) == (
+                *(path, found.st_ino, found.st_ctime_ns, found.st_size, replaces),
+            ):
+                return known
+            loop = asyncio.get_running_loop()
+            taken = await loop.run_in_executor(self._threads, take, path, at, replaces)
+            self._keep_summed(taken)
+            return taken
+        except OSError:
+            return Snapshot(path, Shape.GONE)
+
+    def _keep_summed(self, taken: Snapshot) -> None:
+        """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not
+        show in it."""
+        self._summed.pop(taken.inode, None)
+        if taken.is_large and time.time_ns() - taken.ctime_ns > CTIME_TICK_NS:
+            self._summed[taken.inode] = taken
+            if len(self._summed) > SUMMED_MAX:
+                del self._summed[next(iter(self._summed))]
