@@ -4,6 +4,7 @@ somebody else's doing: its own calls that landed late, or whose answers were los
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -452,21 +453,28 @@ def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> N
     play(tmp_path, test)
 
 
+async def refuses(key: str, *, deadline: Deadline) -> None:
+    raise OriginUnavailableError(key, why="by plan")
+
+
 @pytest.mark.parametrize("by", ["persist", "itself"])
 def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Path, by: str) -> None:
-    """A link is in its place. The first removal fails, and all else is persisted."""
+    """A link is in its place. Its removal fails until all else is persisted."""
 
     async def test(scene: Scene) -> None:
         session = scene.session
-        await scene.do(lambda: session.mkdir(b"/d"))
-        await scene.write(b"/d/f", b"within")
-        await scene.persisted()
+        (scene.truth / "d").mkdir()
+        (scene.truth / "d" / "f").write_bytes(b"within")
         await scene.only_when_asked()
-        scene.held.lose("remove_directory")
+        remove_directory = scene.here.origin.remove_directory
+        scene.here.origin.remove_directory = refuses  # type: ignore[method-assign]
         await scene.do(lambda: session.rename(b"/d", b"/e", 0), lambda: session.symlink(b"/d"))
-        with pytest.raises(OriginUnavailableError):
-            await scene.here.write.persist(b"/")
-        (scene.truth / "d").mkdir(exist_ok=True)  # as if it had not been removed
+        while scene.here.write.waiting(b"/")[0] or not (scene.truth / "e" / "f").exists():
+            with contextlib.suppress(OriginUnavailableError):
+                await scene.here.write.persist(b"/")
+            await asyncio.sleep(0.01)
+        assert (scene.truth / "d").exists()
+        scene.here.origin.remove_directory = remove_directory  # type: ignore[method-assign]
         if by == "persist":
             await scene.here.write.persist(b"/")
             assert not (scene.truth / "d").exists()
