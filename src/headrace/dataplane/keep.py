@@ -26,6 +26,7 @@ from headrace.wire.peer_messages import Keep, KeepAhead, Wanted
 
 log = logging.getLogger(__name__)
 
+KNOWN = "known.db"
 FETCHES = 4
 """Ranges of one file at once."""
 FETCH_LIMIT_S = 60.0
@@ -86,6 +87,7 @@ class Keeper:
         async with self.lock_of(request.writer):
             mirror = await self._mirror(request.writer)
             if request.begin:
+                await self._in_thread(forget_persisted, self.folder_of(request.writer))
                 mirror.begin()
             small: list[Snapshot] = []
             for one in request.snapshots:
@@ -142,6 +144,13 @@ class Keeper:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except OSError as error:
             raise StoreError(f"folder {self._folder}", why=os.strerror(error.errno or 0)) from error
+
+
+def forget_persisted(folder: str) -> None:
+    """What a take-over found that the origin has. The writer is back, and puts there what is not in that table."""
+    for name in os.listdir(folder):
+        if name.startswith(KNOWN):
+            os.unlink(os.path.join(folder, name))
 
 
 def _bytes_below(folder: str) -> int:

@@ -92,6 +92,8 @@ class Persist:
         if version is None:
             if row is None or not row.is_absent:
                 self._known.note(Row.removed(path))
+            elif entry is not None and entry.kind is Kind.FILE and row.was_removed(entry.version):
+                self._namespace.was_removed(path)  # by a node that died before it could say so
             return True
         self._known.note(Row.removal(path, version))
         failpoint.hit("persist.removing")

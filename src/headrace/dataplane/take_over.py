@@ -23,7 +23,7 @@ from headrace.base import failpoint
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.keep import Keeper
+from headrace.dataplane.keep import KNOWN, Keeper, forget_persisted
 from headrace.dataplane.write import WritePath
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.mirror import copy_of
@@ -170,6 +170,8 @@ class TakeOver:
                 return Returned([])
             if done:
                 os.unlink(path)
+                if writer in self._view().nodes:
+                    forget_persisted(folder)
                 return Returned([])
             with contextlib.closing(KnownTable(path)) as table:
                 rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
@@ -186,7 +188,7 @@ def _note_taken(folder: str) -> None:
     """By the files of the mirror, which know whose they are."""
     upper = Upper(folder)
     with (
-        contextlib.closing(KnownTable(os.path.join(folder, "known.db"))) as known,
+        contextlib.closing(KnownTable(os.path.join(folder, KNOWN))) as known,
         contextlib.closing(KnownTable(os.path.join(folder, TAKEN))) as taken,
     ):
         for row in known.all():

@@ -26,13 +26,13 @@ from .town import Town
 
 NEVER_S = 600
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
-STEPS = ("keep.fetched", "persist.put", "takeover.persisted", "takeover.told")
+STEPS = ("keep.fetched", "persist.put", "persist.removed", "takeover.told")
 MORE_STEPS = (
     "persist.chosen",
     "persist.begun",
     "persist.noted",
     "persist.removing",
-    "persist.removed",
+    "takeover.persisted",
     "persist.made",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -75,7 +76,13 @@ print(json.dumps(found))
 
 
 def tree_of(folder: Path) -> dict[str, str]:
-    """The same of a plain folder."""
+    """The same of a plain folder, which may change meanwhile."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            return _tree_of(folder)
+
+
+def _tree_of(folder: Path) -> dict[str, str]:
     found = {}
     for one in folder.rglob("*"):
         if one.name.startswith(HIDDEN):
