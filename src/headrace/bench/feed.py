@@ -10,9 +10,12 @@ import numpy as np
 from headrace.bench.dataset import DataSet
 from headrace.bench.places import Where
 
+TORCH, TENSORFLOW = LOADERS = ("torch", "tensorflow")
+
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
-    """What an accelerator reads: its share of a data set. files: of the data set, the first so many are used."""
+    """What an accelerator reads: its share of a data set. files: of the data set, the first so many are used. loader:
+    of LOADERS."""
 
     where: Where
     data: DataSet
@@ -26,6 +29,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     handed_bytes: int
     shuffle: bool
     seed: int
+    loader: str = TORCH
 
     def order(self, epoch: int) -> np.ndarray[Any, Any]:
         """Numbers of samples (of files, for tfrecords of many samples) of this rank in this epoch."""

@@ -20,7 +20,7 @@ def training_page(one: TrainingResult) -> str:
     lines = [
         f"{one.called}: {one.workload} ({one.format}), {one.where}",
         f"{one.accelerators} simulated {one.accelerator.upper()} on {_many(one.hosts, 'host')}, "
-        f"{one.readers} readers each, batch {one.batch}, {one.compute_s * 1e3:.4g} ms of compute a step",
+        f"{one.readers} readers each ({one.loader}), batch {one.batch}, {one.compute_s * 1e3:.4g} ms of compute a step",
         f"{one.samples} samples in {_many(one.files, 'file')}, {show_size(one.dataset_bytes)}, {mode}; "
         f"page cache {one.page_cache}",
         "",

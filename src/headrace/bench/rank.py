@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.bench.feed import Feed, RankPlan
+from headrace.bench.feed import TENSORFLOW, Feed, RankPlan
 from headrace.bench.figures import EpochTimes
 from headrace.bench.loaders import loader
 from headrace.bench.meeting import Meeting
@@ -31,7 +31,7 @@ def main() -> int:
     feed = msgspec.structs.replace(plan.feed, rank=plan.first + local)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     meeting = Meeting(plan.meet, feed.rank, feed.world)
-    made, order = loader(feed)
+    made, order = _loader(feed)
     mine: list[dict[str, Any]] = []
     for epoch in range(1, plan.epochs + 1):
         meeting.wait()
@@ -83,6 +83,16 @@ def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> Epoc
         failed=failed,
         processor_s=processor_s([os.getpid(), *children()]) - used_s,
     )
+
+
+def _loader(feed: Feed) -> tuple[Any, Any]:
+    """What gives batches, and what has `set_epoch`."""
+    if feed.loader == TENSORFLOW:
+        from headrace.bench.tensorflow_loader import TensorFlowRecords
+
+        made = TensorFlowRecords(feed)
+        return made, made
+    return loader(feed)
 
 
 def _tell(what: dict[str, Any]) -> None:

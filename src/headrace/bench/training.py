@@ -5,6 +5,7 @@ Make the data set, or take the one that is there; start the accelerators; drop t
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import socket
@@ -19,7 +20,7 @@ from headrace.base.errors import NotSupportedError, UsageError
 from headrace.bench import accelerators, dataset, pagecache, workloads
 from headrace.bench.accelerators import Between, Host
 from headrace.bench.dataset import DataSet
-from headrace.bench.feed import Feed, RankPlan
+from headrace.bench.feed import LOADERS, TENSORFLOW, TORCH, Feed, RankPlan
 from headrace.bench.figures import Epoch, EpochTimes, epoch_of
 from headrace.bench.hosts import Hosts, MeetingPlace, address
 from headrace.bench.places import Where, open_place
@@ -36,6 +37,7 @@ Say = Callable[[str], None]
 class TrainingPlan:
     """sizes, times: factors on samples and on compute. steps: of an epoch. accelerators: of each host. readers: loader
     workers of each, the workload's where None. generate: make the data set where there is none. drop: the page cache.
+    loader: of LOADERS.
     """
 
     workload: str
@@ -51,6 +53,7 @@ class TrainingPlan:
     seed: int = SEED
     drop: bool = True
     generate: bool = True
+    loader: str = TORCH
     hosts: Hosts = field(default_factory=Hosts)
 
     @property
@@ -77,6 +80,7 @@ class TrainingResult(msgspec.Struct, kw_only=True):
     accelerators: int
     hosts: int
     readers: int
+    loader: str
     batch: int
     compute_s: float
     sizes: float
@@ -208,6 +212,7 @@ def feed_of(plan: TrainingPlan, data: DataSet) -> Feed:
         handed_bytes=scaled.handed_bytes,
         shuffle=plan.shuffled,
         seed=plan.seed,
+        loader=plan.loader,
     )
 
 
@@ -245,6 +250,7 @@ def result(
         accelerators=plan.world,
         hosts=plan.hosts.count,
         readers=scaled.readers if plan.readers is None else plan.readers,
+        loader=plan.loader,
         batch=scaled.batch,
         compute_s=scaled.compute_s[plan.accelerator],
         sizes=plan.sizes,
@@ -291,8 +297,6 @@ def free_port() -> int:
 
 def need_torch(command: str) -> None:
     """NotSupportedError where what the benchmark needs is not installed."""
-    import importlib.util
-
     for name in ("torch", "numpy", "google_crc32c"):
         if importlib.util.find_spec(name) is None:
             raise NotSupportedError(
@@ -303,6 +307,7 @@ def need_torch(command: str) -> None:
 def _check(plan: TrainingPlan) -> None:
     if plan.accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator {plan.accelerator}", why="unknown", hint=", ".join(ACCELERATORS))
+    _check_loader(plan)
     numbers: dict[str, Any] = {"accelerators": plan.accelerators, "epochs": plan.epochs}
     for name, value in numbers.items():
         if value < 1:
@@ -315,6 +320,19 @@ def _check(plan: TrainingPlan) -> None:
         raise UsageError(f"--host {plan.hosts.number}", why=f"there are {plan.hosts.count}, from 0")
     if plan.hosts.count > 1:
         address(plan.hosts.meet)
+
+
+def _check_loader(plan: TrainingPlan) -> None:
+    if plan.loader not in LOADERS:
+        raise UsageError(f"--loader {plan.loader}", why="unknown", hint=" or ".join(LOADERS))
+    if plan.loader != TENSORFLOW:
+        return
+    if plan.scaled.format != "tfrecord" or plan.where.kind != "folder":
+        raise UsageError(f"--loader {TENSORFLOW}", why="it is for tfrecords in a folder or a mount")
+    if importlib.util.find_spec("tensorflow") is None:
+        raise NotSupportedError(
+            f"--loader {TENSORFLOW}", why="tensorflow is not installed", hint="pip install tensorflow"
+        )
 
 
 def _check_files(plan: TrainingPlan, data: DataSet, files: dict[str, int]) -> None:

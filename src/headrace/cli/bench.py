@@ -44,6 +44,7 @@ def training(
     scale_times: own.ScaleTimes = None,
     shuffle: own.Shuffle = False,
     readers: own.Readers = None,
+    loader: own.Loader = "torch",
     seed: own.Seed = 42,
     keep_cache: own.KeepCache = False,
     no_generate: own.NoGenerate = False,
@@ -89,6 +90,7 @@ def training(
         seed=seed,
         drop=not keep_cache,
         generate=not no_generate,
+        loader=loader,
         hosts=_hosts(hosts, host, meet),
     )
     _run_training(plan, by_the_rules=by_the_rules, as_json=json)

@@ -34,6 +34,12 @@ Readers = Annotated[
     int | None,
     typer.Option("--readers", metavar="N", help="Loader workers an accelerator, if not the workload's."),
 ]
+Loader = Annotated[
+    str,
+    typer.Option(
+        "--loader", metavar="LIBRARY", help="torch, or tensorflow for tfrecords, as MLPerf Storage has it."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the data and of orders.")]
 KeepCache = Annotated[bool, typer.Option("--keep-cache", help="Leave the page cache as it is.")]
 NoGenerate = Annotated[bool, typer.Option("--no-generate", help="The data set must be there.")]

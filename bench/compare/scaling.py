@@ -1,0 +1,134 @@
+"""1 → 8 nodes of a lab on this machine, behind shaped links: AU, samples and origin bytes; bandwidth of checkpoints.
+
+Prints two Markdown tables (goals, numbers) and writes `bench/results/scaling-<date>.json` and `.md`. Needs root, `tc`,
+SeaweedFS and etcd; checkpoints also loop devices and the cgroup controller blkio (v1). What each case does is said in
+`scalingbench/cases.py`. All else of the machine should rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from nodebench import program
+from nodebench.machine import NotRunError, Workplace
+from nodebench.report import Goal, number, table_of_values
+from nodebench.results import Results
+from scalingbench import cases
+from scalingbench.cases import HEADRACE, NODES, PLAIN, Bench
+
+from headrace.base.errors import HeadraceError
+
+MEMORY = "/dev/shm"
+CASES: dict[str, Callable[[Bench], None]] = {
+    "training": cases.training,
+    "checkpoint": cases.checkpoint,
+    "copies": cases.copies,
+}
+POINTS, LINEAR, LINEAR_WRITES, OF_DISK = 0.5, 0.98, 0.97, 0.97
+WHEN = ("cold", "cached")
+
+
+def goals(results: Results) -> list[Goal]:
+    found = [*_of_training(results), *_of_checkpoints(results)]
+    return [goal for goal in found if goal.measured is not None]
+
+
+def _of_training(results: Results) -> list[Goal]:
+    found = []
+    for when in WHEN:
+        for many in NODES[1:]:
+            apart, share = _apart(results, when, many), _share(results, f"samples, {when}", many)
+            found.append(Goal(f"AU, {when}, {many} nodes: points from one node's", POINTS, False, apart))
+            found.append(Goal(f"samples/s, {when}, {many} nodes: of {many} × one", LINEAR, True, share))
+    for many in NODES:
+        measure = f"origin bytes of data set, {many} nodes"
+        found.append(Goal(measure, 1.01, False, results.median(measure, HEADRACE)))
+    return found
+
+
+def _of_checkpoints(results: Results) -> list[Goal]:
+    one = results.ratio("checkpoint written, 1 nodes", HEADRACE, PLAIN)
+    found = [Goal("checkpoint written, one node: of its own disk", OF_DISK, True, one)]
+    for way in ("written", "read"):
+        for many in NODES[1:]:
+            share = _share(results, f"checkpoint {way}", many)
+            found.append(Goal(f"checkpoint {way}, {many} nodes: of {many} × one", LINEAR_WRITES, True, share))
+    for many in NODES[2:]:
+        share = _share(results, "checkpoint with copies written", many, of=NODES[1])
+        text = f"checkpoint with copies written, {many} nodes: of {many // NODES[1]} × two"
+        found.append(Goal(text, LINEAR_WRITES, True, share))
+    return found
+
+
+def _apart(results: Results, when: str, nodes: int) -> float | None:
+    one, many = (results.median(f"AU, {when}, {count} nodes", HEADRACE) for count in (1, nodes))
+    return abs(one - many) if one is not None and many is not None else None
+
+
+def _share(results: Results, what: str, nodes: int, *, of: int = 1) -> float | None:
+    one, many = (results.median(f"{what}, {count} nodes", HEADRACE) for count in (of, nodes))
+    return many / one / (nodes / of) if one and many is not None else None
+
+
+def table_of_goals(results: Results) -> str:
+    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
+    for goal in goals(results):
+        sign = "≥" if goal.at_least else "≤"
+        lines.append(f"| {goal.text} | {sign} {number(goal.limit)} | {goal.measured:.3f} | {goal.verdict} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = program.parser_of(
+        __doc__, CASES, scale_of="steps and checkpoints", folder_for="where all files go, instead of memory"
+    )
+    program.add_limit(parser, minutes=30)
+    return program.parse(parser, CASES, root_for="network namespaces, mounts")
+
+
+def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
+    bench = Bench(place, results, given.repeat, given.scale)
+    end_at = time.monotonic() + given.limit
+    for name in program.in_time(given, CASES, results, end_at=end_at, contender=HEADRACE):
+        try:
+            CASES[name](bench)
+        except (NotRunError, HeadraceError, OSError) as error:
+            bench.say(f"  not run: {error}")
+            results.skip(name, HEADRACE, str(error))
+
+
+def _words(setting: cases.Setting) -> str:
+    disk, link = setting.disk_bytes_s / 1e6, setting.rate_bits_s / 1e6
+    return f"mode of writing {setting.write}, disks of {disk:g} MB/s each way, links of {link:g} Mbit/s"
+
+
+def main() -> int:
+    given, results = arguments(), Results()
+    results.note(
+        f"training: {cases.WORKLOAD}, sizes times {cases.SIZES:g}, times {cases.TIMES:g}, links of {cases.RATE}; "
+        "the data set grows with the nodes"
+    )
+    results.note(
+        f"checkpoints: {cases.MODEL}, sizes times {cases.CHECKPOINT_SCALE:g}; each node has a disk of its own, a loop "
+        f"device over memory; {_words(cases.OWN_DISK)}; with copies: {_words(cases.WITH_COPIES)}"
+    )
+    return program.run(
+        "scaling",
+        given,
+        results,
+        lambda place: measure(given, place, results),
+        folder=given.folder or MEMORY,
+        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)],
+        tables=lambda: [table_of_goals(results), table_of_values(results)],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
