@@ -457,7 +457,10 @@ class WritableNames(Operations):
             there = self._tree.below(target)
             if there is not None and there.kind is Kind.DIRECTORY:
                 self._client.ensure_listed(there.id, cancel)
-            answer = self._through(lambda: work(copied=True))
+            try:
+                answer = self._through(lambda: work(copied=True))
+            except NeedsContentError:
+                return after_copy  # it changed meanwhile
             for place in (new, old) if flags & EXCHANGE else (new,):
                 self._kernel.name_changed(*place)  # what moved is another inode now
             return answer

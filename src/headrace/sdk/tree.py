@@ -569,6 +569,8 @@ class Tree:
 
     def _rename_directory(self, source: bytes, target: bytes) -> None:
         entry = self.below(source)
+        if entry is not None and not self._is_whole(source, entry):
+            raise NeedsContentError(source)  # clean files have left the layer since it was copied
         at, to = self.upper.at(source), self.upper.at(target)
         left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
         hidden, is_taken = self.below(target), os.path.lexists(to)
@@ -613,6 +615,18 @@ class Tree:
                     found is None or (isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode))
                 ):
                     pending.append(one)
+
+    def _is_whole(self, path: bytes, entry: Entry) -> bool:
+        """Whether all that shows in a directory of the origin is in the upper layer."""
+        for child in self._lower.children(entry.id):
+            one = join(path, child.name)
+            found = self.upper.look(one)
+            if found is None:
+                return False
+            is_folder = isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode)
+            if is_folder and child.kind is Kind.DIRECTORY and not self._is_whole(one, child):
+                return False
+        return True
 
     def _hides_any(self, path: bytes) -> bool:
         return any(not visible for _, visible in self.names(path))

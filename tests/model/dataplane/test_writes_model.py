@@ -22,6 +22,7 @@ from headrace.base.model import ROOT_ID
 from headrace.layer.calls import EXCHANGE
 from headrace.namespace.tree import FOREVER_NS
 from headrace.origin.origin import ListPage
+from headrace.sdk.tree import NeedsContentError
 from tests.model.dataplane.writer_lives import tree_of
 from tests.model.dataplane.writer_node import NEVER_S, Here, Moody, Session
 
@@ -449,6 +450,35 @@ def test_what_went_with_its_folder_is_removed_as_it_was_put(tmp_path: Path) -> N
         await scene.write(b"/d", b"a file")
         scene.here.write.changed([b"/d/f"], 1)
         await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"second".hex()})
+
+    play(tmp_path, test)
+
+
+def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_again(tmp_path: Path) -> None:
+    """The folder was copied whole for that, without the layer's lock; its clean files may leave until it is taken."""
+
+    async def test(scene: Scene) -> None:
+        session, tree = scene.session, scene.session._tree
+        (scene.truth / "d" / "deep").mkdir(parents=True)
+        (scene.truth / "d" / "f").write_bytes(b"theirs")
+        await asyncio.to_thread(session.tree)
+        await scene.write(b"/d/deep/g", b"ours")
+        await scene.persisted()
+        await scene.do(lambda: tree.copy_up_all(b"/d", None))
+        while scene.here.upper.look(b"/d/deep/g") is not None:
+            await scene.here.write.look_over()
+            await asyncio.sleep(0.01)
+
+        def rename() -> None:
+            with tree.lock:
+                tree.rename(b"/d", b"/e", 0, copied=True)
+
+        with pytest.raises(NeedsContentError):
+            await scene.do(rename)
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+        wanted = {"/e": "dir", "/e/deep": "dir", "/e/deep/g": b"ours".hex(), "/e/f": b"theirs".hex()}
+        assert await asyncio.to_thread(session.tree) == wanted
+        await scene.check(wanted)
 
     play(tmp_path, test)
 
