@@ -28,7 +28,7 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.metadata import extras_of, from_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
-from headrace.origin.obstore_errors import OddHeadersError, translate_listing
+from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
 from headrace.origin.odd_headers import read_odd
 from headrace.origin.origin import HIDDEN, Condition, ListPage, Source, check_range
 from headrace.origin.upload import Sizes
@@ -117,7 +117,9 @@ class ObjectStoreOrigin:
                     body = memoryview(await result.bytes_async())
             except PathNotFoundError:
                 raise VersionChangedError(what, why="it is gone") from None
-            except OddHeadersError:
+            except NotSupportedError as error:
+                if error.why != NOT_ASCII:
+                    raise
                 odd = await read_odd(
                     *(self._stores.objects, self._full(key), what, start, end),
                     version=version,

@@ -22,10 +22,6 @@ FOREIGN = (exceptions.BaseError, OSError, ValueError)
 """What obstore raises: its own, FileNotFoundError, and ValueError for a key that it can't express."""
 
 
-class OddHeadersError(NotSupportedError):
-    """Of an object that is there, and that obstore can't tell of."""
-
-
 INEXPRESSIBLE = "obstore can not express this key (an empty, . or .. part, a control character)"
 
 NOT_ASCII = "its metadata has characters beyond ASCII, with which obstore can't tell of the object"
@@ -71,7 +67,7 @@ def translate(error: BaseException, what: str) -> HeadraceError:
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
     if _NOT_ASCII.search(text):
-        return OddHeadersError(
+        return NotSupportedError(
             what, why=NOT_ASCII, hint="copy it onto itself with other metadata, as RFC 2047 writes it"
         )
     if isinstance(error, exceptions.NotSupportedError):
