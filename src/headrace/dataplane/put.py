@@ -31,7 +31,7 @@ from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.work import size_of
-from headrace.layer.calls import begin_write_back, may_be_written, write_back
+from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Upper, base_at, seen_at
@@ -259,7 +259,7 @@ def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceErr
             write_back(fd)
         else:
             begin_write_back(fd)  # there is no mapping to be protected: nobody has to wait for the disk
-        found = os.fstat(fd)
+        found = _at_rest(fd)
         content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
         if content is not None and len(content) != found.st_size:
             content = None
@@ -268,6 +268,16 @@ def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceErr
     except OSError as error:
         os.close(fd)
         return StoreError(name, why=os.strerror(error.errno or 0))
+
+
+def _at_rest(fd: int) -> os.stat_result:
+    """As `seen_at_rest`, and a change from here on shows in the ctime."""
+    found = seen_at_rest(fd)
+    age_ns = time.time_ns() - found.st_ctime_ns
+    if 0 <= age_ns < CTIME_TICK_NS:  # it was written since all of the round were opened
+        time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+        found = seen_at_rest(fd)
+    return found
 
 
 def _open_file(at: bytes) -> int | None:

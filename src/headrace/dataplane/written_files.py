@@ -6,6 +6,7 @@ They are read as the state that was asked for, or not at all: whoever writes on 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import stat
 import time
@@ -15,6 +16,7 @@ from concurrent.futures import Executor
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
 from headrace.dataplane.put import CTIME_TICK_NS
+from headrace.layer.calls import seen_at_rest
 from headrace.layer.extras import extras_of
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper, is_removed, is_whiteout, join
@@ -84,19 +86,17 @@ class WrittenFiles:
             raise VersionChangedError(name, why="not understood")
         own = written.writer == self._me
         at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
+        loop = asyncio.get_running_loop()
         try:
-            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file, found = await loop.run_in_executor(self._threads, _open_at_rest, at)
         except OSError as error:
             raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
-        found = os.fstat(fd)
-        state = (found.st_ino, found.st_ctime_ns) if own else copy_of(at)[:2]
-        if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
-            os.close(fd)
-            raise VersionChangedError(name, why="it was written again")
-        age_ns = time.time_ns() - found.st_ctime_ns
-        if 0 <= age_ns < CTIME_TICK_NS:  # what is written within the tick would not show
-            await asyncio.sleep((CTIME_TICK_NS - age_ns) / 1e9)
-        return WrittenPiece(fd, (found.st_ctime_ns, found.st_size), name)
+        with file:
+            state = (found.st_ino, found.st_ctime_ns) if own else copy_of(at)[:2]
+            if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
+                raise VersionChangedError(name, why="it was written again")
+            await _past_the_tick(found)
+            return WrittenPiece(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
 
     async def read(self, wanted: Wanted) -> Arrived | None:
         """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
@@ -129,6 +129,19 @@ class WrittenFiles:
 
     def _copy_at(self, writer: str, path: bytes) -> bytes:
         return Upper(self._folder_of(writer)).at(path)
+
+
+def _open_at_rest(at: bytes) -> tuple[io.FileIO, os.stat_result]:
+    """A file that nobody waits for any more is closed by itself."""
+    file = io.FileIO(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    return file, seen_at_rest(file.fileno())
+
+
+async def _past_the_tick(found: os.stat_result) -> None:
+    """What is written within the tick of the last change would not show."""
+    age_ns = time.time_ns() - found.st_ctime_ns
+    if 0 <= age_ns < CTIME_TICK_NS:
+        await asyncio.sleep((CTIME_TICK_NS - age_ns) / 1e9)
 
 
 def _is_plain(path: bytes) -> bool:

@@ -1,7 +1,9 @@
-"""System calls that Python's os lacks: renameat2(2), fallocate(2) with its modes, sync_file_range(2)."""
+"""System calls that Python's os lacks: renameat2(2), fallocate(2) with its modes, sync_file_range(2); and what takes
+more than one."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -44,6 +46,19 @@ def _sync_range(fd: int, flags: int) -> None:
     if c_library().sync_file_range(fd, 0, 0, flags) != 0:
         number = last_errno()
         raise OSError(number, os.strerror(number))
+
+
+def seen_at_rest(fd: int) -> os.stat_result:
+    """As fstat, when all writes that the ctime tells of have ended: a write(2) sets the times first and then copies its
+    bytes, of which a reader would see a part under the ctime of all. A later write has another ctime, where the
+    kernel's clock has ticked since. Blocks while a write goes on, but for one with O_DIRECT. Moves the offset of fd.
+    docs/decisions/0022-a-write-sets-its-time-first.md"""
+    found = os.fstat(fd)
+    with contextlib.suppress(OSError):
+        os.lseek(fd, 0, os.SEEK_DATA)  # waits for the lock that a write holds: ext4, tmpfs, btrfs
+    os.pread(fd, 1, 0)  # the same of XFS
+    again = os.fstat(fd)
+    return again if again.st_ctime_ns == found.st_ctime_ns else found
 
 
 def may_be_written(fd: int) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.layer.calls import seen_at_rest
 from headrace.layer.extras import raw_extras
 from headrace.layer.upper import is_removed, is_whiteout
 
@@ -69,8 +70,8 @@ def shape_of(at: bytes, found: os.stat_result) -> Shape:
 
 
 def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
-    """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after.
-    OSError."""
+    """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after, with
+    the ctime of before. OSError."""
     found = os.lstat(at)
     shape = shape_of(at, found)
     content, sums, extras = b"", [], b""
@@ -79,7 +80,7 @@ def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
     elif shape is Shape.FILE:
         fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(fd)
+            found = seen_at_rest(fd)
             if found.st_size <= SMALL_BYTES_MAX:
                 content = os.pread(fd, SMALL_BYTES_MAX, 0)
             else:
