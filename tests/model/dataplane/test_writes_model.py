@@ -413,6 +413,34 @@ def test_a_folder_in_a_removed_files_place_knows_of_it_when_it_gives_way_to_anot
     play(tmp_path, test)
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_a_removed_folder_hid_goes_though_another_folder_has_a_file_there(
+    tmp_path: Path, kind: str
+) -> None:
+    """/d/x is a folder at the origin. The folder that takes the place of /d has something else of that name."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        (scene.truth / "d" / "x").mkdir(parents=True)
+        (scene.truth / "d" / "x" / "f").write_bytes(b"theirs")
+        await scene.only_when_asked()
+        await scene.do(lambda: session.mkdir(b"/e"), lambda: session.rename(b"/d", b"/g", 0))
+        if kind == "file":
+            await scene.write(b"/e/x", b"a file")
+        else:
+            await scene.do(lambda: session.symlink(b"/e/x"))
+        await scene.do(lambda: session.rename(b"/e", b"/d", 0))
+        moved = {"/g": "dir", "/g/x": "dir", "/g/x/f": b"theirs".hex(), "/d": "dir"}
+        await scene.persisted()
+        assert scene.here.write.known.conflicts() == []
+        at_origin = {"/d/x": b"a file".hex()} if kind == "file" else {}
+        assert tree_of(scene.truth, links=False) == {**moved, **at_origin}
+        shown = {"/d/x": b"a file".hex() if kind == "file" else "link"}
+        assert await asyncio.to_thread(session.tree) == {**moved, **shown}
+
+    play(tmp_path, test)
+
+
 @pytest.mark.parametrize("before", ["persisted here", "of the origin"])
 def test_a_folder_in_a_removed_files_place_moves_on(tmp_path: Path, before: str) -> None:
     """The file is yet to be removed at the origin; it does not show again."""
