@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -66,7 +67,7 @@ def compare(given: argparse.Namespace, place: Workplace, results: Results) -> An
 
 def nas_of(place: Workplace, results: Results) -> list[str]:
     """The option for a folder that stands for a NAS; nothing where there can be none."""
-    folder = os.path.join(place.folder("nas"), "mounted")
+    folder = os.path.join(place.folder("mount"), "nas")
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     try:
         images = os.path.join(MEMORY, os.path.basename(place.root))
@@ -135,7 +136,11 @@ def keep_page(place: Workplace, given: argparse.Namespace) -> None:
     for end in ("html", "png"):
         path = os.path.join(place.root, "report", f"compare.{end}")
         if os.path.exists(path) and not given.no_write:
-            shutil.copy(path, program.RESULTS / f"{stem}.{end}")
+            target = program.RESULTS / f"{stem}.{end}"
+            shutil.copy(path, target)
+            if end == "html":  # it names a temporary folder
+                page = re.sub(re.escape(place.root) + r"/[\w/-]*nas", NAS, target.read_text())
+                target.write_text(page)
 
 
 def main() -> int:

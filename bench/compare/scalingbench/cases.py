@@ -26,8 +26,8 @@ NODES = (1, 2, 4, 8)
 RATE = "100Mbit"
 WORKLOAD, SIZES, TIMES, STEPS, EPOCHS = "unet3d", 0.002, 2.0, 9, 3
 """7 samples of 0.29 MB a step of 1.27 s: 1.6 MB/s a node."""
-MODEL, CHECKPOINT_SCALE, WRITES = "llama3-8b", 0.0025, 3
-"""269 MiB a checkpoint of eight ranks."""
+MODEL, CHECKPOINT_SCALE, WRITES = "llama3-8b", 0.001, 3
+"""107 MiB a checkpoint of eight ranks."""
 DISK_BYTES = 2 << 30
 
 

@@ -119,7 +119,7 @@ def _au(axis: Any, ways: Sequence[WayResult]) -> None:
             [epoch.epoch for epoch in epochs],
             [100 * epoch.au for epoch in epochs],
             marker="o",
-            label=way.name,
+            label=_label(way),
             linewidth=2.5 if ours else 1.2,
             linestyle="--" if way.kind == "reference" else "-",
             color=OUR_COLOR if ours else None,
@@ -136,11 +136,19 @@ def _bars(axis: Any, ways: Sequence[WayResult], title: str, value: Callable[[Way
         OUR_COLOR if way.name == "Headrace" else REFERENCE_COLOR if way.kind == "reference" else OTHER_COLOR
         for way in ways
     ]
-    bars = axis.barh([way.name for way in ways], [value(way) for way in ways], color=colors)
+    places = range(len(ways))  # not labels: two of them may be the same
+    bars = axis.barh(
+        places, [value(way) for way in ways], color=colors, tick_label=[_label(way) for way in ways]
+    )
     axis.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
     axis.invert_yaxis()
     axis.set_title(title)
     axis.margins(x=0.15)
+
+
+def _label(way: WayResult) -> str:
+    """In a plot, where a path would take all of the room."""
+    return os.path.basename(way.name) if os.path.isabs(way.name) else way.name
 
 
 def _row(way: WayResult) -> tuple[str, ...]:

@@ -67,17 +67,16 @@ def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> Epoc
         failed, why = failed + batch.failed, why or batch.why
         del batch
         meeting.wait()
-        if len(steps) == feed.steps:
-            break
         asked = time.perf_counter()
-    wall_s = time.perf_counter() - begin
+        if len(steps) == feed.steps:
+            break  # what a loader then puts away is not the epoch's, nor DLIO's
     if why:
         sys.stderr.write(f"accelerator {feed.rank}: {failed} reads failed, the first by {why}\n")
     return EpochTimes(
         load_s=load,
         compute_s=compute,
         step_s=steps,
-        wall_s=wall_s,
+        wall_s=asked - begin,
         bytes_read=sum(sizes),
         first_bytes=sizes[0],
         failed=failed,
