@@ -15,8 +15,9 @@ PROTOCOL_MIN = 2
 
 
 def able_holders(view: ClusterView, me: str) -> list[NodeInfo]:
-    """All nodes that can keep this one's copies, in the order in which they are asked to: by a hash over the ids, those
-    of other zones first."""
+    """All nodes that can keep this one's copies, in the order in which they are asked to: as they follow on a ring of all,
+    by a hash of the ids, so that each is the first of one other only, and one that comes or goes changes that for one;
+    those of other zones before those of this one."""
     own = view.nodes.get(me)
     zone = own.zone if own is not None else ""
     able = [
@@ -24,9 +25,14 @@ def able_holders(view: ClusterView, me: str) -> list[NodeInfo]:
         for node in view.nodes.values()
         if node.id != me and not node.draining and node.protocol >= PROTOCOL_MIN
     ]
-    able.sort(key=lambda node: xxhash.xxh3_64_intdigest(f"{me}/{node.id}".encode()))
+    here = _place(me)
+    able.sort(key=lambda node: (_place(node.id) - here) % (1 << 64))
     able.sort(key=lambda node: bool(zone) and node.zone == zone)
     return able
+
+
+def _place(id: str) -> int:
+    return xxhash.xxh3_64_intdigest(id.encode())
 
 
 class HolderRecords:

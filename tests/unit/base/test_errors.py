@@ -15,3 +15,14 @@ def test_a_copy_says_the_same_and_has_no_trace(kind: type[HeadraceError]) -> Non
     assert type(copy) is kind
     assert str(copy) == str(caught.value) == "/a: it broke (mend it)"
     assert (copy.__traceback__, copy.__cause__, copy.__context__) == (None, None, None)
+
+
+def test_each_class_has_a_code_of_its_own() -> None:
+    """Else it would stand for its parent wherever a code is looked up."""
+    pending, codes = [HeadraceError], []
+    while pending:
+        one = pending.pop()
+        assert "code" in vars(one), one
+        codes.append(one.code)
+        pending += one.__subclasses__()
+    assert len(codes) == len(set(codes))
