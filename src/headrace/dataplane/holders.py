@@ -15,9 +15,9 @@ PROTOCOL_MIN = 2
 
 
 def able_holders(view: ClusterView, me: str) -> list[NodeInfo]:
-    """All nodes that can keep this one's copies, in the order in which they are asked to: as they follow on a ring of all,
-    by a hash of the ids, so that each is the first of one other only, and one that comes or goes changes that for one;
-    those of other zones before those of this one."""
+    """All nodes that can keep this one's copies, in the order in which they are asked to: as they follow on a ring of
+    all, by a hash of the ids, so that each is the first of one other only, and one that comes or goes changes that for
+    one; those of other zones before those of this one."""
     own = view.nodes.get(me)
     zone = own.zone if own is not None else ""
     able = [
