@@ -127,10 +127,10 @@ class Persist:
         found = seen_at(self._upper.at(path))
         return row is not None and found is not None and row.describes(found)
 
-    async def remove_gone(self) -> None:
+    async def remove_gone(self, aside: list[tuple[bytes, bytes]]) -> None:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
-        again by now."""
-        for top, prefix in self._upper.put_aside():
+        again by now. aside: of `Upper.put_aside`."""
+        for top, prefix in aside:
             for directory, _, names in os.walk(top, topdown=False):
                 path = prefix + directory[len(top) :]
                 for name in names:

@@ -210,7 +210,7 @@ class WritePath:
         moved = await self._in_thread(self._upper.clear_work)
         if moved:
             self._changed_here(moved)
-        if self._upper.put_aside():
+        if self._put_aside():
             self._gone_due_s = 0.0
 
     def _hide_what_went(self) -> None:
@@ -351,7 +351,7 @@ class WritePath:
         begun_s = time.monotonic()
         while True:
             mine = self._dirty.below(path, since_s=begun_s)
-            if not mine and not self._upper.put_aside():
+            if not mine and not self._put_aside():
                 return
             errors = await self._settle(mine)
             if errors:
@@ -571,13 +571,18 @@ class WritePath:
         async with self._clearing:
             self._gone_due_s = math.inf
             try:
-                await self._persist.remove_gone()
+                await self._persist.remove_gone(self._put_aside())
             except HeadraceError as error:
                 log.info("removed folders are still at the origin error=%s", error)
                 self._gone_due_s = time.monotonic() + LATER_S
                 self._wake.set()
                 return [error]
         return []
+
+    def _put_aside(self) -> list[tuple[bytes, bytes]]:
+        """What is to be removed at the origin: nothing of mode `local`, whose settings may be others some day."""
+        aside = self._upper.put_aside()
+        return [one for one in aside if self._modes.of(one[1]) in (WriteMode.BACK, WriteMode.THROUGH)]
 
     async def _clear(self, path: bytes) -> None:
         await self._persist.clear(path)

@@ -100,11 +100,11 @@ class Held:
 class Scene:
     """A node over a folder; `do` is what a program does."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, modes: str) -> None:
         self.truth = base / "truth"
         self.truth.mkdir()
         (base / "cache").mkdir()
-        self.here = Here(str(base / "cache"), str(self.truth), Steady())
+        self.here = Here(str(base / "cache"), str(self.truth), Steady(), modes=modes)
         self.held = Held(self.here.origin)
         self.session = Session(self.here)
 
@@ -143,9 +143,9 @@ class Steady(random.Random):
         return seq[0]
 
 
-def play(base: Path, test: Callable[[Scene], Awaitable[None]]) -> None:
+def play(base: Path, test: Callable[[Scene], Awaitable[None]], *, modes: str = "back") -> None:
     async def main() -> None:
-        scene = Scene(base)
+        scene = Scene(base, modes)
         await scene.here.write.start()
         try:
             await asyncio.wait_for(test(scene), 60)
@@ -543,6 +543,27 @@ def test_what_was_put_aside_is_removed_though_nothing_else_is_dirty(tmp_path: Pa
         assert await asyncio.to_thread(session.tree) == {**wanted, "/d": "link"}
 
     play(tmp_path, test)
+
+
+def test_what_was_put_aside_of_a_local_folder_stays_at_the_origin(tmp_path: Path) -> None:
+    """A file is in its place, and other paths are persisted."""
+
+    async def test(scene: Scene) -> None:
+        session = scene.session
+        (scene.truth / "here" / "d").mkdir(parents=True)
+        (scene.truth / "here" / "d" / "f").write_bytes(b"theirs")
+        before = tree_of(scene.truth, links=False)
+        await asyncio.to_thread(session.tree)
+        await scene.do(lambda: session.unlink(b"/here/d/f"), lambda: session.rmdir(b"/here/d"))
+        await scene.write(b"/here/d", b"a file")
+        await scene.write(b"/else", b"more")
+        await scene.persisted()
+        assert len(scene.here.upper.put_aside()) == 1
+        assert tree_of(scene.truth, links=False) == {**before, "/else": b"more".hex()}
+        shown = {"/here": "dir", "/here/d": b"a file".hex(), "/else": b"more".hex()}
+        assert await asyncio.to_thread(session.tree) == shown
+
+    play(tmp_path, test, modes="back,/here=local")
 
 
 def test_a_folder_where_somebody_put_a_file_is_kept_beside(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Moody(LocalOrigin):
 class Here:
     """The node: what a start of it builds, of a folder that earlier ones left."""
 
-    def __init__(self, folder: str, truth: str, chance: random.Random) -> None:
+    def __init__(self, folder: str, truth: str, chance: random.Random, *, modes: str = "back") -> None:
         dirty.BACKOFF_S_MAX = 0.05
         self.loop = asyncio.get_running_loop()
         self.truth = truth
@@ -111,7 +111,7 @@ class Here:
         self.upper = Upper(f"{folder}/upper")
         os.makedirs(f"{folder}/upper", exist_ok=True)
         self.upper.make()
-        self.modes = WriteModes.parse("back")
+        self.modes = WriteModes.parse(modes)
         self.threads = ThreadPoolExecutor(8)
         self.write = WritePath(
             self.namespace,
