@@ -31,7 +31,7 @@ from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.work import size_of
-from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, write_back
+from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Upper, base_at, seen_at
@@ -44,8 +44,6 @@ COMPARE_BYTES = 8 << 20
 CONTENT_BYTES_MAX = 256 << 10
 """Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
 time are in memory."""
-CTIME_TICK_NS = 20_000_000
-"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
 OPENED_TOGETHER_MAX = 8
 """A thread opens them one by one."""
 LANDED_TOGETHER_MAX = 64
@@ -242,9 +240,9 @@ def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception 
     closes them. Their dirty pages are on their way to the disk, and no store into a mapping of one, nor a change within
     the tick of the last one, can fail to show in its ctime from here on."""
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
-    age_ns = min((time.time_ns() - os.fstat(fd).st_ctime_ns for fd in files.values()), default=CTIME_TICK_NS)
-    if 0 <= age_ns < CTIME_TICK_NS:
-        time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+    left_s = max((tick_left_s(os.fstat(fd)) for fd in files.values()), default=0.0)
+    if left_s:
+        time.sleep(left_s)
     with upper.lock:  # who opens one of them has it
         written = {path for path, fd in files.items() if may_be_written(fd)}
     return [
@@ -273,9 +271,9 @@ def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceErr
 def _at_rest(fd: int) -> os.stat_result:
     """As `seen_at_rest`, and a change from here on shows in the ctime."""
     found = seen_at_rest(fd)
-    age_ns = time.time_ns() - found.st_ctime_ns
-    if 0 <= age_ns < CTIME_TICK_NS:  # it was written since all of the round were opened
-        time.sleep((CTIME_TICK_NS - age_ns) / 1e9)
+    left_s = tick_left_s(found)
+    if left_s:  # it was written since all of the round were opened
+        time.sleep(left_s)
         found = seen_at_rest(fd)
     return found
 

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.believed import Believed
-from headrace.dataplane.put import CTIME_TICK_NS
+from headrace.layer.calls import CTIME_TICK_NS
 from headrace.layer.snapshot import Shape, Snapshot, take
 from headrace.layer.upper import Upper
 

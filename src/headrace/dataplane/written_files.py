@@ -9,14 +9,12 @@ import asyncio
 import io
 import os
 import stat
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
-from headrace.dataplane.put import CTIME_TICK_NS
-from headrace.layer.calls import seen_at_rest
+from headrace.layer.calls import seen_at_rest, tick_left_s
 from headrace.layer.extras import extras_of
 from headrace.layer.mirror import copy_of
 from headrace.layer.upper import Upper, is_removed, is_whiteout, join
@@ -95,7 +93,7 @@ class WrittenFiles:
             state = (found.st_ino, found.st_ctime_ns) if own else copy_of(at)[:2]
             if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
-            await _past_the_tick(found)
+            await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
             return WrittenPiece(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
 
     async def read(self, wanted: Wanted) -> Arrived | None:
@@ -135,13 +133,6 @@ def _open_at_rest(at: bytes) -> tuple[io.FileIO, os.stat_result]:
     """A file that nobody waits for any more is closed by itself."""
     file = io.FileIO(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     return file, seen_at_rest(file.fileno())
-
-
-async def _past_the_tick(found: os.stat_result) -> None:
-    """What is written within the tick of the last change would not show."""
-    age_ns = time.time_ns() - found.st_ctime_ns
-    if 0 <= age_ns < CTIME_TICK_NS:
-        await asyncio.sleep((CTIME_TICK_NS - age_ns) / 1e9)
 
 
 def _is_plain(path: bytes) -> bool:

@@ -7,9 +7,12 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 
 from headrace.base.c_library import c_library, last_errno
 
+CTIME_TICK_NS = 20_000_000
+"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 _AT_FDCWD = -100
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
@@ -59,6 +62,12 @@ def seen_at_rest(fd: int) -> os.stat_result:
     os.pread(fd, 1, 0)  # the same of XFS
     again = os.fstat(fd)
     return again if again.st_ctime_ns == found.st_ctime_ns else found
+
+
+def tick_left_s(found: os.stat_result) -> float:
+    """How long a change may still have the ctime of the last one; 0 also where the clock was set back."""
+    age_ns = time.time_ns() - found.st_ctime_ns
+    return (CTIME_TICK_NS - age_ns) / 1e9 if 0 <= age_ns < CTIME_TICK_NS else 0.0
 
 
 def may_be_written(fd: int) -> bool:

@@ -212,7 +212,7 @@ class Upper:
         parent = split(top)[0]
         made = self.new()
         self._make_chain(made, missing, Base(path, base) if base is not None else None, directory=directory)
-        if os.path.isdir(self.at(parent)) and not os.path.islink(self.at(parent)):
+        if is_folder(self.at(parent)):
             rename(made, self.at(top), NOREPLACE)
             return top
         aside = self.new()  # a file, or a whiteout, took the place of a directory above
@@ -334,6 +334,12 @@ def seen_at(at: bytes) -> os.stat_result | None:
         return os.lstat(at)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def is_folder(at: bytes) -> bool:
+    """Whether a directory is there itself, not by a link."""
+    found = seen_at(at)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def base_at(at: bytes | int, path: bytes) -> Version | None:

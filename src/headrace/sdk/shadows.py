@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.base.model import Entry, FileId, Kind
-from headrace.layer.upper import REMOVED, Base, Upper, base_at, join, seen_at, set_base
+from headrace.layer.upper import REMOVED, Base, Upper, base_at, is_folder, join, set_base
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
@@ -70,7 +70,7 @@ class Shadows:
             if child.kind is Kind.DIRECTORY:
                 if not os.path.lexists(one):
                     _make_removed(one)
-                if _is_folder(one):
+                if is_folder(one):
                     self.hide_below(one, there, child)
             elif not os.path.lexists(one):
                 _make_whiteout(one)
@@ -86,11 +86,11 @@ class Shadows:
             set_base(self._upper.at(source), Base(target, base))
         for name, _ in self._names(target):
             one, other = join(target, name), join(source, name)
-            if _is_folder(self._upper.at(one)):
+            if is_folder(self._upper.at(one)):
                 if not os.path.lexists(self._upper.at(other)):
                     os.mkdir(self._upper.at(other), 0o755)
                     self._upper.mark_removed(other)
-                if _is_folder(self._upper.at(other)):
+                if is_folder(self._upper.at(other)):
                     self.take_over(one, other)
                 else:
                     self._upper.put_away(one)  # a file comes into its place
@@ -105,11 +105,6 @@ class Shadows:
                 base = self._upper.base_of(one)
                 if base is not None:
                     set_base(self._upper.at(other), Base(one, base))
-
-
-def _is_folder(at: bytes) -> bool:
-    found = seen_at(at)
-    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _make_removed(at: bytes) -> None:

@@ -30,6 +30,7 @@ from headrace.layer.upper import (
     Hidden,
     Upper,
     dress_as,
+    is_folder,
     is_whiteout,
     join,
     set_base,
@@ -574,7 +575,7 @@ class Tree:
         at, to = self.upper.at(source), self.upper.at(target)
         left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
         hidden, is_taken = self.below(target), os.path.lexists(to)
-        if is_taken and os.path.isdir(to) and not os.path.islink(to):
+        if is_folder(to):
             self._shadows.take_over(target, source)
         elif is_taken:  # by a whiteout
             base = self.upper.base_of(target)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
 from tests.integration.cli.host import Host
 
 ACCESS, SECRET, REGION = "AKIATESTS", "a secret/with+signs", "us-east-1"
@@ -106,6 +107,18 @@ def start(host: Host) -> str:
     keys.write_text(f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
     return str(host.start("s3", "--address", "127.0.0.1:0", "--credentials", keys).wait_ready()["url"])
+
+
+@pytest.fixture(scope="module")
+def origin() -> Iterator[S3Server]:
+    """An object store of its own for a module."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    try:
+        with seaweedfs_s3() as server:
+            yield server
+    except ServerMissing as missing:
+        pytest.skip(f"server: {missing}")
 
 
 @pytest.fixture(scope="session")

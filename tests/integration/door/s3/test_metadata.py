@@ -12,7 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host
 from tests.integration.door.s3.conftest import S3, code_of, program
 from tests.integration.door.s3.test_clients import run
@@ -38,17 +38,6 @@ def start(origin: S3Server, base: Path, **settings: object) -> S3:
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
     url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
     return S3(url, host.truth, host.truth, host)
-
-
-@pytest.fixture(scope="module")
-def origin() -> Iterator[S3Server]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    try:
-        with seaweedfs_s3() as server:
-            yield server
-    except ServerMissing as missing:
-        pytest.skip(f"server: {missing}")
 
 
 @pytest.fixture(scope="module")

@@ -28,17 +28,6 @@ pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(scope="module")
-def origin() -> Iterator[S3Server]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    try:
-        with seaweedfs_s3() as server:
-            yield server
-    except ServerMissing as missing:
-        pytest.skip(f"server: {missing}")
-
-
-@pytest.fixture(scope="module")
 def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     one = start(origin, tmp_path_factory.mktemp("noted"), write="off", sync_interval_s=3600)
     yield one

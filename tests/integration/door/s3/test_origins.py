@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Iterator
 
 import obstore
 import pytest
 
-from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host
 from tests.integration.door.s3.conftest import S3
 
 PREFIX = "lake"
-
-
-@pytest.fixture(scope="module")
-def origin() -> Iterator[S3Server]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    try:
-        with seaweedfs_s3() as server:
-            yield server
-    except ServerMissing as missing:
-        pytest.skip(f"server: {missing}")
 
 
 @pytest.fixture(scope="module")
