@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import asdict
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from checkpointbench.cases import CASES, Bench, goals, table_of_goals
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace
-from nodebench.report import table_of_values
+from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 
 
@@ -44,7 +43,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)],
+        judged=lambda: rows_of(goals(results)),
         tables=lambda: [table_of_goals(results), table_of_values(results)],
     )
 

@@ -12,8 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -22,7 +21,7 @@ from dliobench.dlio import ACCELERATOR, INSTALL, Dlio
 from nodebench import program
 from nodebench.headrace_mount import HeadraceMount
 from nodebench.machine import NotRunError, Workplace, run, tool
-from nodebench.report import Goal, number, table_of_values
+from nodebench.report import Goal, number, rows_of, table_of_values
 from nodebench.results import Results
 
 from headrace.bench import workloads
@@ -164,16 +163,13 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
 
 def main() -> int:
     given, results = arguments(), Results()
-    judged: Callable[[], list[dict[str, Any]]] = lambda: [  # noqa: E731
-        {**asdict(goal), "verdict": goal.verdict} for goal in goals(results)
-    ]
     return program.run(
         "dlio",
         given,
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=judged,
+        judged=lambda: rows_of(goals(results)),
         tables=lambda: [table_of_goals(results), table_of_values(results)],
     )
 

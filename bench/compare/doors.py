@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -20,7 +19,7 @@ from doorsbench.bench import Bench
 from doorsbench.gateway import gateway
 from nodebench import program, server
 from nodebench.machine import Workplace
-from nodebench.report import table_of_values
+from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 
 CASES: dict[str, Callable[[Bench], None]] = {
@@ -59,7 +58,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals.goals(results)],
+        judged=lambda: rows_of(goals.goals(results)),
         tables=lambda: [goals.table_of_goals(results), table_of_values(results)],
     )
 

@@ -12,13 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace
-from nodebench.report import Goal, number, table_of_values
+from nodebench.report import Goal, number, rows_of, table_of_values
 from nodebench.results import Results
 from scalingbench import cases
 from scalingbench.cases import HEADRACE, NODES, PLAIN, Bench
@@ -125,7 +124,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder or MEMORY,
-        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)],
+        judged=lambda: rows_of(goals(results)),
         tables=lambda: [table_of_goals(results), table_of_values(results)],
     )
 

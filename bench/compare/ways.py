@@ -16,14 +16,13 @@ import re
 import shutil
 import sys
 import time
-from dataclasses import asdict
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace, run, tool
-from nodebench.report import Goal, number, table_of_values
+from nodebench.report import Goal, number, rows_of, table_of_values
 from nodebench.results import Results
 from scalingbench.disks import Disks
 
@@ -162,7 +161,7 @@ def main() -> int:
         results,
         measured,
         folder=given.folder,
-        judged=lambda: [{**asdict(goal), "verdict": goal.verdict} for goal in goals(results)],
+        judged=lambda: rows_of(goals(results)),
         tables=lambda: [table_of_goals(results), table_of_values(results)],
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from .results import Results
 
@@ -27,6 +28,11 @@ class Goal:
             return "not measured"
         met = (operator.ge if self.at_least else operator.le)(self.measured, self.limit)
         return "met" if met else "missed"
+
+
+def rows_of(goals: Iterable[Goal]) -> list[dict[str, Any]]:
+    """As JSON has them."""
+    return [{**asdict(goal), "verdict": goal.verdict} for goal in goals]
 
 
 def best(results: Results, measure: str, names: tuple[str, ...], pick: Callable[..., float]) -> float | None:
