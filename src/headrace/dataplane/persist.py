@@ -161,9 +161,8 @@ class Persist:
 
     async def _remove_gone_directory(self, path: bytes) -> bool:
         """There may be none any more, also because a file is there. False: one is there still."""
-        mount, key = self._believed.place(path)
         try:
-            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
+            await self._ask_to_remove(path)
         except DirectoryNotEmptyError:
             log.info("somebody else put something into a removed folder path=%s", os.fsdecode(path))
             return False
@@ -272,10 +271,8 @@ class Persist:
             return True
         if os.listdir(at):
             return False
-        mount, key = self._believed.place(path)
         try:
-            if key:
-                await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
+            await self._ask_to_remove(path)
         except (DirectoryNotEmptyError, NotADirectoryPathError):
             pass  # somebody else put something there, or a file in its place: it shows again
         failpoint.hit("persist.emptied")
@@ -292,3 +289,19 @@ class Persist:
         self._namespace.look_again(path)
         self._on_written([path])
         return True
+
+    async def _ask_to_remove(self, path: bytes) -> None:
+        """Its answer may be lost. Then what was noted of the folder must not say that it is made, should it come back:
+        its inode is the same."""
+        mount, key = self._believed.place(path)
+        row = self._known.get(path)
+        if row is not None and row.is_directory:
+            self._known.note(replace(row, begun=True))
+        if not key:  # of a whole origin
+            return
+        try:
+            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
+        except DirectoryNotEmptyError:
+            if row is not None and row.is_directory:
+                self._known.note(row)
+            raise

@@ -317,6 +317,32 @@ def test_a_folder_that_comes_back_while_its_place_is_emptied_is_made_again(tmp_p
     play(tmp_path, test)
 
 
+@pytest.mark.parametrize("back", ["made again", "renamed"])
+def test_a_folder_that_comes_back_after_its_removal_was_lost_is_made_again(tmp_path: Path, back: str) -> None:
+    """It looks as if it had been there all the time: its inode is the same."""
+
+    async def test(scene: Scene) -> None:
+        session, folder = scene.session, scene.truth / "f"
+        await scene.do(lambda: session.mkdir(b"/f"))
+        await scene.persisted()
+        await scene.only_when_asked()
+        scene.held.lose("remove_directory")
+        if back == "made again":
+            await scene.do(lambda: session.rmdir(b"/f"))
+        else:
+            await scene.do(lambda: session.rename(b"/f", b"/e", 0))
+        with pytest.raises(OriginUnavailableError):
+            await scene.here.write.persist(b"/")
+        assert not folder.exists()
+        if back == "made again":
+            await scene.do(lambda: session.mkdir(b"/f"))
+        else:
+            await scene.do(lambda: session.rename(b"/e", b"/f", 0))
+        await scene.check({"/f": "dir"})
+
+    play(tmp_path, test)
+
+
 def test_a_folder_that_was_made_unheard_does_not_come_back_by_a_listing(tmp_path: Path) -> None:
     """It was read when the folder was there, and is taken in when that is removed again."""
 

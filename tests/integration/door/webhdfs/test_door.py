@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -78,7 +79,8 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
         with socket.create_connection(webhdfs.address, timeout=10) as one:
             one.sendall(f"{head}Host: h\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000))
             os.kill(gateway_of(host), signal.SIGKILL)
-            assert one.recv(1) == b""
+            with contextlib.suppress(ConnectionResetError):  # it had not read all that came
+                assert one.recv(1) == b""
         wait_until(lambda: gateway_of(host) == 0)
         again = host.start("webhdfs", "--address", f"127.0.0.1:{webhdfs.address[1]}")
         again.wait_ready()
