@@ -12,10 +12,9 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from checkpointbench.cases import CASES, Bench, goals, table_of_goals
+from checkpointbench.cases import CASES, Bench, goals
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace
-from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 
 
@@ -43,8 +42,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: rows_of(goals(results)),
-        tables=lambda: [table_of_goals(results), table_of_values(results)],
+        goals=goals,
     )
 
 

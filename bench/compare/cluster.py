@@ -18,7 +18,6 @@ from clusterbench import cases, goals
 from clusterbench.bench import Bench
 from nodebench import program
 from nodebench.machine import Workplace
-from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 
 MEMORY = "/dev/shm"
@@ -79,8 +78,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=folder,
-        judged=lambda: rows_of(goals.goals(results)),
-        tables=lambda: [goals.table_of_goals(results), table_of_values(results)],
+        goals=goals.goals,
     )
 
 

@@ -21,7 +21,7 @@ from dliobench.dlio import ACCELERATOR, INSTALL, Dlio
 from nodebench import program
 from nodebench.headrace_mount import HeadraceMount
 from nodebench.machine import NotRunError, Workplace, run, tool
-from nodebench.report import Goal, number, rows_of, table_of_values
+from nodebench.report import Goal
 from nodebench.results import Results
 
 from headrace.bench import workloads
@@ -127,13 +127,6 @@ def goals(results: Results) -> list[Goal]:
     return found
 
 
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        lines.append(f"| {goal.text} | ≤ {number(goal.limit)} | {goal.measured:.2f} | {goal.verdict} |")
-    return "\n".join(lines)
-
-
 def arguments() -> argparse.Namespace:
     parser = program.parser_of(__doc__, CASES, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
     program.add_limit(parser, minutes=30)
@@ -169,8 +162,8 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: rows_of(goals(results)),
-        tables=lambda: [table_of_goals(results), table_of_values(results)],
+        goals=goals,
+        digits=2,
     )
 
 

@@ -19,7 +19,6 @@ from doorsbench.bench import Bench
 from doorsbench.gateway import gateway
 from nodebench import program, server
 from nodebench.machine import Workplace
-from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 
 CASES: dict[str, Callable[[Bench], None]] = {
@@ -58,8 +57,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: rows_of(goals.goals(results)),
-        tables=lambda: [goals.table_of_goals(results), table_of_values(results)],
+        goals=goals.goals,
     )
 
 

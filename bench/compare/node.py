@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
@@ -71,19 +70,6 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
     bench.stop_cached()
 
 
-def judged(results: Results) -> list[dict[str, Any]]:
-    return [
-        {
-            "goal": g.text,
-            "limit": g.limit,
-            "at_least": g.at_least,
-            "measured": g.measured,
-            "verdict": g.verdict,
-        }
-        for g in report.goals(results)
-    ]
-
-
 def main() -> int:
     given, results = arguments(), Results()
     watch(given.limit)
@@ -93,9 +79,9 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: judged(results),
+        goals=report.goals,
         tables=lambda: [
-            report.table_of_goals(results),
+            report.table_of_goals(report.goals(results)),
             report.table_of_contenders(results),
             report.table_of_values(results),
         ],

@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace
-from nodebench.report import Goal, number, rows_of, table_of_values
+from nodebench.report import Goal
 from nodebench.results import Results
 from scalingbench import cases
 from scalingbench.cases import HEADRACE, NODES, PLAIN, Bench
@@ -76,14 +76,6 @@ def _share(results: Results, what: str, nodes: int, *, of: int = 1) -> float | N
     return many / one / (nodes / of) if one and many is not None else None
 
 
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        sign = "≥" if goal.at_least else "≤"
-        lines.append(f"| {goal.text} | {sign} {number(goal.limit)} | {goal.measured:.3f} | {goal.verdict} |")
-    return "\n".join(lines)
-
-
 def arguments() -> argparse.Namespace:
     parser = program.parser_of(
         __doc__, CASES, scale_of="steps and checkpoints", folder_for="where all files go, instead of memory"
@@ -124,8 +116,8 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder or MEMORY,
-        judged=lambda: rows_of(goals(results)),
-        tables=lambda: [table_of_goals(results), table_of_values(results)],
+        goals=goals,
+        digits=3,
     )
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from nodebench import program
 from nodebench.headrace_mount import HeadraceMount
 from nodebench.machine import NotRunError, Workplace, run, tool
-from nodebench.report import Goal, number, rows_of, table_of_values
+from nodebench.report import Goal
 from nodebench.results import Results
 
 PLAIN, MOUNT = "plain", "headrace"
@@ -123,14 +123,6 @@ def needed(name: str) -> float:
     return 70.0 if name == "cosmoflow" else 90.0
 
 
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        measured = f"{goal.measured:.4f}" if goal.measured is not None else "–"
-        lines.append(f"| {goal.text} | ≥ {number(goal.limit)} | {measured} | {goal.verdict} |")
-    return "\n".join(lines)
-
-
 def arguments() -> argparse.Namespace:
     parser = program.parser_of(__doc__, CASES, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
     program.add_limit(parser, minutes=30)
@@ -159,8 +151,8 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: rows_of(goals(results)),
-        tables=lambda: [table_of_goals(results), table_of_values(results)],
+        goals=goals,
+        digits=4,
     )
 
 

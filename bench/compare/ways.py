@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import program
 from nodebench.machine import NotRunError, Workplace, run, tool
-from nodebench.report import Goal, number, rows_of, table_of_values
+from nodebench.report import Goal, number, table_of_values
 from nodebench.results import Results
 from scalingbench.disks import Disks
 
@@ -161,7 +161,7 @@ def main() -> int:
         results,
         measured,
         folder=given.folder,
-        judged=lambda: rows_of(goals(results)),
+        goals=goals,
         tables=lambda: [table_of_goals(results), table_of_values(results)],
     )
 

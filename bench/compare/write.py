@@ -16,7 +16,6 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from nodebench import program, server
 from nodebench.machine import Workplace
-from nodebench.report import rows_of, table_of_values
 from nodebench.results import Results
 from writebench import cases, goals
 from writebench.bench import Bench
@@ -57,8 +56,7 @@ def main() -> int:
         results,
         lambda place: measure(given, place, results),
         folder=given.folder,
-        judged=lambda: rows_of(goals.goals(results)),
-        tables=lambda: [goals.table_of_goals(results), table_of_values(results)],
+        goals=goals.goals,
     )
 
 

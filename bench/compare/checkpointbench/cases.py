@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodebench.machine import Workplace, drop_page_cache, run
-from nodebench.report import Goal, number
+from nodebench.report import Goal
 from nodebench.results import Results
 from nodebench.telling import Telling
 
@@ -105,12 +105,3 @@ def goals(r: Results) -> list[Goal]:
         Goal("3 restore, warm, of a read into new memory", 0.9, True, r.ratio(RESTORE["warm"], OURS, READ)),
         Goal("4 restore from a peer, of cat", 0.9, True, r.ratio(FROM_PEER, OURS, "cat")),
     ]
-
-
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        sign = "≥" if goal.at_least else "≤"
-        measured = number(goal.measured) if goal.measured is not None else "–"
-        lines.append(f"| {goal.text} | {sign} {goal.limit:g} | {measured} | {goal.verdict} |")
-    return "\n".join(lines)

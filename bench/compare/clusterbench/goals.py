@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodebench.report import Goal, divide, number
+from nodebench.report import Goal, divide
 from nodebench.results import Results
 
 from .cases import MANY, OURS, contender
@@ -50,12 +50,3 @@ def goals(r: Results) -> list[Goal]:
         Goal("8 load: of links' limit", 0.9, True, r.median("8 load, of links' limit", OURS)),
     ]
     return found
-
-
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        sign = "≥" if goal.at_least else "≤"
-        measured = f"{number(goal.measured)} {goal.unit}".strip() if goal.measured is not None else "–"
-        lines.append(f"| {goal.text} | {sign} {goal.limit:g} {goal.unit} | {measured} | {goal.verdict} |")
-    return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodebench.report import Goal, number
+from nodebench.report import Goal
 from nodebench.results import Results
 
 from .bench import OURS, PLAIN
@@ -32,13 +32,3 @@ def goals(r: Results) -> list[Goal]:
     found.append(Goal(f"{LARGE}: of {web}", 0.8, True, r.ratio(LARGE, OURS, web)))
     found.append(Goal(f"{TINY}: of SeaweedFS's S3", 2.0, True, r.ratio(TINY, OURS, WEED)))
     return [goal for goal in found if goal.measured is not None]
-
-
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        sign = "≥" if goal.at_least else "≤"
-        measured = f"{number(goal.measured)} {goal.unit}".strip() if goal.measured is not None else "–"
-        wanted = f"{sign} {goal.limit:g} {goal.unit}".strip()
-        lines.append(f"| {goal.text} | {wanted} | {measured} | {goal.verdict} |")
-    return "\n".join(lines)

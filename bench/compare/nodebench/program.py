@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from nodebench.machine import NotRunError, Workplace, memory_kept
+from nodebench.report import Goal, rows_of, table_of_goals, table_of_values
 from nodebench.results import Results
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -79,12 +79,14 @@ def run(
     measure: Callable[[Workplace], None],
     *,
     folder: str | None,
-    judged: Callable[[], list[dict[str, Any]]],
-    tables: Callable[[], list[str]],
+    goals: Callable[[Results], list[Goal]],
+    digits: int | None = None,
+    tables: Callable[[], list[str]] | None = None,
     about: Mapping[str, object] | None = None,
 ) -> int:
     """Measures in a temporary folder below `folder`, which is gone in the end; prints and writes what came of it.
-    judged: the goals as rows. about: more of what is said of the machine. The status of the program."""
+    digits: of a goal's table. tables: instead of that of the goals and that of the values. about: more of what is said
+    of the machine. The status of the program."""
     for number in SIGNALS:
         signal.signal(number, _ended)
     start = time.monotonic()
@@ -101,9 +103,10 @@ def run(
     finally:
         place.undo.close()
     machine = {**_machine(given), **(about or {}), "seconds": round(time.monotonic() - start, 1)}
-    text = json.dumps({"machine": machine, **results.as_json(), "goals": judged()}, indent=1)
+    text = json.dumps({"machine": machine, **results.as_json(), "goals": rows_of(goals(results))}, indent=1)
     line = ", ".join(f"{key} {value}" for key, value in machine.items())
-    page = "\n\n".join([line, *tables()])
+    usual = [table_of_goals(goals(results), digits), table_of_values(results)]
+    page = "\n\n".join([line, *(usual if tables is None else tables())])
     if not given.no_write:
         _write(name, given, text, page)
     print(text if given.json else page)

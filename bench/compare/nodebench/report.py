@@ -117,11 +117,18 @@ def table_of_values(results: Results) -> str:
     return "\n".join([*lines, "", *(f"* {text}" for text in results.notes)])
 
 
-def table_of_goals(results: Results) -> str:
+def table_of_goals(found: Iterable[Goal], digits: int | None = None) -> str:
+    """digits: after the point of what was measured; None: as `number` has it."""
     lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
+    for goal in found:
         sign = "≥" if goal.at_least else "≤"
-        measured = f"{number(goal.measured)} {goal.unit}".strip() if goal.measured is not None else "–"
-        wanted = f"{sign} {goal.limit:g} {goal.unit}".strip()
-        lines.append(f"| {goal.text} | {wanted} | {measured} | {goal.verdict} |")
+        wanted = f"{sign} {number(goal.limit)} {goal.unit}".strip()
+        lines.append(f"| {goal.text} | {wanted} | {_measured(goal, digits)} | {goal.verdict} |")
     return "\n".join(lines)
+
+
+def _measured(goal: Goal, digits: int | None) -> str:
+    if goal.measured is None:
+        return "–"
+    value = number(goal.measured) if digits is None else f"{goal.measured:.{digits}f}"
+    return f"{value} {goal.unit}".strip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodebench.report import Goal, best, divide, number
+from nodebench.report import Goal, best, divide
 from nodebench.results import Results
 
 from .bench import OURS
@@ -28,12 +28,3 @@ def goals(r: Results) -> list[Goal]:
         measure = f"{COPIED}, {rate} Mbit/s: of the slower of disk and link"
         found.append(Goal(measure, 0.95, True, r.median(measure, "headrace-back:2")))
     return found
-
-
-def table_of_goals(results: Results) -> str:
-    lines = ["| goal | wanted | measured | verdict |", "|---|---|---|---|"]
-    for goal in goals(results):
-        sign = "≥" if goal.at_least else "≤"
-        measured = number(goal.measured) if goal.measured is not None else "–"
-        lines.append(f"| {goal.text} | {sign} {goal.limit:g} | {measured} | {goal.verdict} |")
-    return "\n".join(lines)
