@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import pytest
@@ -95,6 +96,24 @@ def test_killed_at_random_moments(make_host: MakeHost, io: str) -> None:
     assert up.wait() == 0
     assert "Traceback" not in up.said
     host.assert_nothing_left()
+
+
+def test_a_command_waits_for_a_node_that_is_started_again(make_host: MakeHost) -> None:
+    host = make_host()
+    host.put("small", 1000)
+    up = host.up()
+    up.signal(signal.SIGSTOP)  # nobody starts it again for now
+    kill(up.ready["node_pid"])
+    done = host.headrace("ls", "/")
+    assert done.returncode != 0
+    assert "it is being started again" in done.stderr
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(host.ok, "ls", "/")
+        time.sleep(1.0)
+        up.signal(signal.SIGCONT)
+        assert "small" in later.result()
+    host.ok("down")
+    assert up.wait() == 0
 
 
 def test_while_the_node_is_away_warm_files_read_and_cold_ones_wait(make_host: MakeHost) -> None:

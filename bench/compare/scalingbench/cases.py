@@ -24,7 +24,7 @@ from .disks import Disks
 HEADRACE, PLAIN = "headrace", "plain folder"
 NODES = (1, 2, 4, 8)
 RATE = "100Mbit"
-WORKLOAD, SIZES, TIMES, STEPS, EPOCHS = "unet3d", 0.002, 2.0, 9, 3
+WORKLOAD, SIZES, TIMES, STEPS, EPOCHS = "unet3d", 0.002, 2.0, 40, 3
 """7 samples of 0.29 MB a step of 1.27 s: 1.6 MB/s a node."""
 MODEL, CHECKPOINT_SCALE, WRITES = "llama3-8b", 0.001, 3
 """107 MiB a checkpoint of eight ranks."""

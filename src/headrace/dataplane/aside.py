@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, OriginUnavailableError
+from headrace.dataplane.work import replaces_file
 from headrace.layer.known import Conflict, KnownTable
 from headrace.layer.upper import Upper, join, seen_at, split
 from headrace.namespace.tree import Namespace
@@ -39,8 +40,10 @@ class Aside:
         waits = any(prefix == path for _, prefix in self._upper.put_aside())
         above = split(path)[0]
         while above != b"/" and not waits:
-            row, found = self._known.get(above), seen_at(self._upper.at(above))
-            waits = row is not None and row.is_file and found is not None and stat.S_ISDIR(found.st_mode)
+            at = self._upper.at(above)
+            found = seen_at(at)
+            is_folder = found is not None and stat.S_ISDIR(found.st_mode)
+            waits = is_folder and replaces_file(above, at, self._known.get(above))
             above = split(above)[0]
         if waits:
             raise OriginUnavailableError(

@@ -36,17 +36,22 @@ def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, i
     """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
     if is_whiteout(found):
         return Work.REMOVE
-    replaces_file = (row is not None and row.is_file) or base_at(at, path) is not None
     if stat.S_ISDIR(found.st_mode):
-        if replaces_file:
+        if replaces_file(path, at, row):
             return Work.CLEAR
         if is_removed(at):
             return Work.REMOVE_DIRECTORY
         made = row is not None and row.inode == found.st_ino and not row.begun
         return None if made or is_top else Work.MAKE
     if not stat.S_ISREG(found.st_mode):
-        return Work.CLEAR if replaces_file or (row is not None and row.is_directory) else None
+        was_there = replaces_file(path, at, row) or (row is not None and row.is_directory)
+        return Work.CLEAR if was_there else None
     return None if row is not None and row.describes(found) else Work.PUT
+
+
+def replaces_file(path: bytes, at: bytes, row: Row | None) -> bool:
+    """Whether the origin has a file, or may have one, where something that is no file is now."""
+    return (row is not None and row.is_file) or base_at(at, path) is not None
 
 
 def size_of(at: bytes) -> int:

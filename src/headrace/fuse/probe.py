@@ -34,43 +34,56 @@ class Result:
 
 
 def probe() -> Result:
-    folder = tempfile.mkdtemp(prefix="headrace-probe-")
-    mountpoint = os.path.join(folder, "mount")
-    os.mkdir(mountpoint)
+    fd = -1
     try:
-        return _probe_in(folder, mountpoint)
+        fd = device.open_device()
+        root, backing = _mounted(fd)
+        try:
+            return _probe_in(fd, root, backing)
+        finally:
+            os.close(root)
+            os.close(backing)
     except (OSError, MountError) as error:
         return Result(works=False, reason=str(error))
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _mounted(fd: int) -> tuple[int, int]:
+    """Descriptors of the file system's root and of the file behind it. Neither has a name any more: should this process
+    be killed, nothing is left."""
+    folder = tempfile.mkdtemp(prefix="headrace-probe-")
+    mountpoint, path = os.path.join(folder, "mount"), os.path.join(folder, "backing")
+    try:
+        os.mkdir(mountpoint)
+        with open(path, "wb") as file:
+            file.write(_TRUTH)
+        device.mount(fd, mountpoint, allow_other=False)
+        root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return root, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     finally:
         device.unmount(mountpoint, detach=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _probe_in(folder: str, mountpoint: str) -> Result:
-    path = os.path.join(folder, "backing")
-    with open(path, "wb") as file:
-        file.write(_TRUTH)
-    fd = device.open_device()
-    try:
-        device.mount(fd, mountpoint, allow_other=False)
-        child = os.fork()
-        if child == 0:
-            os.close(fd)
-            _touch(os.path.join(mountpoint, "probe"))
-        server = _Server(fd, path)
-        try:
-            return server.run(child)
-        finally:
-            server.close()
-    finally:
+def _probe_in(fd: int, root: int, backing: int) -> Result:
+    child = os.fork()
+    if child == 0:
         os.close(fd)
+        _touch(root)
+    server = _Server(fd, backing)
+    try:
+        return server.run(child)
+    finally:
+        server.close()
 
 
-def _touch(path: str) -> None:
+def _touch(root: int) -> None:
     """In the child; leaves by exit status: 0 same bytes, 1 other bytes, 2 error."""
     status = 2
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open("probe", os.O_RDONLY, dir_fd=root)
         read = os.read(fd, len(_TRUTH) + 1)
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
             status = 0 if read == _TRUTH and mapped[:] == _TRUTH else 1
@@ -79,9 +92,9 @@ def _touch(path: str) -> None:
 
 
 class _Server:
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, file: int) -> None:
         self._fd = fd
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = file
         self._backing_id = 0
         self._refusal = ""
         self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=0)
@@ -89,7 +102,6 @@ class _Server:
     def close(self) -> None:
         if self._backing_id:
             device.backing_close(self._fd, self._backing_id)
-        os.close(self._file)
 
     def run(self, child: int) -> Result:
         pidfd = os.pidfd_open(child)

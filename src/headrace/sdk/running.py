@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 
 import msgspec
 
 from headrace.base.errors import NodeUnavailableError, UsageError
 from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
+
+STARTED_AGAIN_S = 5.0
+"""That a command, or a program, waits for a node that ended and is being started again."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -98,6 +102,8 @@ def the_only(running: list[str], loaded: Loaded, states: list[State], *, hint: s
     if not running:
         away = [state for state in states if state.kind == "up" and state.alive()]
         if away:
+            if _comes_back(away[0].socket):
+                return away[0].socket
             raise NodeUnavailableError(
                 f"the node of {away[0].mountpoint or away[0].socket} does not answer",
                 why="it is being started again",
@@ -117,6 +123,16 @@ def the_only(running: list[str], loaded: Loaded, states: list[State], *, hint: s
             hint=hint,
         )
     return running[0]
+
+
+def _comes_back(socket_path: str) -> bool:
+    """Whether a node answers within the time that starting it again usually takes."""
+    end_s = time.monotonic() + STARTED_AGAIN_S
+    while not answers(socket_path):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _described(socket: str, states: list[State]) -> str:

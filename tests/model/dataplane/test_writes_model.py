@@ -537,6 +537,29 @@ def test_a_file_that_leaves_the_layer_before_its_folder_is_renamed_is_copied_aga
     play(tmp_path, test)
 
 
+@pytest.mark.parametrize("by", ["persist", "itself"])
+def test_a_folder_in_a_files_place_is_no_conflict_for_what_is_in_it(tmp_path: Path, by: str) -> None:
+    """The file is in its way until it is removed, of which nothing was noted yet."""
+
+    async def test(scene: Scene) -> None:
+        session, write = scene.session, scene.here.write
+        (scene.truth / "d").write_bytes(b"theirs")
+        await scene.only_when_asked()
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0), lambda: session.mkdir(b"/d"))
+        await scene.write(b"/d/f", b"ours")
+        wanted = {"/d": "dir", "/d/f": b"ours".hex(), "/e": b"theirs".hex()}
+        if by == "persist":
+            await write.persist(b"/d/f")
+            assert (scene.truth / "d" / "f").read_bytes() == b"ours"
+        else:  # it has been quiet for longer than its folder
+            await write._settle([b"/d/f"])
+            assert (scene.truth / "d").read_bytes() == b"theirs"
+        assert await asyncio.to_thread(session.tree) == wanted
+        await scene.check(wanted)
+
+    play(tmp_path, test)
+
+
 async def refuses(key: str, *, deadline: Deadline) -> None:
     raise OriginUnavailableError(key, why="by plan")
 
