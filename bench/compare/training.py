@@ -1,8 +1,9 @@
 """AU through a mount beside the plain folder, on one machine, data on disk, not in memory: `headrace bench training`.
 
 Both have the same files on the same disk: the mount's are cached before. Turns alternate, and the page cache is dropped
-before each epoch. Sizes and times are such that the plain folder passes on two cores. Writes
-`bench/results/training-<date>.json` and `.md`. Needs root. All else of the machine should rest.
+before each epoch. Sizes and times are such that the plain folder passes with one accelerator on two cores; unless
+`--accelerators` says how many, there are as many as it passes with. Writes `bench/results/training-<date>.json` and
+`.md`. Needs root. All else of the machine should rest.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ PLAIN, MOUNT = "plain", "headrace"
 RATIO = 0.995
 EPOCHS = 3
 """Of a turn."""
+ACCELERATORS_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -51,40 +54,38 @@ class Bench:
     def __init__(self, place: Workplace, results: Results, given: argparse.Namespace) -> None:
         self.place, self.results, self.given = place, results, given
 
-    def words(self, name: str, folder: str) -> list[str]:
+    def train(self, name: str, folder: str, accelerators: int, *more: str) -> dict[str, Any]:
+        """What a run said of itself. more: its last options count."""
         case = CASES[name]
-        steps = max(3, round(case.steps * self.given.scale))
-        factors = [
-            "--scale-sizes",
-            f"{case.sizes:g}",
-            "--scale-times",
-            f"{case.times:g}",
-            "--steps",
-            str(steps),
-        ]
-        return [
-            tool("headrace"),
-            "bench",
-            "training",
-            name,
-            folder,
-            *factors,
-            "--epochs",
-            str(EPOCHS),
-            "--json",
-        ]
+        words = [tool("headrace"), "bench", "training", name, folder, "--json"]
+        words += ["--scale-sizes", f"{case.sizes:g}", "--scale-times", f"{case.times:g}"]
+        words += ["--steps", str(max(3, round(case.steps * self.given.scale)))]
+        words += ["--accelerators", str(accelerators), "--epochs", str(EPOCHS), *more]
+        found: dict[str, Any] = json.loads(run(words, timeout_s=600))
+        if found["failed"]:
+            raise NotRunError(f"{found['failed']} reads failed")
+        return found
 
     def make(self, name: str) -> str:
-        """The data set, in a folder of its own."""
-        folder = self.place.folder(name)
-        run(
-            [*self.words(name, folder), "--epochs", "1", "--keep-cache", "--scale-times", "0.001"],
-            timeout_s=600,
-        )
+        """The data set, in a folder of its own, for as many accelerators as there may be."""
+        folder, many = self.place.folder(name), self.given.accelerators or ACCELERATORS_MAX
+        self.train(name, folder, many, "--epochs", "1", "--keep-cache", "--scale-times", "0.001")
         return folder
+
+    def accelerators(self, name: str, folder: str) -> int:
+        """With how many the plain folder passes."""
+        if self.given.accelerators:
+            return int(self.given.accelerators)
+        for many in range(2, ACCELERATORS_MAX + 1):
+            epochs = self.train(name, folder, many, "--no-generate")["epochs"]
+            if 100 * statistics.median(epoch["au"] for epoch in epochs) < needed(name):
+                return many - 1
+        return ACCELERATORS_MAX
 
     def case(self, name: str) -> None:
         folder = self.make(name)
+        many = self.accelerators(name, folder)
+        self.results.note(f"{name}: {many} simulated accelerators")
         mount = HeadraceMount(self.place, folder, io="auto")
         mount.start()
         try:
@@ -92,15 +93,11 @@ class Bench:
             for turn in range(self.given.repeat):
                 places = [(PLAIN, folder), (MOUNT, mount.root)]
                 for who, where in places if turn % 2 == 0 else reversed(places):
-                    self.take(
-                        name, who, json.loads(run([*self.words(name, where), "--no-generate"], timeout_s=600))
-                    )
+                    self.take(name, who, self.train(name, where, many, "--no-generate"))
         finally:
             mount.stop()
 
     def take(self, name: str, who: str, found: dict[str, Any]) -> None:
-        if found["failed"]:
-            raise NotRunError(f"{found['failed']} reads failed")
         for epoch in found["epochs"]:
             self.results.add(f"{name}: AU", who, 100 * epoch["au"], unit="%")
             self.results.add(f"{name}: samples", who, epoch["samples_s"], unit="a second")
@@ -126,6 +123,9 @@ def needed(name: str) -> float:
 def arguments() -> argparse.Namespace:
     parser = program.parser_of(__doc__, CASES, scale_of="the steps of an epoch", folder_for=program.ON_A_DISK)
     program.add_limit(parser, minutes=30)
+    parser.add_argument(
+        "--accelerators", type=int, default=0, help="instead of as many as the plain folder passes with"
+    )
     return program.parse(parser, CASES, root_for="it mounts, and drops the page cache")
 
 

@@ -39,9 +39,10 @@ CASES = {"ways": None}
 
 
 def measure(given: argparse.Namespace, place: Workplace, results: Results) -> None:
+    nas = nas_of(place, results)
     for turn in range(given.repeat):
         sys.stderr.write(f"run {turn + 1} of {given.repeat}\n")
-        answer = compare(given, place, results)
+        answer = compare(given, place, nas)
         for way in answer["ways"]:
             name = NAS if way["kind"] == "a mounted folder" else way["name"]
             if way["training"] is None:
@@ -52,15 +53,14 @@ def measure(given: argparse.Namespace, place: Workplace, results: Results) -> No
             results.note(note)
 
 
-def compare(given: argparse.Namespace, place: Workplace, results: Results) -> Any:
-    """One run of all ways. Its page lies in the temporary folder."""
+def compare(given: argparse.Namespace, place: Workplace, nas: list[str]) -> Any:
+    """One run of all ways. Its page lies in the temporary folder. nas: the option of `nas_of`."""
     words = [tool("headrace"), "bench", "compare", WORKLOAD, "--json", "--work", place.folder("work")]
     words += ["--scale-sizes", f"{RATES * TIMES:g}", "--scale-times", f"{TIMES:g}"]
     words += ["--origin-rate", str(ORIGIN_BYTES_S)]
     words += ["--origin-latency-ms", str(LATENCY_MS), "--epochs", str(EPOCHS)]
     words += ["--steps", str(max(3, round(STEPS * given.scale)))]
     report = os.path.join(place.root, "report")
-    nas = nas_of(place, results)
     return json.loads(run([*words, *nas, "--report", report], timeout_s=900))
 
 
@@ -70,9 +70,8 @@ def nas_of(place: Workplace, results: Results) -> list[str]:
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     try:
         images = os.path.join(MEMORY, os.path.basename(place.root))
-        if not os.path.isdir(images):
-            os.makedirs(images)
-            place.undo.callback(shutil.rmtree, images, ignore_errors=True)
+        os.makedirs(images)
+        place.undo.callback(shutil.rmtree, images, ignore_errors=True)
         disks = Disks(images, place.undo)
         disks.make(folder, size_bytes=NAS_BYTES, bytes_s=ORIGIN_BYTES_S)
     except NotRunError as error:
