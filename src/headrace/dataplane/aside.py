@@ -37,18 +37,21 @@ class Aside:
     def check_way(self, path: bytes, error: HeadraceError) -> None:
         """What is in the way of a put may be of this node's own making: a file, in whose place a folder above it is by
         now, or a folder that is not removed yet. OriginUnavailableError: the put waits for that."""
-        waits = any(prefix == path for _, prefix in self._upper.put_aside())
-        above = split(path)[0]
-        while above != b"/" and not waits:
-            at = self._upper.at(above)
-            found = seen_at(at)
-            is_folder = found is not None and stat.S_ISDIR(found.st_mode)
-            waits = is_folder and replaces_file(above, at, self._known.get(above))
-            above = split(above)[0]
-        if waits:
+        if self.in_the_way(path) or any(prefix == path for _, prefix in self._upper.put_aside()):
             raise OriginUnavailableError(
                 os.fsdecode(path), why="what was there is not removed yet"
             ) from error
+
+    def in_the_way(self, path: bytes) -> list[bytes]:
+        """Folders above a path in whose place the origin has a file still."""
+        ways = []
+        while (path := split(path)[0]) != b"/":
+            at = self._upper.at(path)
+            found = seen_at(at)
+            is_folder = found is not None and stat.S_ISDIR(found.st_mode)
+            if is_folder and replaces_file(path, at, self._known.get(path)):
+                ways.append(path)
+        return ways
 
     def keep(self, path: bytes, before: os.stat_result, why: str) -> None:
         """What the origin has is what the name means from now on; ours, a file or a folder with all that is in it, gets

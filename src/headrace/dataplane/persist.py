@@ -294,11 +294,11 @@ class Persist:
         """Its answer may be lost. Then what was noted of the folder must not say that it is made, should it come back:
         its inode is the same."""
         mount, key = self._believed.place(path)
+        if not key:  # of a whole origin
+            return
         row = self._known.get(path)
         if row is not None and row.is_directory:
             self._known.note(replace(row, begun=True))
-        if not key:  # of a whole origin
-            return
         try:
             await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
         except DirectoryNotEmptyError:

@@ -36,7 +36,7 @@ from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.turns import Turns
-from headrace.dataplane.work import Counts, Work, replaces_file, size_of, work_of
+from headrace.dataplane.work import Counts, Work, size_of, work_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Upper, seen_at, split
@@ -94,15 +94,15 @@ class WritePath:
         self._on_written = on_written
         self._turns = Turns()
         self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
-        aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
+        self._aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
         self._puts = Puts(
             *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
-            aside=aside,
+            aside=self._aside,
         )
         self._persist = Persist(
             *(namespace, upper, known, self._believed, self._turns),
-            aside=aside,
+            aside=self._aside,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
         )
@@ -353,19 +353,11 @@ class WritePath:
             mine = self._dirty.below(path, since_s=begun_s)
             if not mine and not self._put_aside():
                 return
-            errors = await self._settle([*self._in_the_way(path), *mine])
+            errors = await self._settle([*self._aside.in_the_way(path), *mine])
             if errors:
                 raise errors[0]
             if self._dirty.below(path, since_s=begun_s):
                 await asyncio.sleep(AGAIN_S)
-
-    def _in_the_way(self, path: bytes) -> list[bytes]:
-        """Folders above a path in whose place the origin has a file still."""
-        found = []
-        while (path := split(path)[0]) != b"/":
-            if path in self._dirty and replaces_file(path, self._upper.at(path), self._known.get(path)):
-                found.append(path)
-        return found
 
     def soon(self, path: bytes) -> None:
         """What is known to be dirty at and below a path is persisted without waiting for quiet."""

@@ -102,7 +102,7 @@ def the_only(running: list[str], loaded: Loaded, states: list[State], *, hint: s
     if not running:
         away = [state for state in states if state.kind == "up" and state.alive()]
         if away:
-            if _comes_back(away[0].socket):
+            if len(away) == 1 and _comes_back(away[0].socket):  # of several, nobody said which
                 return away[0].socket
             raise NodeUnavailableError(
                 f"the node of {away[0].mountpoint or away[0].socket} does not answer",
