@@ -7,7 +7,7 @@ how it computes (on one core, in tiny steps, waiting for the interpreter's lock)
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -34,6 +34,10 @@ GPU_BUSY_FROM = 0.8
 IDLE_FROM = 0.5  # of the workers; fewer are a matter of chance
 OVERHEAD_FROM = 0.10  # of the time on one core, spent in the optimizer's Python
 SHORT_STEP_S = 0.02
+UNRELATED_FROM = 0.35
+"""Of the changes that looks with nothing to do with each other would show. Steps too short to follow show 0.63 of them,
+give or take 0.1 in two seconds: Python stacks are taken at random moments, as often as looks on average, so that one
+pair of looks in e has no new stack between them."""
 SPARE_CORES_FROM = 0.75
 
 _LOADER = (Phase.LOADER_START, Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
@@ -275,8 +279,8 @@ def _settled(ledger: dict[str, Blame], recording: Recording) -> dict[Cause, Blam
 
 
 def _steps_are_small(alone: Blame, recording: Recording) -> bool:
-    """Much of the time on one core goes to torch's own Python, and steps are shorter than a sample can follow: two
-    moments in a row rarely show the same phase."""
+    """Much of the time on one core goes to torch's own Python, and steps are shorter than looks can follow: what a
+    moment shows says little of the next one."""
     overhead = alone.details[("kind", "overhead")] / max(1e-9, alone.seconds)
     if overhead < OVERHEAD_FROM:
         return False
@@ -284,8 +288,9 @@ def _steps_are_small(alone: Blame, recording: Recording) -> bool:
         wall_s = sum(one.span_s for one in recording.moments)
         return wall_s / recording.steps < SHORT_STEP_S
     phases = [phase_of(one.main.stack) for one in recording.moments]
-    changes = sum(one is not other for one, other in pairwise(phases))
-    return changes >= 0.25 * len(phases)
+    changes = sum(one is not other for one, other in pairwise(phases)) / len(phases)
+    alike = sum((count / len(phases)) ** 2 for count in Counter(phases).values())
+    return changes > UNRELATED_FROM * (1 - alike)
 
 
 def _spare_cores(recording: Recording) -> float:

@@ -154,6 +154,8 @@ def test_small_steps_are_told_by_their_overhead_and_their_pace() -> None:
     assert shares(attribute(turns)) == {"compute.small_batches": 1.0}
     runs = recording((20, optimizer), (20, forward))
     assert shares(attribute(runs)) == {"compute.unparallel": 1.0}
+    mostly_one = recording(*[(8, optimizer), (1, forward)] * 5)
+    assert shares(attribute(mostly_one)) == {"compute.small_batches": 1.0}
     counted = recording((20, optimizer), (20, forward), steps=400, samples=400)
     assert shares(attribute(counted)) == {"compute.small_batches": 1.0}
     assert "400 steps of 2.0 ms, 1 samples each" in attribute(counted).causes[0].evidence
