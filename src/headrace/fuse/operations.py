@@ -18,7 +18,7 @@ from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.fuse import abi, codec
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import NodeClient
-from headrace.fuse.handles import Directories, Files
+from headrace.fuse.handles import Directories, Files, Handle
 from headrace.fuse.inodes import Inodes
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Answer = bytes | int | None
 Deferred = Callable[[Cancel], "Answer | Deferred"]
-Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk"]
+Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk | Begun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,22 @@ class OnDisk:
     work: Callable[[], Answer | Deferred]
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer whose bytes the disk was asked for: to be given by the thread that asked, when no other request is
+    there. Always an answer, never more work."""
+
+    finish: Callable[[], Answer]
+
+
 FH_NONE, FH_PASSTHROUGH, FH_CACHED = 0, 1, 2
 _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
 _CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
 _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
 _SOCKET_XATTR = b"user.headrace.socket"
 """For sdk/whole.py. Not listed: a copy of the file that has all its attributes is not in the mount."""
+BEGUN_BYTES_MAX = 256 << 10
+"""A larger READ is copied in a thread of its own: there the copy counts, not the thread."""
 _WRITES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
     *(Opcode.LINK, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE, Opcode.FALLOCATE),
@@ -183,10 +193,32 @@ class Operations:
             self._inodes.release_cached(node)
         return 0
 
-    def read(self, unique: int, node: int, request: bytearray) -> OnDisk:
-        """In the pool: the disk may be slow, and nothing else waits for it there."""
+    def read(self, unique: int, node: int, request: bytearray) -> Deferred | OnDisk | Begun:
+        """In the pool: the disk may be slow, and nothing else waits for it there. Where nothing is opened, small reads
+        are most of what comes, and a change of threads costs more than all else of one (docs/decisions/0003)."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        if self.mode is Mode.NOOPEN and size <= BEGUN_BYTES_MAX:
+            return self._begin_read(unique, node, (offset, size))
         return OnDisk(lambda: self._read_present(unique, node, (offset, size)))
+
+    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> Deferred | OnDisk | Begun:
+        handle = self._files.take(FileId(node & FILE_ID_MAX))
+        if handle is None:
+            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+        if handle.file is not None:
+            self._files.give(handle)
+            return OnDisk(lambda: self._read_present(unique, node, extent))
+        offset, size = extent
+        os.posix_fadvise(handle.fd, offset, size, os.POSIX_FADV_WILLNEED)
+        return Begun(lambda: self._read_complete(unique, handle, extent))
+
+    def _read_complete(self, unique: int, handle: Handle, extent: tuple[int, int]) -> Answer:
+        offset, size = extent
+        try:
+            end = min(offset + size, handle.size_bytes)
+            return self._send(unique, handle.fd, offset, max(0, end - offset))
+        finally:
+            self._files.give(handle)
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
         """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""

@@ -2,7 +2,8 @@
 
 Rules. One hot thread reads the device and answers hits at once: a second one would only contend for the
 interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel; INTERRUPT sets it. What
-waits for the disk only has a pool of its own: an origin that hangs fills the other one. The kernel waits for
+waits for the disk only has a pool of its own: an origin that hangs fills the other one. Small reads of a mount
+without open are begun and answered by the hot thread itself. The kernel waits for
 an answer even when the reader was killed, so each request is answered exactly once. Nothing here opens, stats
 or maps anything below the own mountpoint.
 """
@@ -13,6 +14,7 @@ import errno
 import gc
 import logging
 import os
+import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +32,7 @@ from headrace.fuse.handles import Files
 from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
-from headrace.fuse.operations import Answer, Deferred, Method, Mode, OnDisk, Operations
+from headrace.fuse.operations import Answer, Begun, Deferred, Method, Mode, OnDisk, Operations
 from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
 from headrace.sdk.cancel import Cancel
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 
 DISK_THREADS = 32
 POOL_THREADS = 64
+BEGUN_MAX = 32
+"""Reads that the disk was asked for, before the first of them is waited for."""
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
 _WANTED = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
@@ -68,6 +72,8 @@ class Session:
         self.operations.start_handles_at(ledger.incarnation << 40 | 1)
         self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
         self._waiting_lock = threading.Lock()
+        self._begun: dict[int, Begun] = {}
+        """By the request, oldest first; of the hot thread alone."""
         self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="miss")
         self._table: dict[int, Method] = self.operations.table()
@@ -166,8 +172,12 @@ class Session:
         length = abi.REQUEST_BYTES_MAX if self._tree is None else abi.WRITABLE_REQUEST_BYTES_MAX
         request = bytearray(length)  # used again: methods keep no part of it beyond their call
         buffers = [request]
-        unknown = _unknown
+        unknown, begun, more = _unknown, self._begun, select.poll()
+        more.register(fd, select.POLLIN)
         while True:
+            if begun and (len(begun) >= BEGUN_MAX or not more.poll(0)):
+                self._finish_oldest()
+                continue
             try:
                 read(fd, buffers)
             except OSError as error:
@@ -175,7 +185,7 @@ class Session:
                     return
                 continue  # ENOENT, EINTR, EAGAIN: the request went away
             opcode, unique, node = unpack(request)
-            answer: Answer | Deferred | OnDisk = None
+            answer: Answer | Deferred | OnDisk | Begun = None
             try:
                 answer = table.get(opcode, unknown)(unique, node, request)
                 if type(answer) is bytes:
@@ -185,10 +195,22 @@ class Session:
                 if answer is not None:
                     continue  # the write: the one who asked is gone
                 answer = _failed(opcode, error)
-            if callable(answer) or isinstance(answer, OnDisk):
+            if isinstance(answer, Begun):
+                begun[unique] = answer
+            elif callable(answer) or isinstance(answer, OnDisk):
                 self._defer(opcode, unique, answer, Cancel())
             else:
                 self._send(unique, answer)
+
+    def _finish_oldest(self) -> None:
+        """Blocks on the disk, where the bytes are still on their way."""
+        unique = next(iter(self._begun))
+        answer: Answer
+        try:
+            answer = self._begun.pop(unique).finish()
+        except Exception as error:  # noqa: BLE001 - as in _loop
+            answer = _failed(Opcode.READ, error)
+        self._send(unique, answer)
 
     def _defer(self, opcode: int, unique: int, work: Deferred | OnDisk, cancel: Cancel) -> None:
         pool = self._disk if isinstance(work, OnDisk) else self._pool
@@ -219,6 +241,8 @@ class Session:
 
     def _interrupt(self, unique: int, node: int, request: bytearray) -> Answer:
         (target,) = abi.INTERRUPT_IN.unpack_from(request, 40)
+        if target in self._begun:
+            return None  # its answer comes next; EAGAIN would bring this again and again before it
         with self._waiting_lock:
             found = self._waiting.get(target)
             if found is not None:

@@ -28,6 +28,7 @@ from headrace.fuse.inodes import NODE_SHIFT, UPPER, Inodes
 from headrace.fuse.nodes import Nodes
 from headrace.fuse.operations import (
     Answer,
+    Begun,
     Deferred,
     Method,
     Mode,
@@ -585,7 +586,7 @@ class WritableNames(Operations):
 def _with_errno(method: Method) -> Method:
     """An OSError of the layer is the answer, as a local file system would give it."""
 
-    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | OnDisk:
+    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | OnDisk | Begun:
         try:
             answer = method(unique, node, request)
         except OSError as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.inodes import UPPER
-from headrace.fuse.operations import Answer, Deferred, Mode, OnDisk, xattr_reply
+from headrace.fuse.operations import Answer, Begun, Deferred, Mode, OnDisk, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
 from headrace.fuse.writable import WritableNames, owner_of
 from headrace.layer.calls import fallocate
@@ -165,7 +165,7 @@ class WritableOperations(WritableNames):
         at = self._upper.at(self._path(node))
         return OnDisk(lambda: _sync_directory(at))
 
-    def read(self, unique: int, node: int, request: bytearray) -> OnDisk:
+    def read(self, unique: int, node: int, request: bytearray) -> Deferred | OnDisk | Begun:
         if not node & UPPER:
             return super().read(unique, node, request)
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,32 @@ def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
     assert not wrong
 
 
+def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter) -> None:
+    """Without open small reads are begun, and answered once nothing else comes; an INTERRUPT may come between."""
+    files = {f"f{n}": os.urandom(110_000 + n) for n in range(40)}
+    m = mounter("noopen", files)
+    m.order("complete", [m.id_of(name) for name in files])
+    code = "import os, sys\nwhile True:\n for one in os.scandir(sys.argv[1]): open(one.path, 'rb').read()"
+    for turn in range(6):
+        readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount)]) for _ in range(4)]
+        for _ in range(20):
+            _forget_pages([*(m.folder / "cache").iterdir(), *(m.mount / name for name in files)])
+            time.sleep(0.005 + 0.001 * turn)
+        for one in readers:
+            one.kill()
+        for one in readers:
+            one.wait(10)
+        for name, data in files.items():
+            assert (m.mount / name).read_bytes() == data
+
+
+def _forget_pages(paths: list[Path]) -> None:
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
 @pytest.mark.parametrize("miss", [False, True])
 def test_names(mounter: Mounter, miss: bool) -> None:
     odd = os.fsdecode(b"\xff\xfe name")
@@ -174,7 +201,7 @@ def test_an_origin_that_is_away_is_not_eio(mounter: Mounter) -> None:
     assert (m.mount / "big").read_bytes() == BIG
 
 
-@pytest.mark.parametrize("io", ["passthrough", "splice"])
+@pytest.mark.parametrize("io", MODES)
 def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, io: str) -> None:
     names = [f"stuck{number}" for number in range(90)]
     m = mounter(io, dict.fromkeys(names, BIG[:2_000_000]) | {"small": SMALL, "big": BIG})
@@ -200,8 +227,9 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
             one.wait(30)
 
 
-def test_a_blocked_reader_can_be_killed(mounter: Mounter) -> None:
-    m = mounter("passthrough", {"big": BIG})
+@pytest.mark.parametrize("io", ["passthrough", "noopen"])
+def test_a_blocked_reader_can_be_killed(mounter: Mounter, io: str) -> None:
+    m = mounter(io, {"big": BIG})
     (m.folder / "stuck").touch()
     reader = subprocess.Popen([sys.executable, "-c", f"open({str(m.mount / 'big')!r}, 'rb').read()"])
     wait_until(lambda: "mnt/big" in "".join(_descriptors(reader.pid)))
