@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 DISK_THREADS = 32
 POOL_THREADS = 64
 BEGUN_MAX = 32
-"""Reads that the disk was asked for, before the first of them is waited for."""
+"""Requests that are taken, the disk being asked for some of them, before the first of those is waited for."""
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
 _WANTED = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
@@ -174,10 +174,15 @@ class Session:
         buffers = [request]
         unknown, begun, more = _unknown, self._begun, select.poll()
         more.register(fd, select.POLLIN)
+        taken = 0  # requests, since reads were begun: others come first, but not for ever
         while True:
-            if begun and (len(begun) >= BEGUN_MAX or not more.poll(0)):
+            if not begun:
+                taken = 0
+            elif taken >= BEGUN_MAX or not more.poll(0):
                 self._finish_oldest()
+                taken -= 1
                 continue
+            taken += 1
             try:
                 read(fd, buffers)
             except OSError as error:
