@@ -55,7 +55,7 @@ def run(command: list[str], *, timeout_s: float, env: Mapping[str, str] | None =
         kill_group(process)
         raise NotRunError(f"{os.path.basename(command[0])} did not end in {timeout_s:.0f} s") from None
     except BaseException:
-        kill_group(process)
+        stop(process)  # it may have processes and folders of its own to end
         raise
     if process.returncode != 0:
         last = (err or out).strip().splitlines()[-1:] or ["no output"]
