@@ -27,11 +27,12 @@ from headrace.base.errors import HeadraceError
 MEMORY = "/dev/shm"
 CASES: dict[str, Callable[[Bench], None]] = {
     "training": cases.training,
+    "long": cases.long_training,
     "checkpoint": cases.checkpoint,
     "copies": cases.copies,
 }
 POINTS, LINEAR, LINEAR_WRITES, OF_DISK = 0.5, 0.98, 0.97, 0.97
-WHEN = ("cold", "cached")
+WHEN = ("cold", "cached", f"cold{cases.LONG.name}")
 
 
 def goals(results: Results) -> list[Goal]:
@@ -47,8 +48,9 @@ def _of_training(results: Results) -> list[Goal]:
             found.append(Goal(f"AU, {when}, {many} nodes: points from one node's", POINTS, False, apart))
             found.append(Goal(f"samples/s, {when}, {many} nodes: of {many} × one", LINEAR, True, share))
     for many in NODES:
-        measure = f"origin bytes of data set, {many} nodes"
-        found.append(Goal(measure, 1.01, False, results.median(measure, HEADRACE)))
+        for what in (cases.SHORT, cases.LONG):
+            measure = f"origin bytes of data set{what.name}, {many} nodes"
+            found.append(Goal(measure, 1.01, False, results.median(measure, HEADRACE)))
     return found
 
 
@@ -102,10 +104,11 @@ def _words(setting: cases.Setting) -> str:
 
 def main() -> int:
     given, results = arguments(), Results()
-    results.note(
-        f"training: {cases.WORKLOAD}, sizes times {cases.SIZES:g}, times {cases.TIMES:g}, links of {cases.RATE}; "
-        "the data set grows with the nodes"
-    )
+    for what in (cases.SHORT, cases.LONG):
+        results.note(
+            f"training{what.name}: {cases.WORKLOAD}, sizes times {what.sizes:g}, times {what.times:g}, "
+            f"links of {cases.RATE}; the data set grows with the nodes"
+        )
     results.note(
         f"checkpoints: {cases.MODEL}, sizes times {cases.CHECKPOINT_SCALE:g}; each node has a disk of its own, a loop "
         f"device over memory; {_words(cases.OWN_DISK)}; with copies: {_words(cases.WITH_COPIES)}"
