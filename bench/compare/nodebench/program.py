@@ -86,17 +86,21 @@ def run(
 ) -> int:
     """Measures in a temporary folder below `folder`, which is gone in the end; prints and writes what came of it.
     digits: of a goal's table. tables: instead of that of the goals and that of the values. about: more of what is said
-    of the machine. The status of the program."""
+    of the machine. The status of the program. When it is interrupted, what it has is printed, and not written."""
     for number in SIGNALS:
         signal.signal(number, _ended)
     start = time.monotonic()
     if given.scale != 1:
         results.note(f"at scale {given.scale:g}: the goals are for scale 1")
     place = Workplace.create(folder)
+    status = 0
     try:
         with memory_kept() as remark:
             results.note(remark)
             measure(place)
+    except Interrupted as error:
+        results.note("interrupted: what is missing was not measured")
+        status = error.status
     except NotRunError as error:
         print(f"could not measure: {error}", file=sys.stderr)
         return 1
@@ -107,16 +111,24 @@ def run(
     line = ", ".join(f"{key} {value}" for key, value in machine.items())
     made = tables() if tables else [table_of_goals(goals(results), digits), table_of_values(results)]
     page = "\n\n".join([line, *made])
-    if not given.no_write:
+    if not given.no_write and not status:
         _write(name, given, text, page)
     print(text if given.json else page)
-    return 0
+    return status
+
+
+class Interrupted(BaseException):
+    """status: to end with."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
 
 
 def _ended(number: int, _frame: FrameType | None) -> None:
     for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)  # the cleaning up is not to be ended again
-    raise SystemExit(128 + number)
+    raise Interrupted(128 + number)
 
 
 def _machine(given: argparse.Namespace) -> dict[str, object]:
