@@ -100,7 +100,7 @@ def run(
             measure(place)
     except Interrupted as error:
         results.note("interrupted: what is missing was not measured")
-        status = error.status
+        status = error.code
     except NotRunError as error:
         print(f"could not measure: {error}", file=sys.stderr)
         return 1
@@ -117,12 +117,10 @@ def run(
     return status
 
 
-class Interrupted(BaseException):
-    """status: to end with."""
+class Interrupted(SystemExit):
+    """By a signal: no other end is taken for one."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+    code: int
 
 
 def _ended(number: int, _frame: FrameType | None) -> None:
