@@ -71,10 +71,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
     except (ServerMissing, HeadraceError) as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("lab")
-    settings = {
-        "sync_interval_s": "3600",
-        "lease_s": "120",
-    }  # none ends while a link is cut, however busy the machine
+    # a lease of 120 s does not end while a link is cut, however busy the machine
+    settings = {"sync_interval_s": "3600", "lease_s": "120"}
     with Lab(str(folder / "lab.json")) as one:
         one.up(LabPlan(nodes=3, settings=settings, sample=False, folder=str(folder / "lab")))
         store = services.client_of(one.store())

@@ -34,6 +34,21 @@ class Handle:
     def fd(self) -> int:
         return self.complete_fd if self.file is None else self.file.fd
 
+    def within(self, offset: int, size_bytes: int) -> int:
+        """How many of these bytes the file has."""
+        return max(0, min(size_bytes, self.size_bytes - offset))
+
+    def present(self, offset: int, size_bytes: int) -> bool:
+        count = self.within(offset, size_bytes)
+        return self.file is None or count == 0 or self.file.present(offset, offset + count)
+
+    def fd_with(self, offset: int, count: int, cancel: Cancel | None = None) -> int:
+        """The descriptor to read these bytes of: not any other, it may have a hole there. Blocks until they are
+        present."""
+        if self.file is None or count == 0:
+            return self.fd
+        return self.file.wait(offset, offset + count, cancel)
+
     def close(self) -> None:
         if self.file is None:
             os.close(self.complete_fd)

@@ -193,59 +193,50 @@ class Operations:
             self._inodes.release_cached(node)
         return 0
 
-    def read(self, unique: int, node: int, request: bytearray) -> Deferred | OnDisk | Begun:
+    def read(self, unique: int, node: int, request: bytearray) -> OnDisk | Begun:
         """In the pool: the disk may be slow, and nothing else waits for it there. Where nothing is opened, small reads
         are most of what comes, and a change of threads costs more than all else of one (docs/decisions/0003)."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
+        extent = (offset, size)
         if self.mode is Mode.NOOPEN and size <= BEGUN_BYTES_MAX:
-            return self._begin_read(unique, node, (offset, size))
-        return OnDisk(lambda: self._read_present(unique, node, (offset, size)))
+            begun = self._begin_read(unique, node, extent)
+            if begun is not None:
+                return begun
+        return OnDisk(lambda: self._read_present(unique, node, extent))
 
-    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> Deferred | OnDisk | Begun:
+    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> Begun | None:
+        """None where the file is not complete: what a pool has to do may be cancelled, so it takes its own handle."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is None:
-            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+            return None
         if handle.file is not None:
             self._files.give(handle)
-            return OnDisk(lambda: self._read_present(unique, node, extent))
-        offset, size = extent
-        os.posix_fadvise(handle.fd, offset, size, os.POSIX_FADV_WILLNEED)
-        return Begun(lambda: self._read_complete(unique, handle, extent))
-
-    def _read_complete(self, unique: int, handle: Handle, extent: tuple[int, int]) -> Answer:
-        offset, size = extent
-        try:
-            end = min(offset + size, handle.size_bytes)
-            return self._send(unique, handle.fd, offset, max(0, end - offset))
-        finally:
-            self._files.give(handle)
+            return None
+        os.posix_fadvise(handle.fd, *extent, os.POSIX_FADV_WILLNEED)
+        return Begun(lambda: self._answer_read(unique, handle, extent))
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
         """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""
-        offset, size = extent
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is None:
             return lambda cancel: self._read_blocking(unique, node, extent, cancel)
-        try:
-            end = min(offset + size, handle.size_bytes)
-            fd = handle.fd
-            if handle.file is not None and end > offset:
-                if not handle.file.present(offset, end):
-                    return lambda cancel: self._read_blocking(unique, node, extent, cancel)
-                fd = handle.file.wait(offset, end)
-            return self._send(unique, fd, offset, max(0, end - offset))
-        finally:
+        if not handle.present(*extent):
             self._files.give(handle)
+            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
+        return self._answer_read(unique, handle, extent)
 
     def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
-        offset, size = extent
         handle = self._files.take_blocking(FileId(node & FILE_ID_MAX), cancel)
+        return self._answer_read(unique, handle, extent, cancel)
+
+    def _answer_read(
+        self, unique: int, handle: Handle, extent: tuple[int, int], cancel: Cancel | None = None
+    ) -> Answer:
+        """Waits for bytes that are not here yet, and gives the handle back."""
+        offset, _ = extent
         try:
-            end = min(offset + size, handle.size_bytes)
-            fd = handle.fd
-            if handle.file is not None and end > offset:
-                fd = handle.file.wait(offset, end, cancel)  # not any other: it may have a hole there
-            return self._send(unique, fd, offset, max(0, end - offset))
+            count = handle.within(*extent)
+            return self._send(unique, handle.fd_with(offset, count, cancel), offset, count)
         finally:
             self._files.give(handle)
 

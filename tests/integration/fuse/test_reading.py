@@ -118,18 +118,33 @@ def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
     assert not wrong
 
 
-def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter) -> None:
-    """Without open small reads are begun, and answered once nothing else comes; an INTERRUPT may come between."""
+_READS_ALL = "import os, sys\nwhile True:\n for one in os.scandir(sys.argv[1]): open(one.path, 'rb').read()"
+_FAULTS_PAGE_BY_PAGE = """
+import mmap, os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+while True:
+    for one in os.scandir(sys.argv[1]):
+        with open(one.path, 'rb') as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            mapped.madvise(mmap.MADV_RANDOM)
+            sum(mapped[at] for at in range(0, len(mapped), mmap.PAGESIZE))
+"""
+
+
+@pytest.mark.parametrize("code", [_READS_ALL, _FAULTS_PAGE_BY_PAGE], ids=["read", "mapped"])
+def test_small_reads_are_right_while_readers_are_killed(mounter: Mounter, code: str) -> None:
+    """Without open small reads are begun, and answered once nothing else comes. A page that is faulted in without
+    read-ahead is asked for by a request that any signal interrupts: an INTERRUPT comes between."""
     files = {f"f{n}": os.urandom(110_000 + n) for n in range(40)}
     m = mounter("noopen", files)
     m.order("complete", [m.id_of(name) for name in files])
-    code = "import os, sys\nwhile True:\n for one in os.scandir(sys.argv[1]): open(one.path, 'rb').read()"
     for turn in range(6):
         readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount)]) for _ in range(4)]
         for _ in range(20):
             _forget_pages([*(m.folder / "cache").iterdir(), *(m.mount / name for name in files)])
             time.sleep(0.005 + 0.001 * turn)
         for one in readers:
+            assert one.poll() is None  # it went on reading till now
             one.kill()
         for one in readers:
             one.wait(10)
