@@ -84,6 +84,9 @@ def decode_names(request: bytes | bytearray, at: int = 40) -> tuple[bytes, bytes
     return first, decode_name(request, at + len(first) + 1)
 
 
+_U64 = (1 << 64) - 1  # seconds before 1970, as the protocol has them
+
+
 class Attributes:
     """Encodes entries; knows who owns what users see. numbers: node → inode number to be shown, where that is
     another one than the node's."""
@@ -184,14 +187,14 @@ class Attributes:
 
 
 def _stat_attr(number: int, found: os.stat_result) -> tuple[int, ...]:
-    seconds, rest = zip(
-        *(divmod(ns, 1_000_000_000) for ns in (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)),
-        strict=True,
-    )
+    accessed, accessed_ns = divmod(found.st_atime_ns, 1_000_000_000)
+    modified, modified_ns = divmod(found.st_mtime_ns, 1_000_000_000)
+    changed, changed_ns = divmod(found.st_ctime_ns, 1_000_000_000)
     return (
-        *(number, found.st_size, found.st_blocks, *(at % (1 << 64) for at in seconds), *rest),
-        *(found.st_mode, found.st_nlink, found.st_uid, found.st_gid, _device(found.st_rdev)),
-        *(found.st_blksize, 0),
+        *(number, found.st_size, found.st_blocks),
+        *(accessed & _U64, modified & _U64, changed & _U64, accessed_ns, modified_ns, changed_ns),
+        *(found.st_mode, found.st_nlink, found.st_uid, found.st_gid),
+        *(_device(found.st_rdev) if found.st_rdev else 0, found.st_blksize, 0),
     )
 
 

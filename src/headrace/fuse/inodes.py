@@ -84,24 +84,24 @@ class Inodes:
             self._ledger.count(backing.slot, opens)
             return backing.backing_id
 
-    def has_backing(self, node: int) -> bool:
-        return node in self._backings
-
-    def release_passthrough(self, node: int) -> None:
+    def release_passthrough(self, node: int, *, keep: bool = True) -> bool:
+        """False: the node has no backing id. keep: when nobody has it open, for the next open."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None:
-                return
+                return False
             backing.opens = opens = max(0, backing.opens - 1)
             self._ledger.count(backing.slot, opens)
             if opens:
-                return
-            if backing.evicted:
+                backing.evicted |= not keep
+                return True
+            if backing.evicted or not keep:
                 self._drop(node)
-                return
+                return True
             self._idle[node] = None
             if len(self._idle) > self._idle_max:
                 self._drop(next(iter(self._idle)))
+            return True
 
     def may_pass(self, node: int) -> bool:
         """Whether a passthrough open fits: the node is this session's, and no cached open of it lives."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 
-from headrace.base.model import FILE_ID_MAX
 from headrace.fuse.inodes import Inodes
+
+_NOT_OPEN = nullcontext(None)
 
 
 class OpenUpper:
@@ -59,10 +60,7 @@ class UpperFiles:
 
     def release(self, node: int) -> None:
         """One of either kind, whichever this session counts: they are never mixed."""
-        if self._inodes.has_backing(node):
-            self._inodes.release_passthrough(node)
-            self._inodes.evict([node & FILE_ID_MAX])  # gives it back when nobody has it open any more
-        else:
+        if not self._inodes.release_passthrough(node, keep=False):
             self._inodes.release_cached(node)
         with self._lock:
             file = self._open.get(node)
@@ -74,20 +72,18 @@ class UpperFiles:
             del self._open[node]
         os.close(file.fd)
 
-    @contextmanager
-    def use(self, node: int) -> Iterator[OpenUpper | None]:
-        """The open file, which stays open within; None when it is not open."""
+    def use(self, node: int) -> _Used | nullcontext[None]:
+        """With it: the open file, which stays open within; None when it is not open."""
+        if node not in self._open:
+            return _NOT_OPEN
         with self._lock:
             file = self._open.get(node)
-            if file is not None:
-                file.users += 1
-        try:
-            yield file
-        finally:
-            if file is not None:
-                self._give(node, file)
+            if file is None:
+                return _NOT_OPEN
+            file.users += 1
+        return _Used(self, node, file)
 
-    def _give(self, node: int, file: OpenUpper) -> None:
+    def give(self, node: int, file: OpenUpper) -> None:
         with self._lock:
             file.users -= 1
             if file.users or file.opens > 0:
@@ -95,3 +91,18 @@ class UpperFiles:
             if self._open.get(node) is file:
                 del self._open[node]
         os.close(file.fd)
+
+
+class _Used:
+    """A generator would cost the small requests more than all else here."""
+
+    __slots__ = ("_file", "_files", "_node")
+
+    def __init__(self, files: UpperFiles, node: int, file: OpenUpper) -> None:
+        self._files, self._node, self._file = files, node, file
+
+    def __enter__(self) -> OpenUpper:
+        return self._file
+
+    def __exit__(self, *_: object) -> None:
+        self._files.give(self._node, self._file)

@@ -214,7 +214,8 @@ class WritableNames(Operations):
             return errno.ESTALE
         if found is None:
             return super().getattr(unique, node, request)
-        self._nodes.node_of(path, found)  # after a take-over it is not known which number it shows
+        if not stat.S_ISDIR(found.st_mode):
+            self._nodes.node_of(path, found)  # after a take-over it is not known which number it shows
         return self._encode.stat_attr_reply(unique, node, found)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:

@@ -165,7 +165,7 @@ class WritableOperations(WritableNames):
         at = self._upper.at(self._path(node))
         return OnDisk(lambda: _sync_directory(at))
 
-    def read(self, unique: int, node: int, request: bytearray) -> Deferred | OnDisk | Begun:
+    def read(self, unique: int, node: int, request: bytearray) -> OnDisk | Begun:
         if not node & UPPER:
             return super().read(unique, node, request)
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
@@ -248,7 +248,7 @@ class WritableOperations(WritableNames):
             return super().getxattr(unique, node, request)
         if not _is_ours_to_show(name):
             return errno.ENODATA
-        return xattr_reply(unique, os.getxattr(at, os.fsdecode(name), **_follow(at)), size)
+        return xattr_reply(unique, os.getxattr(at, name, **_follow(at)), size)
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
@@ -268,15 +268,13 @@ class WritableOperations(WritableNames):
             return errno.ENOTSUP
         if name.startswith(b"user.headrace."):
             return errno.EPERM
-        return self._change_xattr(
-            node, lambda at: os.setxattr(at, os.fsdecode(name), value, flags, **_follow(at))
-        )
+        return self._change_xattr(node, lambda at: os.setxattr(at, name, value, flags, **_follow(at)))
 
     def removexattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name = codec.decode_name(request)
         if not _is_ours_to_show(name):
             return errno.ENODATA
-        return self._change_xattr(node, lambda at: os.removexattr(at, os.fsdecode(name), **_follow(at)))
+        return self._change_xattr(node, lambda at: os.removexattr(at, name, **_follow(at)))
 
     def _change_xattr(self, node: int, change: Callable[[bytes | int], None]) -> Answer | Deferred:
         def work() -> Answer:

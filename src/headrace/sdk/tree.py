@@ -237,10 +237,10 @@ class Tree:
         while True:
             found = self.seen(path)
             if found is None:
+                parent = self.ensure_directory(split(path)[0])
                 if flags & os.O_EXCL:
-                    self.ensure_directory(split(path)[0])
                     self.other_nodes.check_right(path)
-                fd = self._create_new(path, mode, owner)
+                fd = self._create_new(path, mode, owner, parent)
                 if fd is not None:
                     return fd, True
             elif flags & os.O_EXCL:
@@ -269,9 +269,8 @@ class Tree:
             empty(fd)
         return fd
 
-    def _create_new(self, path: bytes, mode: int, owner: Owner) -> int | None:
+    def _create_new(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> int | None:
         """None when somebody was first."""
-        parent = self.ensure_directory(split(path)[0])
         at = self.upper.at(path)
         try:
             fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
