@@ -33,7 +33,7 @@ PERSIST = "3 at the origin"
 def large(bench: Bench) -> None:
     size = max(16, round(4096 * bench.scale)) * MIB
     for turn in range(bench.repeat):
-        for name, make in rotated(bench, turn):
+        for name, make in in_turn(bench, turn):
             with bench.attempt(LARGE, name), bench.up(make) as mount:
                 path = os.path.join(mount.root, "large")
                 got = bench.worker("large", path, size)
@@ -48,7 +48,7 @@ def large(bench: Bench) -> None:
 def small(bench: Bench) -> None:
     count = max(200, round(10_000 * bench.scale))
     for turn in range(bench.repeat):
-        for name, make in rotated(bench, turn):
+        for name, make in in_turn(bench, turn):
             with bench.attempt(SMALL, name), bench.up(make) as mount:
                 folder = os.path.join(mount.root, "small")
                 got = bench.worker("small", folder, count, SMALL_BYTES, SMALL_LIMIT_S)
@@ -59,11 +59,11 @@ def small(bench: Bench) -> None:
                     bench.results.note(f"2: {name} wrote a part of the files, for {SMALL_LIMIT_S} s")
 
 
-def rotated(bench: Bench, turn: int) -> list[tuple[str, Any]]:
-    """Another one begins each turn."""
+def in_turn(bench: Bench, turn: int) -> list[tuple[str, Any]]:
+    """Every other turn backwards. Were they rotated, each would always follow the same one, and the disk may still have
+    to recover from what that one wrote."""
     makers = list(bench.contenders().items())
-    start = turn % len(makers)
-    return makers[start:] + makers[:start]
+    return makers[::-1] if turn % 2 else makers
 
 
 def persist(bench: Bench) -> None:
