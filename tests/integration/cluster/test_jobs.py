@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -37,11 +38,15 @@ def test_the_node_that_took_the_job_is_killed(make_town: MakeTown) -> None:
     for number in range(3000):
         town.put(f"d/{number % 7}/{number}", 20_000 + number % 100)
     town.start(3)
-    taken = town.hosts[0].json("load", town.hosts[0].mount, "--detach")
-    town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
-    town.hosts[0].kill("node")
     left = town.hosts[1:]
-    assert left[0].json("job", "show", taken["id"])["state"] == "running"
+    held = left[1].kill("node", signal.SIGSTOP)  # so that the job can't be done before its node is killed
+    try:
+        taken = town.hosts[0].json("load", town.hosts[0].mount, "--detach")
+        town.ups[0].signal(signal.SIGKILL)  # the supervisor: nobody starts the node again
+        town.hosts[0].kill("node")
+        assert left[0].json("job", "show", taken["id"])["state"] == "running"
+    finally:
+        os.kill(held, signal.SIGCONT)
     town.wait_for(lambda: left[0].json("job", "show", taken["id"])["state"] != "running", 60)
     row = left[1].json("job", "show", taken["id"])
     assert (row["state"], row["files_done"], row["files_total"], row["failed_files"]) == (
