@@ -92,10 +92,10 @@ class Inodes:
                 return False
             backing.opens = opens = max(0, backing.opens - 1)
             self._ledger.count(backing.slot, opens)
+            backing.evicted |= not keep
             if opens:
-                backing.evicted |= not keep
                 return True
-            if backing.evicted or not keep:
+            if backing.evicted:
                 self._drop(node)
                 return True
             self._idle[node] = None
