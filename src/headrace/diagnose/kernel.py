@@ -180,9 +180,9 @@ def _path(pid: int, number: int, words: list[bytes]) -> str:
 
 
 def _text_at(pid: int, address: int) -> str:
+    """Of a path that goes on over a page's end, too; where the next page isn't there, the kernel gives what is."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        end = min(_PATH_BYTES_MAX, 4096 - address % 4096)  # the next page may not be there
-        return os.fsdecode(os.pread(memory.fileno(), end, address).split(b"\0", 1)[0])
+        return os.fsdecode(os.pread(memory.fileno(), _PATH_BYTES_MAX, address).split(b"\0", 1)[0])
 
 
 def _stat(path: str) -> list[str] | None:

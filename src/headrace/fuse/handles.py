@@ -114,6 +114,16 @@ class Files:
         if close:
             handle.close()
 
+    def kept_if_present(self, handle: Handle, offset: int, size_bytes: int) -> bool:
+        """Whether the bytes are here; where they are not, or it can't be told, the handle is given back."""
+        here = False
+        try:
+            here = handle.present(offset, size_bytes)
+        finally:
+            if not here:
+                self.give(handle)
+        return here
+
     def ids(self) -> list[int]:
         with self._lock:
             return list(self._handles)

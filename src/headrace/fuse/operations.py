@@ -218,12 +218,9 @@ class Operations:
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
         """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
-        if handle is None:
-            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
-        if not handle.present(*extent):
-            self._files.give(handle)
-            return lambda cancel: self._read_blocking(unique, node, extent, cancel)
-        return self._answer_read(unique, handle, extent)
+        if handle is not None and self._files.kept_if_present(handle, *extent):
+            return self._answer_read(unique, handle, extent)
+        return lambda cancel: self._read_blocking(unique, node, extent, cancel)
 
     def _read_blocking(self, unique: int, node: int, extent: tuple[int, int], cancel: Cancel) -> Answer:
         handle = self._files.take_blocking(FileId(node & FILE_ID_MAX), cancel)

@@ -40,18 +40,27 @@ from .moments import (
 )
 
 READER = """
-import os, sys, threading
+import ctypes, mmap, os, sys
+path, page_bytes = os.fsencode(sys.argv[1]) + b"\\0", mmap.PAGESIZE
 os.mkfifo(sys.argv[1])
+memory = mmap.mmap(-1, 3 * page_bytes)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+at = page_bytes - 10 if sys.argv[2] == "over" else 2 * page_bytes - len(path)
+memory[at : at + len(path)] = path
+libc = ctypes.CDLL(None)
+libc.munmap(ctypes.c_void_p(address + 2 * page_bytes), page_bytes)
 print("ready", flush=True)
-os.open(sys.argv[1], os.O_RDONLY)  # until somebody writes
+libc.open(ctypes.c_void_p(address + at), os.O_RDONLY)  # until somebody writes
 """
 
 
-@pytest.fixture
-def opening(tmp_path: Path) -> Iterator[tuple[int, str]]:
-    """A process that waits in an open, and the path."""
+@pytest.fixture(params=["over", "before"])
+def opening(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
+    """A process that waits in an open, and the path: it lies over a page's end, or before memory that isn't there."""
     path = str(tmp_path / "fifo")
-    with subprocess.Popen([sys.executable, "-c", READER, path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, path, request.param], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield process.pid, path
