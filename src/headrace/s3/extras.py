@@ -19,7 +19,7 @@ from headrace.base.write_modes import WriteMode
 from headrace.http.messages import Request
 from headrace.layer.extras import extras_of
 from headrace.s3.errors import S3Error
-from headrace.sdk.client import WholeFile
+from headrace.sdk.local import WholeFile
 from headrace.sdk.paths import Paths
 from headrace.sdk.tree import Seen
 

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from headrace.base.errors import (
     CancelledByUserError,
@@ -26,7 +25,6 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
-from headrace.layer.told import extras_by
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.changes import Changes
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
@@ -85,19 +83,12 @@ def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> 
     return Client(socket_path, role=role, patience_s=patience_s)
 
 
-class WholeFile(NamedTuple):
-    """fd: of all bytes, the caller's to close. told: what the index says of its extras, if it does."""
-
-    fd: int
-    entry: Entry
-    told: Extras | None
-
-
 class Client:
     def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s)
         first = self._connections.take()
-        self._local = LocalCache(first.welcome)
+        self.local = LocalCache(first.welcome)
+        """Another one as soon as an id, or a mode of writing, may mean something else."""
         self._renewing = threading.Lock()
         self._connections.on_welcome = self._renew
         self._connections.give(first)
@@ -116,37 +107,37 @@ class Client:
 
     @property
     def generation(self) -> int:
-        return self._local.generation
+        return self.local.generation
 
     # ------------------------------------------------------------ names
 
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         """None is a sure no: the directory's listing is fresh and has no such name."""
-        if self._local.index.fresh_until_ns(parent) <= time.time_ns():
+        if self.local.index.fresh_until_ns(parent) <= time.time_ns():
             return MISS
-        return self._local.index.lookup(parent, name)
+        return self.local.index.lookup(parent, name)
 
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
         self._ask(Lookup(parent=parent, name=name), cancel)
-        return self._local.index.lookup(parent, name)
+        return self.local.index.lookup(parent, name)
 
     def entry(self, id: FileId) -> Entry | None:
-        return self._local.index.entry(id)
+        return self.local.index.entry(id)
 
     def known(self, parent: FileId, name: bytes) -> Entry | None:
         """By the index, however old it is."""
-        return self._local.index.lookup(parent, name)
+        return self.local.index.lookup(parent, name)
 
     def path_of(self, id: FileId) -> bytes | None:
-        return self._local.index.path_of(id)
+        return self.local.index.path_of(id)
 
     def mount_of(self, path: bytes) -> str:
         """The path of the mount that answers for a path; "" above all mounts."""
-        return _mount_of(os.fsdecode(path), self._local.index.mounts())
+        return _mount_of(os.fsdecode(path), self.local.index.mounts())
 
     def mounts(self) -> dict[str, str]:
         """Path: URL of the origin."""
-        return {path: record["url"] for path, record in self._local.index.mounts().items()}
+        return {path: record["url"] for path, record in self.local.index.mounts().items()}
 
     def describe(self, id: FileId) -> Extras | None:
         """What the origin tells of the object beside its bytes: it is asked. None: it has another version by now."""
@@ -157,16 +148,16 @@ class Client:
     def name_ttl_s(self, parent: FileId) -> float:
         """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and
         at most an hour: those above all mounts are fresh for ever, but a restarted node may have other mounts."""
-        return max(1.0, min(NAME_TTL_S_MAX, self._local.fresh_for_s(parent)))
+        return max(1.0, min(NAME_TTL_S_MAX, self.local.fresh_for_s(parent)))
 
     def listing_fresh(self, directory: FileId) -> bool:
-        return self._local.fresh_for_s(directory) > 0
+        return self.local.fresh_for_s(directory) > 0
 
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
         self._ask(List(directory=directory), cancel)
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
-        return self._local.index.children(directory, after=after)
+        return self.local.index.children(directory, after=after)
 
     def resolve(self, path: bytes) -> Entry:
         """PathNotFoundError where there is none."""
@@ -187,41 +178,14 @@ class Client:
     # ------------------------------------------------------------ contents
 
     def complete_path(self, id: FileId) -> str | None:
-        return self._local.complete_path(id)
-
-    def open_whole(self, parent: FileId, name: bytes) -> tuple[int, int] | None:
-        """A descriptor of the cache file, and the size, where nobody has to be asked for anything; None: else. The
-        caller closes it."""
-        found = self._local.whole_file(parent, name)
-        if found is None:
-            return None
-        id, size_bytes, path = found
-        fd = self._open_cached(id, path)
-        return None if fd is None else (fd, size_bytes)
-
-    def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
-        """As open_whole, with all that the index says of the file."""
-        found = self._local.whole_entry(parent, name)
-        if found is None:
-            return None
-        entry, path, told = found
-        fd = self._open_cached(entry.id, path)
-        return None if fd is None else WholeFile(fd, entry, extras_by(told))
-
-    def _open_cached(self, id: FileId, path: str) -> int | None:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None  # evicted just now
-        self.touch(id)
-        return fd
+        return self.local.complete_path(id)
 
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenFile:
         """A small file is complete when this returns. The caller closes it."""
         for attempt in range(OPEN_ATTEMPTS):
             self._ask(Open(id=id), cancel)
             try:
-                reader = self._local.reader(id)
+                reader = self.local.reader(id)
             except PathNotFoundError:
                 reader = None  # evicted between the answer and our open: ask again
             if reader is not None:
@@ -236,7 +200,7 @@ class Client:
     def checksums(self, id: FileId, blocks: range) -> list[int] | None:
         """xxh3 of blocks that are in the cache, as they were when they were fetched; None where they are not."""
         try:
-            reader = self._local.reader(id, sums=True)
+            reader = self.local.reader(id, sums=True)
         except PathNotFoundError:
             return None  # evicted, or whole by now
         if reader is None:
@@ -291,12 +255,12 @@ class Client:
     @property
     def upper(self) -> str:
         """Folder of the upper layer."""
-        return self._local.upper
+        return self.local.upper
 
     @property
     def write(self) -> str:
         """The modes of writing, as base/write_modes.py reads them."""
-        return self._local.write
+        return self.local.write
 
     @property
     def source(self) -> int:
@@ -331,15 +295,15 @@ class Client:
 
     def file_state(self, id: FileId) -> dict[str, str]:
         """The `user.headrace.*` attributes of a file, by their last word."""
-        found, cached = self._local.entry(id), self._local.cached(id)
+        found, cached = self.local.entry(id), self.local.cached(id)
         state = {"cached": "no", "socket": self._connections.path}
         if cached is not None:
-            share = 1.0 if cached.trusted else self._local.present_share(id)
+            share = 1.0 if cached.trusted else self.local.present_share(id)
             state["cached"] = "yes" if cached.trusted else f"{int(share * 100)}%"
         if found is not None:
             state["version"] = found.version.text
-            path = self._local.index.path_of(id)
-            state["origin"] = _origin_of(path, self._local.index.mounts()) if path is not None else ""
+            path = self.local.index.path_of(id)
+            state["origin"] = _origin_of(path, self.local.index.mounts()) if path is not None else ""
         return state
 
     def ask(self, request: Message) -> Answer:
@@ -372,14 +336,14 @@ class Client:
         self._touches.close()
         self._changes.close()
         self._connections.close()
-        self._local.close()
+        self.local.close()
 
     def _ask(self, request: Message, cancel: Cancel | None = None) -> Answer:
         return self._connections.ask(request, cancel=cancel)
 
     def _reopen(self, id: FileId) -> CacheReader | None:
         try:
-            return self._local.reader(id)
+            return self.local.reader(id)
         except PathNotFoundError:
             return None
 
@@ -404,10 +368,12 @@ class Client:
         """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
         other threads may be reading it. One with other settings has other modes of writing."""
         with self._renewing:
-            self._local.write = welcome.write
-            if welcome.generation != self._local.generation:
+            before = self.local
+            if welcome.generation != before.generation:
                 log.warning("index was made anew generation=%d", welcome.generation)
-                self._local = LocalCache(welcome)
+                self.local = LocalCache(welcome)
+            elif welcome.write != before.write:
+                self.local = LocalCache(welcome, before.index)
 
     def reset_after_fork(self) -> None:
         """In a child: locks may be held by threads that are not there, and LMDB must be opened again."""
@@ -415,7 +381,7 @@ class Client:
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
         self._changes = Changes(self._connections)
-        self._local.reopen_after_fork()
+        self.local.reopen_after_fork()
 
 
 def _reset_after_fork(client: Client | None) -> None:

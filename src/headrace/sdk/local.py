@@ -6,24 +6,38 @@ client then opens a new LocalCache.
 
 from __future__ import annotations
 
+import os
 import time
+from typing import NamedTuple
 
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Entry, FileId
+from headrace.base.model import Entry, Extras, FileId
+from headrace.layer.told import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
-from headrace.store.volume import data_path
+from headrace.store.volume import DATA_PATH, data_path
 from headrace.wire.messages import Welcome
+
+_READ = os.O_RDONLY | os.O_CLOEXEC
+
+
+class WholeFile(NamedTuple):
+    """fd: of all bytes, the caller's to close. told: what the index says of its extras, if it does."""
+
+    fd: int
+    entry: Entry
+    told: Extras | None
 
 
 class LocalCache:
-    """Index and cache files, read-only."""
+    """Index and cache files, read-only. index: the node's, where it is open: a process opens one only once."""
 
-    def __init__(self, welcome: Welcome) -> None:
+    def __init__(self, welcome: Welcome, index: Index | None = None) -> None:
         self.generation = welcome.generation
-        self.index = Index.open(welcome.index, writable=False)
+        self.index = index or Index.open(welcome.index, writable=False)
         self._volumes = welcome.volumes
+        self._folders = [os.fsencode(folder) for folder in welcome.volumes]
         self.upper, self.write = welcome.upper, welcome.write
 
     def fresh_for_s(self, directory: FileId) -> float:
@@ -37,21 +51,29 @@ class LocalCache:
             return None
         return data_path(self._volumes[cached.volume], id)
 
-    def whole_file(self, parent: FileId, name: bytes) -> tuple[FileId, int, str] | None:
-        """Id, size and path of the cache file, where nobody has to be asked for anything; None: else."""
+    def open_whole(self, parent: FileId, name: bytes) -> tuple[int, int, FileId] | None:
+        """A descriptor of the cache file, size and id, where nobody has to be asked for anything; None: else. The
+        caller closes it."""
         found = self.index.whole_file(parent, name, time.time_ns())
         if found is None:
             return None
-        id, size_bytes, volume = found
-        return id, size_bytes, data_path(self._volumes[volume], id)
+        id, size_bytes, volume, _, _ = found
+        try:
+            return os.open(DATA_PATH % (self._folders[volume], id & 255, id), _READ), size_bytes, id
+        except FileNotFoundError:
+            return None  # evicted just now
 
-    def whole_entry(self, parent: FileId, name: bytes) -> tuple[Entry, str, int | None] | None:
-        """As whole_file, with all that the index says of it; and `CachedFile.told`."""
+    def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
+        """As open_whole, with all that the index says of the file."""
         found = self.index.whole_entry(parent, name, time.time_ns())
         if found is None:
             return None
         entry, volume, told = found
-        return entry, data_path(self._volumes[volume], entry.id), told
+        try:
+            fd = os.open(DATA_PATH % (self._folders[volume], entry.id & 255, entry.id), _READ)
+        except FileNotFoundError:
+            return None
+        return WholeFile(fd, entry, extras_by(told))
 
     def reader(self, id: FileId, *, sums: bool = False) -> CacheReader | None:
         """Opens the cache file, complete or not; None when nothing trusted is cached. sums: its checksums will be

@@ -23,8 +23,9 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join, split
-from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss, WholeFile
+from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.listing import merged
+from headrace.sdk.local import LocalCache, WholeFile
 from headrace.sdk.streams import Content, ReadStream, read_range
 from headrace.sdk.system_errors import told as _told
 from headrace.sdk.tree import Seen, Tree
@@ -34,6 +35,9 @@ FOLDER_KEPT_S = 1.0
 """So long a folder's id is not looked up again, as a kernel that has a mount does: paths are as old as that at most."""
 FOLDERS_MAX = 10_000
 
+_Folder = tuple[FileId, float, LocalCache]
+"""One of the origins': id, until when (monotonic), and the cache whose index says so."""
+
 
 class Looks:
     def __init__(self, client: Client, tree: Tree) -> None:
@@ -42,8 +46,7 @@ class Looks:
         self._modes_text = client.write
         self._may_write = tree.modes.any
         self._pressure = Pressure(tree.upper.pressure_path) if tree.modes.any else None
-        self._folders: dict[bytes, tuple[FileId, float, int]] = {}
-        """Of the origins' folders: id, until when (monotonic), and which index says so."""
+        self._folders: dict[bytes, _Folder] = {}
 
     # ------------------------------------------------------------ looking
 
@@ -89,7 +92,8 @@ class Looks:
 
     def find_cached(self, path: bytes) -> Entry | None:
         """What only its origin has, by listings that are good: waits for nothing. None: that is not enough to say."""
-        tree, client = self.tree, self.client
+        self._heed_modes()
+        tree, client, local = self.tree, self.client, self.client.local
         if tree.modes.of(path) is not WriteMode.OFF:
             at = b""
             for name in path.split(b"/")[1:]:
@@ -101,14 +105,14 @@ class Looks:
                     return None
             else:
                 return None
-        entry, generation = client.entry(ROOT_ID), client.generation
+        entry = client.entry(ROOT_ID)
         for name in path.split(b"/")[1:]:
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 return None
             found = client.lookup_fast(entry.id, name)
             entry = None if isinstance(found, Miss) else found
         if entry is not None and path != b"/":
-            self._keep_folder(split(path)[0], (entry.parent, time.monotonic() + FOLDER_KEPT_S, generation))
+            self._keep_folder(split(path)[0], (entry.parent, time.monotonic() + FOLDER_KEPT_S, local))
         return entry
 
     def exists(self, path: bytes) -> bool:
@@ -143,14 +147,14 @@ class Looks:
         if path == b"/":
             return self.client.entry(ROOT_ID)
         folder, name = split(path)
-        now_s, generation = time.monotonic(), self.client.generation
-        id, until_s, of = self._folders.get(folder, (ROOT_ID, 0.0, 0))
-        if now_s >= until_s or of != generation:
+        now_s, local = time.monotonic(), self.client.local
+        id, until_s, of = self._folders.get(folder) or (ROOT_ID, 0.0, None)
+        if now_s >= until_s or of is not local:
             entry = self._below(folder)
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 return None
             id = entry.id
-            self._keep_folder(folder, (id, now_s + FOLDER_KEPT_S, generation))
+            self._keep_folder(folder, (id, now_s + FOLDER_KEPT_S, local))
         found = self.client.lookup_fast(id, name)
         try:
             return self.client.lookup(id, name) if isinstance(found, Miss) else found
@@ -159,7 +163,7 @@ class Looks:
                 raise
             return self._below(path)  # the name means another folder by now
 
-    def _keep_folder(self, folder: bytes, known: tuple[FileId, float, int]) -> None:
+    def _keep_folder(self, folder: bytes, known: _Folder) -> None:
         if len(self._folders) >= FOLDERS_MAX:
             self._folders = {}
         self._folders[folder] = known
@@ -191,23 +195,31 @@ class Looks:
     def open_whole(self, path: bytes) -> tuple[int, int] | None:
         """A descriptor of all bytes, and the size, of a file that can be found and read without asking anybody, by the
         shortest way; None: `content` says. The caller closes it."""
-        folder = self._folder_known(path)
-        return None if folder is None else self.client.open_whole(folder, path[path.rfind(b"/") + 1 :])
+        slash = path.rfind(b"/")
+        known = self._folder_known(path, slash)
+        found = None if known is None else known[2].open_whole(known[0], path[slash + 1 :])
+        if found is None:
+            return None
+        fd, size_bytes, id = found
+        self.client.touch(id)
+        return fd, size_bytes
 
     def open_whole_entry(self, path: bytes) -> WholeFile | None:
         """As open_whole, with all that the index says of the file."""
-        folder = self._folder_known(path)
-        return None if folder is None else self.client.open_whole_entry(folder, path[path.rfind(b"/") + 1 :])
+        slash = path.rfind(b"/")
+        known = self._folder_known(path, slash)
+        found = None if known is None else known[2].open_whole_entry(known[0], path[slash + 1 :])
+        if found is not None:
+            self.client.touch(found.entry.id)
+        return found
 
-    def _folder_known(self, path: bytes) -> FileId | None:
-        """The folder of a path where only its origin has anything, if it was looked up just now."""
-        client = self.client
-        if client.write != self._modes_text or (self._may_write and not self._is_untouched(path)):
+    def _folder_known(self, path: bytes, slash: int) -> _Folder | None:
+        """The folder of a path where only its origin has anything, if it was looked up just now. slash: before the
+        name."""
+        known = self._folders.get(path[:slash] or b"/")
+        if known is None or time.monotonic() >= known[1] or known[2] is not self.client.local:
             return None
-        known = self._folders.get(path[: path.rfind(b"/")] or b"/")
-        if known is None or time.monotonic() >= known[1] or known[2] != client.generation:
-            return None
-        return known[0]
+        return None if self._may_write and not self._is_untouched(path) else known
 
     def _is_untouched(self, path: bytes) -> bool:
         """Whether the upper layer has nothing above and at a path: its topmost name is not there."""

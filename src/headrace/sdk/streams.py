@@ -72,14 +72,11 @@ class Content:
     def read(self, start: int, end: int) -> bytes:
         """Short where the file ends before. Blocks until the bytes are there."""
         end = min(end, self.size_bytes)
-        if end - start <= STEP_BYTES or self.file is None:
-            return self._read_step(start, end) if end > start else b""
-        return b"".join(
-            self._read_step(at, min(end, at + STEP_BYTES)) for at in range(start, end, STEP_BYTES)
-        )
-
-    def _read_step(self, start: int, end: int) -> bytes:
-        return read_range(self.wait(start, end), start, end, grows=self._grows)
+        file = self.file
+        if file is None:
+            return read_range(self.fd, start, end, grows=self._grows)
+        steps = ((at, min(end, at + STEP_BYTES)) for at in range(start, end, STEP_BYTES))
+        return b"".join(read_range(file.wait(*step), *step) for step in steps)
 
     def read_into(self, target: memoryview, start: int) -> int:
         """Bytes read, as of readinto: 0 at the end of the file."""

@@ -35,6 +35,15 @@ _TOLD_AT = (1 << 30, _CACHED.size + 16, _CACHED.size + 18, 1 << 30)
 """Behind the token, by its form; one as it is ends with the value. Older releases read past it."""
 
 
+KIND_BITS = 15
+KIND_FILE = int(Kind.FILE)
+entry_head = _ENTRY.unpack_from
+"""Of an entry's value: the kind (in KIND_BITS), id, size, mtime_ns. A hit needs no more of it, and pays for each
+function of Python's: these two are none."""
+cached_head = _CACHED_HEAD.unpack_from
+"""Of a cached value: volume and flags."""
+
+
 class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; those above the synced one are not trusted after a power
@@ -139,18 +148,6 @@ def can_tell(token: str) -> bool:
     """Whether the record of such a version has a place for `told`: behind a token of known length, as an MD5 is. A
     guess by its length, which costs nothing; where it is wrong, `told` is not kept."""
     return len(token) >= 34 and token[0] == '"'
-
-
-def unpack_file(value: bytes) -> tuple[FileId, int] | None:
-    """Id and size of an entry's value that is a file's: what a hit needs of it, without the token."""
-    kind, id, size_bytes, _ = _ENTRY.unpack_from(value)
-    return (id, size_bytes) if kind & 15 == Kind.FILE else None
-
-
-def trusted_volume(value: bytes) -> int | None:
-    """The volume of a cached value that is complete and trusted."""
-    volume, flags = _CACHED_HEAD.unpack_from(value)
-    return volume if flags & (COMPLETE | UNVERIFIED) == COMPLETE else None
 
 
 def told_of(value: bytes) -> int | None:

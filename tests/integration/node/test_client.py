@@ -82,8 +82,8 @@ def test_forked_children_read_by_themselves(running: Running) -> None:
             good = good and path is not None
             client.touch(entry.id)  # type: ignore[union-attr]
         good = good and whole(client, b"/more") == (running.source / "more").read_bytes()
-        with client._local.index._env.begin():
-            pids = {line.split()[0] for line in client._local.index._env.readers().splitlines()[1:]}
+        with client.local.index._env.begin():
+            pids = {line.split()[0] for line in client.local.index._env.readers().splitlines()[1:]}
         results.put(good and str(os.getpid()) in pids)
 
     held = threading.Event()
