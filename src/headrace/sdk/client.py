@@ -86,16 +86,16 @@ def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> 
 class Client:
     def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s)
+        self._touches = Touches(self._connections)
+        self.touch: Callable[[FileId], None] = self._touches.touch
+        """Notes a use for the eviction policy; sent in batches, lost without harm."""
         first = self._connections.take()
-        self.local = LocalCache(first.welcome)
-        """Another one as soon as an id, or a mode of writing, may mean something else."""
+        self.local = LocalCache(first.welcome, self.touch)
+        """Another one as soon as an id, a volume's number or a path's mode of writing may mean something else."""
         self._renewing = threading.Lock()
         self._connections.on_welcome = self._renew
         self._connections.give(first)
-        self._touches = Touches(self._connections)
         self._changes = Changes(self._connections)
-        self.touch: Callable[[FileId], None] = self._touches.touch
-        """Notes a use for the eviction policy; sent in batches, lost without harm."""
         self._status: tuple[float, dict[str, object]] = (0.0, {})
         self.closed = False
         alive = weakref.ref(self)
@@ -366,14 +366,14 @@ class Client:
 
     def _renew(self, welcome: Welcome) -> None:
         """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
-        other threads may be reading it. One with other settings has other modes of writing."""
+        other threads may be reading it. One with other settings has other modes of writing, or one more disk."""
         with self._renewing:
             before = self.local
             if welcome.generation != before.generation:
                 log.warning("index was made anew generation=%d", welcome.generation)
-                self.local = LocalCache(welcome)
-            elif welcome.write != before.write:
-                self.local = LocalCache(welcome, before.index)
+                self.local = LocalCache(welcome, self.touch)
+            elif (welcome.write, welcome.volumes) != (before.write, before.volumes):
+                self.local = LocalCache(welcome, self.touch, before.index)
 
     def reset_after_fork(self) -> None:
         """In a child: locks may be held by threads that are not there, and LMDB must be opened again."""

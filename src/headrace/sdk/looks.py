@@ -197,21 +197,13 @@ class Looks:
         shortest way; None: `content` says. The caller closes it."""
         slash = path.rfind(b"/")
         known = self._folder_known(path, slash)
-        found = None if known is None else known[2].open_whole(known[0], path[slash + 1 :])
-        if found is None:
-            return None
-        fd, size_bytes, id = found
-        self.client.touch(id)
-        return fd, size_bytes
+        return None if known is None else known[2].open_whole(known[0], path[slash + 1 :])
 
     def open_whole_entry(self, path: bytes) -> WholeFile | None:
         """As open_whole, with all that the index says of the file."""
         slash = path.rfind(b"/")
         known = self._folder_known(path, slash)
-        found = None if known is None else known[2].open_whole_entry(known[0], path[slash + 1 :])
-        if found is not None:
-            self.client.touch(found.entry.id)
-        return found
+        return None if known is None else known[2].open_whole_entry(known[0], path[slash + 1 :])
 
     def _folder_known(self, path: bytes, slash: int) -> _Folder | None:
         """The folder of a path where only its origin has anything, if it was looked up just now. slash: before the

@@ -162,20 +162,19 @@ class Index:
         try:
             txn = self._env.begin()
             try:
-                get = txn.get
-                fresh = get(key, None, self._directories)
-                if fresh is None or int.from_bytes(fresh, "little") <= now_ns:
-                    return None
-                value = get(key + name, None, self._entries) if 0 < len(name) <= NAME_BYTES_MAX else None
-                if value is None:
+                fresh = txn.get(key, None, self._directories)
+                value = txn.get(key + name, None, self._entries)
+                if fresh is None or value is None:
                     return None
                 head, id, size_bytes, _ = entry_head(value)
-                cached = get(KEY.pack(id), None, self._files)
+                cached = txn.get(KEY.pack(id), None, self._files)
             finally:
                 txn.abort()
+        except lmdb.BadValsizeError:  # nothing has so long a name
+            return None
         except lmdb.Error as error:
             raise self._translated(error) from error
-        if cached is None or head & KIND_BITS != KIND_FILE:
+        if cached is None or head & KIND_BITS != KIND_FILE or int.from_bytes(fresh, "little") <= now_ns:
             return None
         volume, flags = cached_head(cached)
         if flags & (COMPLETE | UNVERIFIED) != COMPLETE:

@@ -9,7 +9,13 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
+import headrace
+from headrace.base.errors import ReadOnlyError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
+from headrace.config.schema import CacheVolume
 from headrace.sdk.client import Client, EventsLost
 from headrace.sdk.connection import Connection
 from headrace.sdk.touches import Touches
@@ -57,6 +63,42 @@ def test_an_index_made_anew_gives_other_ids(running: Running) -> None:
         assert client.resolve(b"/" + name).id != id
         assert client.entry(id) is None
     client.close()
+
+
+def test_a_node_that_comes_back_with_one_more_disk(running: Running) -> None:
+    client = running.client()
+    old = whole(client, b"/small")
+    running.stop()
+    larger = CacheVolume(str(running.base / "more"), 2 << 30)  # the emptiest disk is filled first
+    running.configure(replace(running.config, cache=[*running.config.cache, larger]))
+    running.start()
+    for _ in range(2):
+        for name in ("small", "block", "large"):
+            assert whole(client, b"/" + name.encode()) == (running.source / name).read_bytes()
+    assert old == whole(client, b"/small")
+    cached = client.local.cached(client.resolve(b"/large").id)
+    assert cached is not None and cached.volume == 1
+    client.close()
+
+
+def test_a_node_that_comes_back_with_another_mode_of_writing(running: Running) -> None:
+    with headrace.connect(socket=running.config.socket_path) as cache:
+        old = cache.read("/small")
+        with pytest.raises(ReadOnlyError):
+            cache.put("/small", b"new")
+        assert cache.read("/small") == old  # its folder is known now
+        running.stop()
+        running.configure(replace(running.config, write="local"))
+        running.start()
+        cache.put("/small", b"new")
+        assert cache.read("/small") == b"new"
+        running.stop()
+        running.configure(replace(running.config, write="off"))
+        running.start()
+        assert cache.read("/block")  # it is not cached: the node is asked, and says what holds now
+        with pytest.raises(ReadOnlyError):
+            cache.put("/small", b"newer")
+        assert cache.read("/small") == old == (running.source / "small").read_bytes()
 
 
 def test_a_file_that_changed_after_it_was_looked_up_is_read_new(running: Running) -> None:

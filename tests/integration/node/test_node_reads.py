@@ -30,14 +30,20 @@ class Running:
     def __init__(self, base: Path) -> None:
         self.base = base
         self.source = base / "source"
-        self.config = Config(
-            cache=[CacheVolume(str(base / "cache"), 1 << 30)],
-            run_folder=str(base / "run"),
-            mounts={"/": MountConfig(url=str(self.source))},
-            sync_interval_s=3600.0,
+        self.configure(
+            Config(
+                cache=[CacheVolume(str(base / "cache"), 1 << 30)],
+                run_folder=str(base / "run"),
+                mounts={"/": MountConfig(url=str(self.source))},
+                sync_interval_s=3600.0,
+            )
         )
-        (base / "config.json").write_bytes(msgspec.json.encode(self.config))
         self.start()
+
+    def configure(self, config: Config) -> None:
+        """Of the next start."""
+        self.config = config
+        (self.base / "config.json").write_bytes(msgspec.json.encode(config))
 
     def start(self) -> None:
         ready_read, ready_write = os.pipe()

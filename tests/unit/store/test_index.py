@@ -63,7 +63,7 @@ def test_a_whole_file_is_found_by_name(folder: str) -> None:
         found = index.whole_file(parent, b"f", 99)
         assert found is not None and found[:3] == (id, 9, 3)
         assert index.whole_file(parent, b"f", 100) is None
-        for name in (b"none", b"below", b"", b"x" * 300):
+        for name in (b"none", b"below", b"", b"x" * 300, b"x" * 600):
             assert index.whole_file(parent, name, 0) is None
         for changes in ({"complete": False}, {"unverified": True}):
             index.put_cached(cached_file(id, **changes))

@@ -13,7 +13,7 @@ from headrace.store.notes import noted
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
-from headrace.store.volume import Volume
+from headrace.store.volume import DATA_NAME, Volume, data_path, files_folder
 
 from .conftest import OpenStore, crash, named
 
@@ -37,6 +37,14 @@ def fill(store: Store, name: bytes, size_bytes: int) -> FileId:
 
 def content(store: Store, id: FileId) -> bytes:
     return Path(store.volumes[0].data_path(id)).read_bytes()
+
+
+def test_a_cache_file_has_one_place_by_path_and_by_folder() -> None:
+    for id in (1, 0xAB, 0x123456789ABC, 2**48 - 1):
+        assert os.fsencode(data_path("/v", id)) == b"%s/%s" % (
+            os.fsencode(files_folder("/v")),
+            DATA_NAME % (id & 255, id),
+        )
 
 
 def test_blocks_appear_one_by_one(open_store: OpenStore) -> None:
