@@ -208,13 +208,19 @@ class Supervisor:
         self._holder_fd = -1
         from headrace.fuse import device
 
-        until_s = time.monotonic() + REPLACED_WITHIN_S
+        until_s, before = time.monotonic() + REPLACED_WITHIN_S, (-1, -1)
         while device.mounted_at(self.state.mountpoint) is not None:
             if self._stopping:
                 return
-            session_pid = find_process("headrace.fuse.session_main", self.state.mountpoint)
+            # A session that the holder began just before it died bears the holder's name until its exec, and for a
+            # moment none: so the holder is looked for first, and only what two rounds find is so. Else both looks may
+            # miss it, and a second session would serve the mount beside it.
             pid = find_process("headrace.fuse.holder", self.state.mountpoint)
-            if pid:
+            session_pid = find_process("headrace.fuse.session_main", self.state.mountpoint)
+            sure, before = before == (pid, session_pid), (pid, session_pid)
+            if not sure:
+                pass
+            elif pid:
                 self._holder_fd = _pidfd(pid)
             elif not session_pid:
                 self._holder = self._start_holder(mounted=True)
