@@ -79,18 +79,19 @@ def test_what_both_wrote_is_kept_from_both(make_town: MakeTown) -> None:
     """At one time: neither knew of the other's. Where one came so late that it did, only its own is there."""
     town = make_town(write="back", persist_delay_s=2)
     town.start(2)
+    before: dict[str, bytes] = {}
     for name in (f"f{number}" for number in range(ATTEMPTS)):
         both_write(town, name)
         conflicts = [one for host in town.hosts for one in settled(host)["conflicts"]]
-        truth = {
-            path: bytes.fromhex(data) for path, data in tree_of(town.truth).items() if path.startswith(name)
-        }
+        truth = {path: bytes.fromhex(data) for path, data in tree_of(town.truth).items()}
         if conflicts:
             break
-        assert truth in ({name: b"from 0"}, {name: b"from 1"})
+        assert truth in ({**before, name: b"from 0"}, {**before, name: b"from 1"})
+        before = truth
     (conflict,) = conflicts
-    assert truth.keys() == {name, conflict["kept"].lstrip("/")}
-    assert sorted(truth.values()) == [b"from 0", b"from 1"]
+    kept = conflict["kept"].lstrip("/")
+    assert truth == {**before, name: truth[name], kept: truth[kept]}
+    assert sorted((truth[name], truth[kept])) == [b"from 0", b"from 1"]
     same_everywhere(town)
 
 
