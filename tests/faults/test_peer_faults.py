@@ -64,7 +64,9 @@ class Meddler:
 
     def close(self) -> None:
         self._ended.set()
-        for sock in [self._listening, *self._sockets]:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # from now on it accepts nothing that would have to be ended
+        for sock in self._sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:

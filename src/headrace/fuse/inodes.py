@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from headrace.base.model import FILE_ID_MAX, FileId, Kind
+from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.ledger import Ledger
 
 NODE_SHIFT = 48
@@ -84,12 +85,18 @@ class Inodes:
             self._ledger.count(backing.slot, opens)
             return backing.backing_id
 
-    def release_passthrough(self, node: int, *, keep: bool = True) -> bool:
-        """False: the node has no backing id. keep: when nobody has it open, for the next open."""
+    def release_passthrough(self, node: int, unique: int, *, keep: bool = True) -> bool:
+        """False: the node has no backing id. unique: of the request, which the session before may have counted, and
+        died before it could say so. keep: when nobody has it open, for the next open."""
         with self._lock:
+            if unique & RESENT_BIT:
+                unique &= ~RESENT_BIT
+                if unique in self._ledger.releases:
+                    return True
             backing = self._backings.get(node)
             if backing is None:
                 return False
+            self._ledger.note_release(unique)
             backing.opens = opens = max(0, backing.opens - 1)
             self._ledger.count(backing.slot, opens)
             backing.evicted |= not keep

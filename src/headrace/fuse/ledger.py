@@ -2,8 +2,9 @@
 
 It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id
 with its count of open files. A slot is changed before the kernel is answered: after a crash a count may be
-too high (the backing id is then kept too long), never too low. The kernel's backing ids belong to the
-connection, so a new session goes on using them. One session writes at a time.
+too high (the backing id is then kept too long), never too low: what the kernel asks again after a crash is counted
+again, so the last RELEASEs are noted that were counted. The kernel's backing ids belong to the connection, so a new
+session goes on using them. One session writes at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ _HEAD = Struct("<8sQQ16s")  # magic, incarnation, init flags (0: no INIT yet), m
 _SLOT = Struct("<QiI")  # node id (0: free), backing id, opens
 _COUNT = Struct("<I")
 _SLOTS_AT = 64
-_MAGIC = b"HRFUSE1\0"
-BYTES = _SLOTS_AT + SLOTS * _SLOT.size
+_MAGIC = b"HRFUSE2\0"
+_RELEASE = Struct("<Q")  # the kernel's number of the request; 0: none
+_RELEASES_AT = _SLOTS_AT + SLOTS * _SLOT.size
+_RELEASES = 64  # more than one: a session may die before it came to what an earlier one had counted
+BYTES = _RELEASES_AT + _RELEASES * _RELEASE.size
 
 
 def create() -> int:
@@ -34,6 +38,10 @@ class Ledger:
         self.mode = mode.rstrip(b"\0").decode() if magic == _MAGIC else ""
         self._free: list[int] = []
         self._found: list[tuple[int, int, int, int]] = []
+        releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:])]
+        self.releases = frozenset(releases)
+        """Those that earlier sessions counted last."""
+        self._release = releases.index(max(releases))
         for slot in range(SLOTS - 1, -1, -1):
             self._sort(slot)
 
@@ -74,6 +82,11 @@ class Ledger:
 
     def count(self, slot: int, opens: int) -> None:
         _COUNT.pack_into(self._map, _SLOTS_AT + 12 + slot * 16, opens)
+
+    def note_release(self, unique: int) -> None:
+        """Before it is counted: where we die in between, the count is too high, not too low."""
+        self._release = (self._release + 1) % _RELEASES
+        _RELEASE.pack_into(self._map, _RELEASES_AT + self._release * 8, unique)
 
     def remove(self, slot: int) -> None:
         _SLOT.pack_into(self._map, _SLOTS_AT + slot * 16, 0, 0, 0)

@@ -188,7 +188,7 @@ class Operations:
     def release(self, unique: int, node: int, request: bytearray) -> Answer:
         (fh,) = abi.RELEASE_IN.unpack_from(request, 40)
         if fh == FH_PASSTHROUGH:
-            self._inodes.release_passthrough(node)
+            self._inodes.release_passthrough(node, unique)
         else:
             self._inodes.release_cached(node)
         return 0

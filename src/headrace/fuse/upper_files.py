@@ -58,9 +58,9 @@ class UpperFiles:
             fd = -1 if file is None else file.fd
         return None if fd < 0 else self.add(node, fd, passthrough=passthrough)
 
-    def release(self, node: int) -> None:
+    def release(self, node: int, unique: int) -> None:
         """One of either kind, whichever this session counts: they are never mixed."""
-        if not self._inodes.release_passthrough(node, keep=False):
+        if not self._inodes.release_passthrough(node, unique, keep=False):
             self._inodes.release_cached(node)
         with self._lock:
             file = self._open.get(node)

@@ -109,7 +109,7 @@ class WritableOperations(WritableNames):
         with self._open_files.use(node) as file:
             if file is not None:
                 self._tell(node, file)
-        self._open_files.release(node)
+        self._open_files.release(node, unique)
         return 0
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:

@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
 import subprocess
@@ -95,13 +96,15 @@ class S3Server(Server):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago. All are held at once, so they differ."""
+    """Ports that nobody used a moment ago, and below those that Linux gives to connections (ip_local_port_range): until
+    a server takes one, no connection does. All are held at once, so they differ."""
     with contextlib.ExitStack() as held:
-        ports = []
-        for _ in range(count):
-            one = held.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            ports.append(int(one.getsockname()[1]))
+        ports: list[int] = []
+        while len(ports) < count:
+            one, port = held.enter_context(socket.socket()), 10_000 + secrets.randbelow(22_000)
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
         return ports
 
 

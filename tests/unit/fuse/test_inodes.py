@@ -7,8 +7,11 @@ import pytest
 
 from headrace.base.model import FileId, Kind
 from headrace.fuse import ledger
+from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handles import Directory
 from headrace.fuse.inodes import Inodes
+
+UNIQUES = count(2, 2)
 
 
 class Kernel:
@@ -49,7 +52,7 @@ def test_one_backing_id_per_node(kernel: Kernel, make: Maker) -> None:
     first = inodes.open_passthrough(node, kernel.register)
     assert inodes.open_hit(node) == first == inodes.open_passthrough(node, kernel.register)
     for _ in range(3):
-        inodes.release_passthrough(node)
+        inodes.release_passthrough(node, next(UNIQUES))
     assert kernel.live == {first}  # kept for the next open
     inodes.evict([5])
     assert not kernel.live
@@ -63,7 +66,7 @@ def test_an_evicted_file_keeps_its_backing_id_while_open(kernel: Kernel, make: M
     assert inodes.open_hit(node) == first
     assert inodes.open_cached(node) == first  # never cached beside passthrough
     for _ in range(3):
-        inodes.release_passthrough(node)
+        inodes.release_passthrough(node, next(UNIQUES))
     assert not kernel.live
     assert inodes.open_cached(node) == 0
 
@@ -87,7 +90,7 @@ def test_idle_backing_ids_have_a_limit(kernel: Kernel, make: Maker) -> None:
     for id in range(1, 6):
         node = inodes.node_of(FileId(id), Kind.FILE)
         inodes.open_passthrough(node, kernel.register)
-        inodes.release_passthrough(node)
+        inodes.release_passthrough(node, next(UNIQUES))
     assert kernel.live == {4, 5}
 
 
@@ -102,9 +105,26 @@ def test_takeover_goes_on_with_backing_ids_and_new_incarnations(kernel: Kernel, 
     assert not after.may_pass(cached_one)
     assert after.node_of(FileId(6), Kind.FILE) != cached_one
     assert after.node_of(FileId(7), Kind.DIRECTORY) == 7
-    after.release_passthrough(open_one)
-    after.release_passthrough(open_one)
+    after.release_passthrough(open_one, next(UNIQUES))
+    after.release_passthrough(open_one, next(UNIQUES))
     after.evict([5])
+    assert not kernel.live
+
+
+def test_a_release_that_is_asked_again_is_counted_once(kernel: Kernel, make: Maker) -> None:
+    """The session died between the count and the answer, the next one before it came to it: the third must know."""
+    first = make()
+    node = first.node_of(FileId(5), Kind.FILE)
+    for _ in range(4):
+        first.open_passthrough(node, kernel.register)
+    first.release_passthrough(node, 10)
+    make().release_passthrough(node, 12)
+    third = make()
+    assert third.release_passthrough(node, 10 | RESENT_BIT)
+    third.release_passthrough(node, 14 | RESENT_BIT)  # the sessions before died before they counted it
+    third.evict([5])
+    assert kernel.live  # one of four is open still
+    third.release_passthrough(node, 16)
     assert not kernel.live
 
 
