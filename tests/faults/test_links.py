@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory, truth: Path) -> Iterator[Lab]:
                 ["find", one.mountpoint(number), "-type", "f"], capture_output=True, timeout=60, check=True
             )
             assert len(done.stdout.splitlines()) == len(WAYS) * (FILES + 1 + PROBES)
+        ports = (folder / "lab/origin" / services.PORTS).read_text().split()
+        sockets = [glob(f"/tmp/seaweedfs-*-{port}.sock") for port in ports]
+        assert any(sockets)
         yield one
+    assert not any(map(os.path.exists, chain(*sockets)))
 
 
 def read(lab: Lab, number: int, truth: Path, names: list[str]) -> None:

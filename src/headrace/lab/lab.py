@@ -147,6 +147,7 @@ class Lab:
             processes.end(_part(now, f"node-{number}"), patience_s=max(0.0, until_s - time.monotonic()))
         for name in ("origin", "etcd"):
             processes.kill(_part(now, name))
+        services.clear_object_store(_part(now, "origin"))
         _unmount_below(now.folder)
         _network_of(now).remove()
         if now.made_folder:

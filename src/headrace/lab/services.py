@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -13,6 +14,8 @@ from headrace.lab import processes
 from headrace.testing import etcd, servers
 
 READY_WITHIN_S = 60.0
+PORTS = "ports"
+"""The object store's, a line each, in its folder."""
 SAMPLE_SMALL = 200
 SAMPLE_SMALL_BYTES = 110_000
 SAMPLE_LARGE_BYTES = 32 << 20
@@ -47,6 +50,8 @@ def start_object_store(folder: str, address: str) -> ObjectStore:
     key, secret, bucket = "headrace", "headrace-secret", "data"
     ports = servers.free_ports(8)
     os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, PORTS), "w", encoding="ascii") as out:
+        out.write("\n".join(map(str, ports)))
     config = servers.write_weed_config(folder, key, secret)
     words = [word.replace("127.0.0.1", address) for word in servers.weed_command(weed, folder, ports, config)]
     processes.spawn(words, folder, name="origin", environment={})
@@ -61,6 +66,12 @@ def start_object_store(folder: str, address: str) -> ObjectStore:
         within_s=READY_WITHIN_S,
     )
     return ObjectStore(server.url(), options)
+
+
+def clear_object_store(folder: str) -> None:
+    """What one that was started there, and was killed, leaves outside of its folder."""
+    with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, PORTS), encoding="ascii") as ports:
+        servers.remove_weed_sockets([int(port) for port in ports])
 
 
 def client_of(store: ObjectStore) -> servers.S3Server:

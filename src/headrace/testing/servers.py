@@ -254,7 +254,7 @@ def write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
     return path
 
 
-def _remove_weed_sockets(ports: list[int]) -> None:
+def remove_weed_sockets(ports: list[int]) -> None:
     """SeaweedFS leaves its gRPC sockets in /tmp, named by port."""
     for kind in ("master", "volume", "filer", "s3"):
         for port in ports:
@@ -294,7 +294,7 @@ def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
                 wait_until(lambda: takes_object(server), process, where)
                 yield server
             finally:
-                _remove_weed_sockets(ports)
+                remove_weed_sockets(ports)
 
 
 def takes_object(server: Server) -> bool:

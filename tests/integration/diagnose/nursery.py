@@ -25,7 +25,8 @@ class Nursery:
 
     def __init__(self, log: Path) -> None:
         paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        # jobs are killed, and torch's workers leave sockets then
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(log.parent)}
         with log.open("wb") as sink:
             self._parent = subprocess.Popen(
                 [sys.executable, __file__],
