@@ -245,7 +245,9 @@ class Upper:
         return made
 
     def mark_removed(self, directory: bytes) -> None:
+        """The directory it is in shows the change, as if the name were gone from it."""
         os.setxattr(self.at(directory), REMOVED, b"")
+        os.utime(self.at(split(directory)[0]))
 
     def mark_left(self, directory: bytes) -> None:
         os.setxattr(self.at(directory), LEFT, b"")

@@ -395,6 +395,7 @@ class Tree:
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
         os.utime(at)
         os.removexattr(at, REMOVED)
+        os.utime(self.upper.at(split(path)[0]))  # there is a name more in it, for whoever looks
         return True
 
     def make_node(self, path: bytes, mode: int, device: int, owner: Owner) -> None:

@@ -105,24 +105,24 @@ def times_are_set_to_the_nanosecond(at: Place) -> None:
     os.utime(path, ns=(PAST_NS, PAST_NS))
 
 
+def moved(of: str, change: str, call: object, *args: object) -> None:
+    """The change moves its time, which is set to the past first: no clock is fine enough to compare two changes."""
+    os.utime(of, ns=(PAST_NS, PAST_NS))
+    assert callable(call)
+    result = call(*args)
+    if change == "open":
+        os.close(result)
+    assert os.stat(of).st_mtime_ns > calls.SET_BEFORE_NS, change
+
+
 @script()
 def a_change_moves_the_times(at: Place) -> None:
-    """Each is set to the past first: no clock is fine enough to compare two changes."""
     path = at.write("file", b"x")
-
-    def moved(change: str, call: object, *args: object, of: str = path) -> None:
-        os.utime(of, ns=(PAST_NS, PAST_NS))
-        assert callable(call)
-        result = call(*args)
-        if change == "open":
-            os.close(result)
-        assert os.stat(of).st_mtime_ns > calls.SET_BEFORE_NS, change
-
     fd = os.open(path, os.O_RDWR)
-    moved("write", os.write, fd, b"data")
-    moved("ftruncate", os.ftruncate, fd, 2)
-    moved("truncate", os.truncate, path, 1)
-    moved("open", os.open, path, os.O_WRONLY | os.O_TRUNC)
+    moved(path, "write", os.write, fd, b"data")
+    moved(path, "ftruncate", os.ftruncate, fd, 2)
+    moved(path, "truncate", os.truncate, path, 1)
+    moved(path, "open", os.open, path, os.O_WRONLY | os.O_TRUNC)
     os.utime(path, ns=(PAST_NS, PAST_NS))
     changed = os.stat(path).st_ctime_ns
     os.chmod(path, 0o600)
@@ -133,13 +133,29 @@ def a_change_moves_the_times(at: Place) -> None:
     os.close(fd)
     folder = at.path("folder")
     os.mkdir(folder)
-    moved("create", at.write, "folder/one", b"", of=folder)
-    moved("mkdir", os.mkdir, f"{folder}/below", of=folder)
-    moved("rename", os.rename, f"{folder}/one", f"{folder}/two", of=folder)
-    moved("link", os.link, f"{folder}/two", f"{folder}/three", of=folder)
-    moved("unlink", os.unlink, f"{folder}/two", of=folder)
-    moved("rmdir", os.rmdir, f"{folder}/below", of=folder)
-    moved("symlink", os.symlink, "x", f"{folder}/link", of=folder)
+    moved(folder, "create", at.write, "folder/one", b"")
+    moved(folder, "mkdir", os.mkdir, f"{folder}/below")
+    moved(folder, "rename", os.rename, f"{folder}/one", f"{folder}/two")
+    moved(folder, "link", os.link, f"{folder}/two", f"{folder}/three")
+    moved(folder, "unlink", os.unlink, f"{folder}/two")
+    moved(folder, "rmdir", os.rmdir, f"{folder}/below")
+    moved(folder, "symlink", os.symlink, "x", f"{folder}/link")
+
+
+@script()
+def a_change_moves_the_times_of_a_lower_folder(at: Place) -> None:
+    folder = at.low("folder")
+    below, one, two = (f"{folder}/{name}" for name in ("below", "one", "two"))
+    for name in ("three", "deep/four"):
+        os.unlink(f"{below}/{name}")
+    moved(below, "rmdir", os.rmdir, f"{below}/deep")
+    moved(folder, "rmdir", os.rmdir, below)
+    moved(folder, "mkdir, of one that was removed", os.mkdir, below)
+    moved(folder, "rmdir again", os.rmdir, below)
+    moved(folder, "unlink", os.unlink, one)
+    moved(folder, "mkdir, of a file that was removed", os.mkdir, one)
+    moved(folder, "rename", os.rename, two, f"{folder}/moved")
+    moved(folder, "open", os.open, two, os.O_CREAT | os.O_EXCL)
 
 
 @script()
