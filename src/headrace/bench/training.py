@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from headrace.bench.figures import Epoch, EpochTimes, epoch_of
 from headrace.bench.hosts import Hosts, MeetingPlace, address
 from headrace.bench.places import Where, open_place
 from headrace.bench.workloads import ACCELERATORS, Rule, Workload
+from headrace.testing.servers import free_ports
 
 EPOCHS = 5
 SEED = 42
@@ -157,7 +157,7 @@ def measure(
             watch.between(event, epoch)
 
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        meet = plan.hosts.accelerators_meet if plan.hosts.count > 1 else f"127.0.0.1:{free_port()}"
+        meet = plan.hosts.accelerators_meet if plan.hosts.count > 1 else f"127.0.0.1:{free_ports(1)[0]}"
         hosts = [
             Host(
                 RankPlan(
@@ -286,13 +286,6 @@ def steps_by_the_rules(plan: TrainingPlan) -> int:
     one = plan.scaled
     wanted = workloads.MEMORY_MULTIPLE * pagecache.memory_bytes() * plan.hosts.count
     return max(workloads.STEPS_MIN, math.ceil(wanted / (one.sample_bytes * one.samples(1, plan.world))))
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def need_torch(command: str) -> None:

@@ -16,8 +16,7 @@ import pytest
 from headrace.base.errors import UsageError
 from headrace.bench import dataset, workloads
 from headrace.bench.places import where
-from headrace.bench.training import free_port
-from headrace.testing.servers import S3Server, ServerMissing, seaweedfs_s3
+from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
 from tests.integration.cli.host import Host
 
 pytestmark = pytest.mark.timeout(110)
@@ -108,7 +107,7 @@ def test_on_an_object_store_by_both_libraries(store: S3Server) -> None:
 def two_free_ports() -> int:
     """Neighbours; the first one's number."""
     while True:
-        port = free_port()
+        (port,) = free_ports(1)
         try:
             socket.create_server(("127.0.0.1", port + 1)).close()
         except OSError:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from headrace.bench.meeting import Meeting
-from headrace.bench.training import free_port
+from headrace.testing.servers import free_ports
 
 WORLD = 4
 
 
 def together(work: Callable[[Meeting, int], Any], world: int = WORLD) -> list[Any]:
     """In a thread each; what each returned, or the OSError that it saw."""
-    meet, found = f"127.0.0.1:{free_port()}", [None] * world
+    meet, found = f"127.0.0.1:{free_ports(1)[0]}", [None] * world
 
     def one(rank: int) -> None:
         meeting = Meeting(meet, rank, world)
