@@ -217,9 +217,8 @@ class Supervisor:
             # miss it, and a second session would serve the mount beside it.
             pid = find_process("headrace.fuse.holder", self.state.mountpoint)
             session_pid = find_process("headrace.fuse.session_main", self.state.mountpoint)
-            sure, before = before == (pid, session_pid), (pid, session_pid)
-            if not sure:
-                pass
+            if before != (pid, session_pid):
+                before = pid, session_pid
             elif pid:
                 self._holder_fd = _pidfd(pid)
             elif not session_pid:

@@ -249,6 +249,11 @@ class Upper:
         os.setxattr(self.at(directory), REMOVED, b"")
         os.utime(self.at(split(directory)[0]))
 
+    def unmark_removed(self, directory: bytes) -> None:
+        """The directory it is in shows that, too."""
+        os.removexattr(self.at(directory), REMOVED)
+        os.utime(self.at(split(directory)[0]))
+
     def mark_left(self, directory: bytes) -> None:
         os.setxattr(self.at(directory), LEFT, b"")
 

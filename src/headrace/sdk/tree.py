@@ -25,12 +25,12 @@ from headrace.layer.upper import (
     LOWER_ID,
     MOVING,
     PATH,
-    REMOVED,
     Base,
     Hidden,
     Upper,
     dress_as,
     is_folder,
+    is_removed,
     is_whiteout,
     join,
     set_base,
@@ -381,9 +381,7 @@ class Tree:
     def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
         """A directory that was removed: what its whiteouts hide stays hidden."""
         at = self.upper.at(path)
-        try:
-            os.getxattr(at, REMOVED)
-        except OSError:
+        if not is_removed(at):
             return False
         for name in os.listxattr(at):
             if name.startswith("user.") or name in (
@@ -394,8 +392,7 @@ class Tree:
                 os.removexattr(at, name)
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
         os.utime(at)
-        os.removexattr(at, REMOVED)
-        os.utime(self.upper.at(split(path)[0]))  # there is a name more in it, for whoever looks
+        self.upper.unmark_removed(path)
         return True
 
     def make_node(self, path: bytes, mode: int, device: int, owner: Owner) -> None:
