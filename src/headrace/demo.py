@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.interpreter import module_command
 from headrace.cli.render import print_json, say, warn
 from headrace.config.sizes import show_size
 
@@ -164,7 +165,7 @@ def mounted(
     url: str, mountpoint: str, folder: str, io: str, options: dict[str, str], environment: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
     """`headrace up` as a process; what it said when it was ready. Unmounted on the way out."""
-    command = [sys.executable, "-m", "headrace", "up", url, mountpoint, "--io", io, "--json"]
+    command = module_command("headrace", "up", url, mountpoint, "--io", io, "--json")
     command += ["--cache", f"{os.path.join(folder, 'cache')}:4GiB"]
     for key, value in options.items():
         command += ["-o", f"{key}={value}"]
@@ -185,7 +186,7 @@ def mounted(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            down = [sys.executable, "-m", "headrace", "down", mountpoint]
+            down = module_command("headrace", "down", mountpoint)
             subprocess.run(down, env=environment, check=False, timeout=STOP_WITHIN_S)
 
 
@@ -221,7 +222,7 @@ def _epoch(name: str, took_s: float, sums: dict[str, tuple[int, str]], bytes_: i
 
 def _origin_counts(environment: dict[str, str]) -> tuple[int, int]:
     """Bytes and requests that the node has asked of its origins so far."""
-    command = [sys.executable, "-m", "headrace", "status", "--json"]
+    command = module_command("headrace", "status", "--json")
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, timeout=30)
     if done.returncode != 0:
         raise DemoError("headrace status", why=f"exit status {done.returncode}")

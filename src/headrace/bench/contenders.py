@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
+from headrace.base.interpreter import module_command
 from headrace.bench.places import Where
 
 READY_WITHIN_S = 60.0
@@ -289,7 +290,7 @@ class Headrace(Way):
     def start(self, bucket: Bucket, seat: Seat) -> Where:
         self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
         self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": seat.part("run")}
-        words = [*seat.inside, sys.executable, "-m", "headrace", "up", bucket.url, self._mountpoint]
+        words = [*seat.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]
         words += ["--cache", f"{self._cache}:{seat.cache_bytes}", "--json"]
         for name, value in bucket.options.items():
             words += ["-o", f"{name}={value}"]

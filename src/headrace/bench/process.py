@@ -25,7 +25,7 @@ class Process:
         self.log = log
         with open(log, "wb") as out:
             self._process = subprocess.Popen(
-                [*inside, sys.executable, *words],
+                [*inside, sys.executable, "-P", *words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,

@@ -10,6 +10,7 @@ import tempfile
 from typing import Any
 
 from headrace.base.errors import CancelledByUserError, UsageError
+from headrace.base.interpreter import module_command
 from headrace.cli.render import print_json, say
 
 
@@ -20,7 +21,7 @@ def run_detached(*, as_json: bool) -> None:
         raise UsageError("--detach", why="it must be written out")
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *words, "--json"],
+            module_command("headrace", *words, "--json"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from headrace.base.errors import HeadraceError
+from headrace.base.logs import log_to_stderr
 from headrace.cli.process import Child, start_gateway
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.state import State, make_run_folder, remove_state, write_state
@@ -123,9 +123,7 @@ def serve_here(
         else:
             say(ready(url, bound))
 
-    logging.basicConfig(
-        level=found.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr(found.log_level)
     try:
         serve(found, state.socket, on_ready)
     finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.printable import printable
 from headrace.cli import options
 from headrace.cli.render import print_json, say
 
@@ -38,7 +39,7 @@ def ls(
             if json:
                 print_json(row)
             else:
-                say(_line(row) if long else row["name"])
+                say(printable(_line(row) if long else row["name"]))
 
 
 def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:

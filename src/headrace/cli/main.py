@@ -93,7 +93,9 @@ def _report(error: HeadraceError) -> int:
         import traceback
 
         traceback.print_exception(error)
-    sys.stderr.write("headrace: " + " ".join(str(error).splitlines()) + "\n")
+    from headrace.cli.render import warn
+
+    warn(" ".join(str(error).splitlines()))
     return exit_code_of(error)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json as jsons
-import logging
 import os
 import threading
 from typing import Any
 
 import typer
 
+from headrace.base.logs import log_to_stderr
 from headrace.cli import options
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
@@ -82,7 +82,5 @@ def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: op
 
 def _log_to_stderr(level: str) -> None:
     """As the node does by itself, but for the error that this command prints in its own way."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler = log_to_stderr(level)
     handler.addFilter(lambda record: not str(record.msg).startswith("node did not start"))
-    logging.basicConfig(level=level.upper(), handlers=[handler])

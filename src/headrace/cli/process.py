@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from headrace.base.errors import HeadraceError, error_classes
+from headrace.base.interpreter import module_command
+from headrace.base.logs import keep_bounded
 from headrace.config.schema import Config
-
-LOG_BYTES_MAX = 16 << 20
 
 
 class Child:
@@ -29,7 +28,7 @@ class Child:
         log = _open_log(log_path)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *words, "--ready-fd", str(theirs)],
+                module_command(*words, "--ready-fd", str(theirs)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -157,7 +156,6 @@ def error_of(answer: dict[str, Any]) -> HeadraceError:
 
 
 def _open_log(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES_MAX:
-        flags |= os.O_TRUNC
-    return os.open(path, flags, 0o600)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    keep_bounded(log)
+    return log

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.base.printable import printable
+
 
 def say(line: str) -> None:
     """A line for people, on stdout."""
@@ -16,7 +18,7 @@ def say(line: str) -> None:
 
 def warn(line: str) -> None:
     """A line on stderr, with our name before it."""
-    sys.stderr.write(f"headrace: {line}\n")
+    sys.stderr.write(f"headrace: {printable(line)}\n")
     sys.stderr.flush()
 
 
@@ -34,7 +36,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
         return
     if not sys.stdout.isatty():
         for row in rows:
-            say("\t".join(str(value) for value in row.values()))
+            say("\t".join(printable(str(value)) for value in row.values()))
         return
     from rich.console import Console
     from rich.table import Table
@@ -44,7 +46,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
     for name in rows[0]:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(value)) for value in row.values()))
+        table.add_row(*(Text(printable(str(value))) for value in row.values()))
     Console().print(table)
 
 
@@ -52,7 +54,7 @@ def print_lines(lines: Sequence[tuple[str, str]]) -> None:
     """Each a name and its text."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        say(f"{name:<{width}}  {text}".rstrip())
+        say(f"{name:<{width}}  {printable(text)}".rstrip())
 
 
 def print_tree(tree: Mapping[str, Any], *, as_json: bool) -> None:

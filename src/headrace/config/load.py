@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,11 +83,37 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
         if name.endswith(("_bytes", "_bytes_max")):
             values[name] = parse_size(str(value))
     try:
-        return Loaded(msgspec.convert(values, Config, strict=False), sources)
+        loaded = Loaded(msgspec.convert(values, Config, strict=False), sources)
+        check_run_folder(loaded.config.run_folder)
+        return loaded
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, UsageError):
             raise error.__cause__ from None
         raise UsageError("configuration", why=str(error), hint="see `headrace config explain`") from error
+
+
+def check_run_folder(folder: str) -> None:
+    """Refuse a run folder that another user owns or may change, as its files are believed. UsageError."""
+    for path, writable_by in ((folder, 0o022), (os.path.dirname(folder), 0o002)):
+        try:
+            status = os.lstat(path)
+        except OSError:
+            continue  # whoever needs it makes it, or says why not
+        why = ""
+        if status.st_uid not in (0, os.geteuid()):
+            why = f"{path} belongs to user {status.st_uid}"
+        elif stat.S_ISLNK(status.st_mode) and path == folder:
+            why = f"{path} is a link"
+        elif (
+            stat.S_ISDIR(status.st_mode)
+            and status.st_mode & writable_by
+            and not status.st_mode & stat.S_ISVTX
+        ):
+            why = f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})"
+        if why:
+            raise UsageError(
+                f"run folder {folder}", why=why, hint="set HEADRACE_RUN_FOLDER to a directory of yours"
+            )
 
 
 def read_token(path: str) -> str:

@@ -48,7 +48,7 @@ FOLLOW_LOOK_S = 0.1
 FOLLOW_S = 30.0
 Key = tuple[str, str]
 """Id and instance of a node."""
-NOTHING = Snapshot(b"", Shape.GONE).state
+NOTHING = Snapshot(b"/", Shape.GONE).state
 TOKEN = "written/"
 """Of a file of the layer, for the peers' door."""
 

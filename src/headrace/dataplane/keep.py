@@ -35,11 +35,13 @@ STAGING_IDLE_S = 600.0
 
 
 class Keeper:
-    """folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in `threads`."""
+    """me: the id of this node. folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in
+    `threads`."""
 
     def __init__(
-        self, folder: str, peers: Peers, threads: Executor, *, view: Callable[[], ClusterView]
+        self, me: str, folder: str, peers: Peers, threads: Executor, *, view: Callable[[], ClusterView]
     ) -> None:
+        self._me = me
         self._folder = folder
         self._peers = peers
         self._threads = threads
@@ -125,6 +127,8 @@ class Keeper:
         await self._in_thread(mirror.write, inode, start, arrived.body)
 
     def _node(self, writer: str) -> NodeInfo:
+        if writer == self._me:
+            raise PeerError(f"node {writer}", why="a node keeps no copies of its own files")
         found = self._view().nodes.get(writer)
         if found is None:
             raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")

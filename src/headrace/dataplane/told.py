@@ -119,7 +119,7 @@ class Told:
             same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
             if row is not None and same and not row.begun and row.version.size_bytes >= 0:
                 return row.version
-            one = own_name(self._upper.at(path), b"")
+            one = own_name(self._upper.at(path), split(path)[1])
             if (one.inode, one.ctime_ns) != (written.inode, written.ctime_ns):
                 return None
             await self._persist(path)

@@ -80,12 +80,12 @@ class WrittenFiles:
         """VersionChangedError when there is none like that (any more)."""
         written = Written.parse(wanted.token)
         name = os.fsdecode(wanted.path)
-        if written is None or not _is_plain(wanted.path):
+        if written is None:
             raise VersionChangedError(name, why="not understood")
         own = written.writer == self._me
-        at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
         loop = asyncio.get_running_loop()
         try:
+            at = self._at(wanted.path) if own else self._copy_at(written.writer, wanted.path)
             file, found = await loop.run_in_executor(self._threads, _open_at_rest, at)
         except OSError as error:
             raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
@@ -116,28 +116,22 @@ class WrittenFiles:
         here."""
         upper = Upper(self._folder_of(writer))
         names: list[bytes] = []
-        if not _is_plain(folder):
-            return []
         try:
-            with os.scandir(upper.at(folder)) as entries:
+            with os.scandir(upper.directory_without_links(folder)) as entries:
                 names = [entry.name for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             pass
         return [copy_name(upper, join(folder, name), name) for name in names]
 
     def _copy_at(self, writer: str, path: bytes) -> bytes:
-        return Upper(self._folder_of(writer)).at(path)
+        """The copies are made by this node alone, so nobody puts a link there between the look and the use."""
+        return Upper(self._folder_of(writer)).at_without_links(path)
 
 
 def _open_at_rest(at: bytes) -> tuple[io.FileIO, os.stat_result]:
     """A file that nobody waits for any more is closed by itself."""
     file = io.FileIO(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     return file, seen_at_rest(file.fileno())
-
-
-def _is_plain(path: bytes) -> bool:
-    """Not one that leads out of the layer: it came from another node."""
-    return path.startswith(b"/") and b".." not in path.split(b"/")
 
 
 def own_name(at: bytes, name: bytes) -> WrittenName:

@@ -20,6 +20,7 @@ import sys
 import time
 
 from headrace.base.errors import HeadraceError
+from headrace.base.interpreter import module_command
 from headrace.fuse import device, ledger, mount
 
 BACKOFF_S_MAX = 5.0
@@ -68,7 +69,7 @@ class Holder:
     def start_session(self) -> None:
         a = self._arguments
         mine, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "headrace.fuse.session_main", "--mountpoint", a.mountpoint]
+        command = module_command("headrace.fuse.session_main", "--mountpoint", a.mountpoint)
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
         command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
         fds = (self._fuse_fd, self._ledger_fd, theirs.fileno())

@@ -14,12 +14,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from headrace.base.errors import HeadraceError
+from headrace.base.interpreter import module_command
+from headrace.base.logs import log_to_stderr
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import probe, survey
 from headrace.fuse.client_protocol import NodeClient
@@ -86,15 +87,7 @@ class HolderWatch:
     def _replace(self) -> None:
         a = self._arguments
         mine, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "headrace.fuse.holder",
-            "--mountpoint",
-            a.mountpoint,
-            "--socket",
-            a.socket,
-        ]
+        command = module_command("headrace.fuse.holder", "--mountpoint", a.mountpoint, "--socket", a.socket)
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
         command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
         command += ["--adopt-pid", str(os.getpid())]
@@ -135,7 +128,7 @@ def _serve(arguments: argparse.Namespace, watch: HolderWatch) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the holder's affair
-    logging.basicConfig(level=logging.WARNING, format="session %(levelname)s %(message)s")
+    log_to_stderr("warning", format="session %(levelname)s %(message)s")
     arguments = _arguments()
     for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
         os.set_inheritable(fd, False)

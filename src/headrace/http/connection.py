@@ -79,8 +79,10 @@ class Connection:
         if not is_number(length):
             raise BadRequestError(Fault.NO_REQUEST, "Content-Length is not a number")
         self._left_bytes = int(length)
-        chunked = request.header("transfer-encoding").lower()
-        if chunked and (chunked != "chunked" or "content-length" in request.headers):
+        chunked = "transfer-encoding" in request.headers
+        if chunked and (
+            request.header("transfer-encoding").lower() != "chunked" or "content-length" in request.headers
+        ):
             raise BadRequestError(
                 Fault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
             )

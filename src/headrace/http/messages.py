@@ -117,6 +117,8 @@ class _Head:
     def on_header(self, name: bytes, value: bytes) -> None:
         key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip()
         if key in self.headers:
+            if key == "host":
+                raise BadRequestError(Fault.NO_REQUEST, "there are two Host headers")
             text = f"{self.headers[key]},{text}"
         self.headers[key] = text
 
@@ -128,7 +130,13 @@ def parse_head(head: bytes) -> Request:
     try:
         parser.feed_data(head)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        if isinstance(error.__context__, BadRequestError):
+            raise error.__context__ from None
         raise BadRequestError(Fault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
+    if parser.get_http_version() not in ("1.0", "1.1"):
+        raise BadRequestError(Fault.NO_REQUEST, f"HTTP/{parser.get_http_version()} is not spoken here")
+    if b"#" in found.target:
+        raise BadRequestError(Fault.NO_REQUEST, "the request's target has a fragment")
     if "host" not in found.headers and parser.get_http_version() != "1.0":
         raise BadRequestError(Fault.NO_REQUEST, "the Host header is missing")
     path, _, query = found.target.partition(b"?")

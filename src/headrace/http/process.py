@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from headrace.base.errors import HeadraceError
+from headrace.base.logs import log_to_stderr
 from headrace.config.schema import Config
 from headrace.http.door import Door
 
@@ -49,9 +50,7 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
     arguments = parser.parse_args()
     with open(arguments.config_json, "rb") as source:
         config = msgspec.json.decode(source.read(), type=Config)
-    logging.basicConfig(
-        level=config.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr(config.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s %(message)s")
     ready_fd, status = arguments.ready_fd, 0
     try:
         serve(

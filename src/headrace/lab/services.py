@@ -6,10 +6,10 @@ import contextlib
 import os
 import random
 import socket
-import sys
 from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError
+from headrace.base.interpreter import module_command
 from headrace.lab import processes
 from headrace.testing import etcd, servers
 
@@ -99,7 +99,7 @@ def put_sample(store: ObjectStore) -> int:
 
 
 def python_words() -> list[str]:
-    return [sys.executable, "-m", "headrace"]
+    return module_command("headrace")
 
 
 def _connects(address: str, port: int) -> bool:

@@ -119,12 +119,21 @@ class Mirror:
         """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
         placed = self._placed.get(wanted.inode)
         staging = self._new_staging(wanted.inode)
-        if placed is not None and copy_of(self.upper.at(placed.path)) == placed.copy:
+        earlier = b"" if placed is None else self._earlier_copy(placed)
+        if placed is not None and earlier:
             os.unlink(staging.at)
-            os.link(self.upper.at(placed.path), staging.at)
+            os.link(earlier, staging.at)
             staging = Staged(staging.at, dict(enumerate(placed.sums)), shared=True)
         self._staged[wanted.inode] = staging
         return staging
+
+    def _earlier_copy(self, placed: Placed) -> bytes:
+        """Where it lies; b"" when something else has its name now."""
+        try:
+            at = self.upper.at_without_links(placed.path)
+        except NotADirectoryError:
+            return b""
+        return at if copy_of(at) == placed.copy else b""
 
     def _new_staging(self, inode: int) -> Staged:
         at = b"%s/%x" % (self.upper.work, inode)
@@ -235,8 +244,10 @@ class Mirror:
             os.mkdir(at, 0o755)
 
     def _clear(self, path: bytes) -> None:
-        at = self.upper.at(path)
+        if path == b"/":
+            return  # the root is always there
         try:
+            at = self.upper.at_without_links(path)
             if stat.S_ISDIR(os.lstat(at).st_mode):
                 shutil.rmtree(at)
             else:

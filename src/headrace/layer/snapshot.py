@@ -9,7 +9,8 @@ from enum import IntEnum
 import msgspec
 import xxhash
 
-from headrace.base.model import BLOCK_SIZE_BYTES, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
+from headrace.base.namespace_path import check_path
 from headrace.layer.calls import seen_at_rest
 from headrace.layer.extras import raw_extras
 from headrace.layer.upper import is_removed, is_whiteout
@@ -46,6 +47,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     content: bytes = b""
     sums: list[int] = []
     extras: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Refuse what no layer can have: it came from another node, and is made below a directory of this one."""
+        check_path(self.path)
+        Shape(self.shape)
+        if self.mode & ~0o7777 or self.size_bytes < 0 or not 0 <= self.inode < 1 << 64:
+            raise ValueError(f"mode {self.mode:o}, {self.size_bytes} bytes, inode {self.inode}")
+        if self.is_large and len(self.sums) != block_count(self.size_bytes):
+            raise ValueError(f"{len(self.sums)} checksums for {self.size_bytes} bytes")
 
     @property
     def state(self) -> tuple[object, ...]:

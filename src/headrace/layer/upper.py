@@ -17,6 +17,7 @@ but the folder. Every call may raise OSError.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -87,6 +88,22 @@ class Upper:
     def at(self, path: bytes) -> bytes:
         """Where a path of the namespace lies; b"/" and b"" are the root."""
         return self.tree + path if path != b"/" else self.tree
+
+    def at_without_links(self, path: bytes) -> bytes:
+        """Return where a path lies that another node named; the last name may be a link. NotADirectoryError where a
+        link is above it: the links of a layer lead wherever its writer wanted. For layers that only this node
+        changes."""
+        self.directory_without_links(split(path)[0])
+        return self.at(path)
+
+    def directory_without_links(self, path: bytes) -> bytes:
+        """Return the same of a directory, which is no link either."""
+        at = self.tree
+        for name in path.split(b"/")[1:] if path != b"/" else ():
+            at = join(at, name)
+            if os.path.islink(at):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), at)
+        return at
 
     def new(self) -> bytes:
         """A name in `work` that nobody has."""

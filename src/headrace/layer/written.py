@@ -12,6 +12,7 @@ from enum import IntEnum
 import msgspec
 
 from headrace.base.model import Version
+from headrace.base.namespace_path import check_name
 
 PREFIX = "written-by/"
 """No ETag begins like this: those have quotes."""
@@ -37,6 +38,11 @@ class WrittenName(msgspec.Struct, frozen=True, array_like=True):
     mtime_ns: int = 0
     inode: int = 0
     ctime_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name:  # the root has none
+            check_name(self.name)
+        Means(self.means)
 
     @classmethod
     def of_file(cls, name: bytes, found: os.stat_result) -> WrittenName:

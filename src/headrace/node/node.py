@@ -15,6 +15,7 @@ import uvloop
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
+from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, is_secret
@@ -538,9 +539,7 @@ def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:
     """A node until SIGTERM, SIGINT or Shutdown; 0 then, 1 when it could not start."""
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    log_to_stderr(config.log_level)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 100)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -82,7 +82,9 @@ class Together:
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
             self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
         self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
-        keeper = self.keeper = Keeper(config.copies_folder, hood.peers, self._threads, view=hood.view)
+        keeper = self.keeper = Keeper(
+            hood.info.id, config.copies_folder, hood.peers, self._threads, view=hood.view
+        )
         self._take_over = TakeOver(
             hood.info.id,
             keeper,

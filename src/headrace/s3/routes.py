@@ -9,6 +9,7 @@ import re
 
 import msgspec
 
+from headrace.base.namespace_path import check_name
 from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
 
@@ -93,11 +94,18 @@ def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:
     host = _without_port(request.header("host").lower())
     for domain in domains:
         if host.endswith("." + domain):
-            return host[: -len(domain) - 1].encode(), request.path[1:]
+            return _bucket(host[: -len(domain) - 1].encode(errors="surrogateescape")), request.path[1:]
     bucket, _, key = request.path[1:].partition(b"/")
-    if bucket in (b".", b".."):
-        raise S3Error("InvalidBucketName", "The specified bucket is not valid.")
-    return bucket, key
+    return _bucket(bucket) if bucket else bucket, key
+
+
+def _bucket(name: bytes) -> bytes:
+    """S3Error for what can't be the name of a directory."""
+    try:
+        check_name(name)
+    except ValueError:
+        raise S3Error("InvalidBucketName", "The specified bucket is not valid.") from None
+    return name
 
 
 def _without_port(host: str) -> str:

@@ -10,6 +10,8 @@ import time
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+import defusedxml.ElementTree
+
 from headrace.http.messages import is_number
 from headrace.s3.errors import S3Error
 
@@ -114,11 +116,13 @@ def read_tags(body: bytes) -> list[tuple[str, str]]:
 
 
 def _parse(body: bytes, name: str) -> ElementTree.Element:
-    if b"<!" in body:  # no client sends a DOCTYPE; with one, entities could be made to grow
-        raise _malformed("declarations are not read")
     try:
-        root = ElementTree.fromstring(body)
-    except ElementTree.ParseError as error:
+        root: ElementTree.Element = defusedxml.ElementTree.fromstring(
+            body, forbid_dtd=True
+        )  # no client sends a DOCTYPE
+    except defusedxml.DefusedXmlException:  # no client sends a DOCTYPE
+        raise _malformed("declarations are not read") from None
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter: of its encoding
         raise _malformed(str(error)) from None
     for one in root.iter():
         one.tag = one.tag.rpartition("}")[2]

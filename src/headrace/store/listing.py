@@ -55,7 +55,7 @@ class ListingWriter:
         rows = [(name, Kind.FILE, version) for name, version in objects]
         rows += [(name, Kind.DIRECTORY, Version(0, mtime_ns)) for name in directories]
         rows.sort(key=lambda row: row[0])
-        good = [row for row in rows if 0 < len(row[0]) <= NAME_BYTES_MAX and b"/" not in row[0]]
+        good = [row for row in rows if _is_name(row[0])]
         self.skipped += len(rows) - len(good)
         if self._outdated:
             good = [row for row in good if not self._is_outdated(*row)]
@@ -84,3 +84,13 @@ class ListingWriter:
         self._index.end_listing(self._directory, self)
         changed, self._changed = self._changed, []
         return changed
+
+
+def _is_name(name: bytes) -> bool:
+    """Tell whether a file system can have the name; without exceptions, as a listing may have millions."""
+    return (
+        0 < len(name) <= NAME_BYTES_MAX
+        and b"/" not in name
+        and b"\0" not in name
+        and name not in (b".", b"..")
+    )

@@ -2,7 +2,8 @@
 
 Tagged msgpack maps in frames, as in `wire/messages.py`, over TCP or TLS. One request at a time on a connection; its
 answers end with Done or Failure. After each Block frame come its bytes, raw, `length` of them. Names between nodes are
-paths of the namespace and versions: file ids are of one host. Peers never forward: a node answers from its cache, or,
+paths of the namespace and versions: file ids are of one host. Paths, names and node ids are checked while they are
+decoded, so that none leads out of a directory of the receiver. Peers never forward: a node answers from its cache, or,
 where it is an owner, from the origin. No wall clock is compared between nodes. Since peer protocol 1.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.base.model import Extras, Version
+from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.layer.snapshot import Snapshot
 from headrace.layer.written import WrittenName
 from headrace.wire.messages import Done, Failure, Message
@@ -44,6 +46,9 @@ class Wanted(msgspec.Struct, frozen=True):
     start: int
     end: int
 
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
 
 class Fetch(Message, frozen=True):
     """→ for each file, in any order but one after the other: Block, many, then FileEnd; at last Done. Blocks of a file
@@ -64,6 +69,9 @@ class ListShared(Message, frozen=True):
     epoch: int
     anew: bool = False
 
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
 
 class LookupShared(Message, frozen=True):
     """One name of a directory, from the directory's owner. → Names with the entry, or with none."""
@@ -71,6 +79,10 @@ class LookupShared(Message, frozen=True):
     path: bytes
     name: bytes
     epoch: int
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        check_name(self.name)
 
 
 class Forget(Message, frozen=True):
@@ -82,6 +94,9 @@ class Forget(Message, frozen=True):
     path: bytes
     relist: bool = False
     below: bool = True
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
 
 
 class Take(Message, frozen=True):
@@ -109,6 +124,9 @@ class Keep(Message, frozen=True):
     begin: bool = False
     end: bool = False
 
+    def __post_init__(self) -> None:
+        check_node_id(self.writer)
+
 
 class KeepAhead(Message, frozen=True):
     """These bytes of a file of the asker's that a Keep will name are fetched, so that it takes less long. → Done.
@@ -119,6 +137,11 @@ class KeepAhead(Message, frozen=True):
     start: int
     end: int
 
+    def __post_init__(self) -> None:
+        check_node_id(self.writer)
+        if not (0 < self.inode < 1 << 64 and 0 <= self.start < self.end):
+            raise ValueError(f"bytes {self.start} to {self.end} of inode {self.inode}")
+
 
 class Return(Message, frozen=True):
     """The asker is back: what was persisted of its copies meanwhile? → Returned. done: it has noted that; → Returned,
@@ -126,6 +149,9 @@ class Return(Message, frozen=True):
 
     writer: str
     done: bool = False
+
+    def __post_init__(self) -> None:
+        check_node_id(self.writer)
 
 
 class AskWritten(Message, frozen=True):
@@ -136,6 +162,10 @@ class AskWritten(Message, frozen=True):
     path: bytes
     since: str = ""
 
+    def __post_init__(self) -> None:
+        check_node_id(self.writer)
+        check_path(self.path)
+
 
 class Stirred(Message, frozen=True):
     """The asker wrote something in these folders, which its record names already. below: or somewhere below them.
@@ -145,6 +175,11 @@ class Stirred(Message, frozen=True):
     paths: list[bytes]
     below: bool = False
 
+    def __post_init__(self) -> None:
+        check_node_id(self.writer)
+        for path in self.paths:
+            check_path(path)
+
 
 class Settle(Message, frozen=True):
     """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
@@ -153,12 +188,18 @@ class Settle(Message, frozen=True):
     path: bytes
     token: str
 
+    def __post_init__(self) -> None:
+        check_path(self.path)
+
 
 class Yield(Message, frozen=True):
     """The asker wants to be the one that makes new names in a folder. → Done, when the asked one is not any more, or
     never was. Since protocol 3."""
 
     path: bytes
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
 
 
 class Ping(Message, frozen=True):
@@ -209,6 +250,9 @@ class ReturnedFile(msgspec.Struct, frozen=True, array_like=True):
     ctime_ns: int
     size_bytes: int
     version: Version
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
 
 
 class Returned(Message, frozen=True):

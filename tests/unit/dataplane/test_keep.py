@@ -22,7 +22,7 @@ def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_
 
     async def test() -> None:
         with ThreadPoolExecutor(1) as threads:
-            keeper = Keeper(str(tmp_path), cast(Any, None), threads, view=lambda: view)
+            keeper = Keeper("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
             await keeper.keep(Keep("n0", [], begin=True, end=True))
             folder = Path(keeper.folder_of("n0"))
             for name in ("known.db", "taken.db"):

@@ -11,7 +11,7 @@ from headrace.wire.peer_messages import Block, Fetch, FileEnd, NameRow, Names, P
 
 
 def test_round_trip() -> None:
-    wanted = Wanted(b"/a/\xff\x00odd", 1 << 40, -1, '"x"', 0, 1 << 30)
+    wanted = Wanted(b"/a/\xff\x01odd", 1 << 40, -1, '"x"', 0, 1 << 30)
     fetch = Fetch([wanted], cached_only=True, epoch=1 << 60)
     for request in (fetch, Ping()):
         data = peer_frame.encode(request)

@@ -64,11 +64,11 @@ class Channel:
             except ssl.SSLWantWriteError:
                 yield Need.WRITE
 
-    def receive(self) -> Steps[PeerRequest]:
-        """HungUpError at the end; ProtocolError for nonsense."""
+    def receive(self, *, bytes_max: int) -> Steps[PeerRequest]:
+        """HungUpError at the end, and for a longer request; ProtocolError for nonsense."""
         yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST)
         length = peer_frame.body_length(bytes(self._received[: peer_frame.HEADER_BYTES]))
-        if length > REQUEST_BYTES_MAX:
+        if length > bytes_max:
             raise HungUpError(f"a request of {length} bytes")
         end = peer_frame.HEADER_BYTES + length
         yield from self._have(end, first=Need.READ)

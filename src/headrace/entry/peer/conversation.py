@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import msgspec
 
 from headrace.base.errors import HeadraceError, ProtocolError
-from headrace.entry.peer.channel import Channel, HungUpError, Result, Steps
+from headrace.entry.peer.channel import REQUEST_BYTES_MAX, Channel, HungUpError, Result, Steps
 from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls
 from headrace.entry.peer.transfer import Transfer
 from headrace.wire.messages import Done, Message
@@ -34,6 +34,9 @@ from headrace.wire.peer_messages import (
     Yield,
 )
 
+HELLO_BYTES_MAX = 4 << 10
+"""Nobody has said yet who he is."""
+
 
 class Conversation:
     """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken."""
@@ -57,9 +60,11 @@ class Conversation:
     def run(self) -> Steps[None]:
         """HungUpError, OSError, ProtocolError: the connection ended."""
         yield from self._channel.handshake()
-        yield from self._answer(self._hello, (yield from self._channel.receive()))
+        yield from self._answer(self._hello, (yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX)))
         while self._protocol:
-            yield from self._answer(self._serve, (yield from self._channel.receive()))
+            yield from self._answer(
+                self._serve, (yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX))
+            )
 
     def _answer(self, answer: Callable[[PeerRequest], Steps[None]], request: PeerRequest) -> Steps[None]:
         try:
@@ -73,7 +78,7 @@ class Conversation:
             raise ProtocolError("a request before the hello")
         if request.cluster != self._cluster:
             raise ProtocolError(
-                f"a node of cluster {request.cluster!r}", why=f"this node is of cluster {self._cluster!r}"
+                f"a node of cluster {request.cluster!r}", why="this node is of another cluster"
             )
         self._protocol = common_protocol(request.protocols, ours=self._protocols)
         self._put(self._welcome())

@@ -1,0 +1,41 @@
+"""Checks paths, names and node ids that came from outside: another node, a record, a client.
+
+Code behind these checks joins a path to a directory of this host. So what could lead out of that directory is refused
+where it is decoded. Every call raises ValueError, which msgspec turns into its own error while it decodes.
+"""
+
+from __future__ import annotations
+
+PATH_BYTES_MAX = 4095
+"""PATH_MAX of Linux without its NUL."""
+NAME_BYTES_MAX = 255
+"""NAME_MAX of Linux."""
+
+
+def check_path(path: bytes) -> None:
+    """Accept b"/" and absolute paths of plain names, at most PATH_BYTES_MAX bytes long."""
+    if path == b"/":
+        return
+    if not path.startswith(b"/"):
+        raise ValueError(f"path {path[:80]!r} is not absolute")
+    if len(path) > PATH_BYTES_MAX:
+        raise ValueError(f"a path of {len(path)} bytes: {PATH_BYTES_MAX} are allowed")
+    for name in path[1:].split(b"/"):
+        check_name(name)
+
+
+def check_name(name: bytes) -> None:
+    """Accept a name that a directory can have."""
+    if name in (b"", b".", b".."):
+        raise ValueError(f"{name!r} is no name of a file")
+    if b"/" in name or b"\0" in name:
+        raise ValueError(f"name {name[:80]!r} has a slash or a zero byte")
+    if len(name) > NAME_BYTES_MAX:
+        raise ValueError(f"a name of {len(name)} bytes: {NAME_BYTES_MAX} are allowed")
+
+
+def check_node_id(node: str) -> None:
+    """Accept a node id that can be the name of a directory."""
+    check_name(node.encode(errors="surrogateescape"))
+    if node.startswith("."):
+        raise ValueError(f"node id {node[:80]!r} begins with a dot")

@@ -1,0 +1,201 @@
+"""A peer's message leads out of no directory of this node (finding 1 of the audit: `Keep` was root by network)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
+from headrace.base.namespace_path import check_path
+from headrace.dataplane.keep import Keeper
+from headrace.dataplane.written_files import WrittenFiles
+from headrace.layer.mirror import Mirror
+from headrace.layer.snapshot import Shape, Snapshot
+from headrace.ring.view import ClusterView, NodeInfo, next_view
+from headrace.wire import peer_frame
+from headrace.wire.peer_messages import Keep, Wanted
+
+EVIL_PATHS = [
+    b"", b"etc/cron.d/x", b"/..", b"/../../etc/shadow", b"/a/../../b", b"/a/./b", b"//etc", b"/a//b", b"/a/",
+    b"/a\0b", b"/" + b"n" * 256, b"/n" * 2048,
+]  # fmt: skip
+EVIL_IDS = ["", ".", "..", "../..", "a/b", "/etc", "a\0", ".hidden", "n" * 256]
+WANTED = {"size_bytes": 4, "mtime_ns": 0, "token": "t", "start": 0, "end": 4}
+
+
+def requests_with(path: bytes) -> list[dict[str, object]]:
+    wanted = {"path": path, **WANTED}
+    return [
+        {"type": "Fetch", "files": [wanted], "cached_only": True, "epoch": 1},
+        {"type": "ListShared", "path": path, "epoch": 1},
+        {"type": "LookupShared", "path": path, "name": b"x", "epoch": 1},
+        {"type": "Forget", "path": path},
+        {"type": "Take", "files": [wanted], "epoch": 1},
+        {"type": "Doubt", "file": wanted},
+        {"type": "Keep", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},
+        {"type": "AskWritten", "writer": "n1", "path": path},
+        {"type": "Stirred", "writer": "n1", "paths": [path]},
+        {"type": "Settle", "path": path, "token": "t"},
+        {"type": "Yield", "path": path},
+    ]
+
+
+def requests_of(writer: str) -> list[dict[str, object]]:
+    return [
+        {"type": "Keep", "writer": writer, "snapshots": []},
+        {"type": "KeepAhead", "writer": writer, "inode": 1, "start": 0, "end": 1},
+        {"type": "Return", "writer": writer},
+        {"type": "AskWritten", "writer": writer, "path": b"/"},
+        {"type": "Stirred", "writer": writer, "paths": []},
+    ]
+
+
+def test_the_same_requests_with_plain_paths_are_understood() -> None:
+    for request in [*requests_with(b"/a/b"), *requests_with(b"/"), *requests_of("n1")]:
+        peer_frame.decode_request(msgspec.msgpack.encode(request))
+
+
+@pytest.mark.parametrize("path", EVIL_PATHS)
+def test_a_path_that_leads_elsewhere_is_not_decoded(path: bytes) -> None:
+    for request in requests_with(path):
+        with pytest.raises(ProtocolError):
+            peer_frame.decode_request(msgspec.msgpack.encode(request))
+
+
+@pytest.mark.parametrize("writer", EVIL_IDS)
+def test_a_node_id_that_is_no_name_is_not_decoded(writer: str) -> None:
+    for request in requests_of(writer):
+        with pytest.raises(ProtocolError):
+            peer_frame.decode_request(msgspec.msgpack.encode(request))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"shape": 9}, {"shape": -1}, {"mode": 0o100644}, {"mode": -1}, {"size_bytes": -1}, {"inode": -1},
+        {"shape": 1, "size_bytes": 1 << 40, "sums": [1]}, {"shape": 1, "size_bytes": 1 << 20, "sums": []},
+    ],
+)  # fmt: skip
+def test_a_snapshot_that_no_layer_can_have_is_not_decoded(fields: dict[str, object]) -> None:
+    snapshot = {"path": b"/a", "shape": 1, **fields}
+    with pytest.raises(ProtocolError):
+        peer_frame.decode_request(
+            msgspec.msgpack.encode({"type": "Keep", "writer": "n1", "snapshots": [snapshot]})
+        )
+
+
+@pytest.mark.parametrize("name", [b".", b"..", b"a/b", b"a\0", b"n" * 256])
+def test_a_written_name_that_is_none_is_not_decoded(name: bytes) -> None:
+    answer = {"type": "WrittenNames", "names": [[name, 2]], "state": "", "whole": True}
+    with pytest.raises(ProtocolError):
+        peer_frame.decode_answer(msgspec.msgpack.encode(answer))
+
+
+@given(st.binary(max_size=64).map(lambda tail: b"/" + tail))
+@example(b"/a/../..")
+def test_what_is_accepted_stays_below_the_root(path: bytes) -> None:
+    try:
+        check_path(path)
+    except ValueError:
+        return
+    assert os.path.normpath(b"/root" + path).startswith(b"/root")
+    assert os.path.normpath(path) == path
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_request_or_a_protocol_error(body: bytes) -> None:
+    try:
+        peer_frame.decode_request(body)
+    except ProtocolError:
+        pass
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A directory of the host beside the cache, which no peer may read or change."""
+    directory = tmp_path / "host/precious"
+    directory.mkdir(parents=True)
+    (directory / "file").write_bytes(b"precious")
+    return directory
+
+
+def view_of(*nodes: str) -> ClusterView:
+    infos = {node: NodeInfo(node, "", "", "", 1 << 30, "", 3) for node in nodes}
+    return next_view(None, infos, epoch=1)
+
+
+def keep(folder: Path, request: Keep) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        keeper = Keeper("me", str(folder), cast(Any, None), threads, view=lambda: view_of("me", "evil"))
+        asyncio.run(keeper.keep(request))
+
+
+STEPS: list[Callable[[], Snapshot]] = [
+    lambda: Snapshot(b"/way/file", Shape.GONE),
+    lambda: Snapshot(b"/way", Shape.GONE),
+    lambda: Snapshot(b"/way/file", Shape.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
+    lambda: Snapshot(b"/way/below/file", Shape.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
+    lambda: Snapshot(b"/way", Shape.DIRECTORY, mode=0o777),
+    lambda: Snapshot(b"/way/file", Shape.WHITEOUT),
+]
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_a_link_that_a_peer_made_leads_no_later_copy_out(tmp_path: Path, precious: Path, step: int) -> None:
+    """`Keep` makes a link to a directory of the host, and then names something below that link."""
+    if os.geteuid() != 0:
+        pytest.skip("owners are set by root")
+    link = Snapshot(b"/way", Shape.LINK, content=os.fsencode(precious), mode=0o777)
+    keep(tmp_path / "copies", Keep("evil", [link]))
+    mode = precious.stat().st_mode
+    keep(tmp_path / "copies", Keep("evil", [STEPS[step]()]))
+    assert (precious / "file").read_bytes() == b"precious"
+    assert sorted(os.listdir(precious)) == ["file"]
+    assert precious.stat().st_mode == mode
+
+
+def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precious: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("owners are set by root")
+    link = Snapshot(b"/way", Shape.LINK, content=os.fsencode(precious), mode=0o777)
+    keep(tmp_path / "copies", Keep("evil", [link]))
+
+    async def attack() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            files = WrittenFiles(
+                "me",
+                threads,
+                at=lambda path: path,
+                folder_of=lambda writer: str(tmp_path / "copies" / writer),
+            )
+            assert files.mirrored("evil", b"/way") == []
+            with pytest.raises(VersionChangedError):
+                await files.open(Wanted(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
+
+    asyncio.run(attack())
+
+
+def test_copies_of_the_node_itself_are_not_taken(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="keeps no copies of its own"):
+        keep(tmp_path / "copies", Keep("me", []))
+
+
+def test_the_root_of_a_mirror_can_not_be_replaced(tmp_path: Path, precious: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("owners are set by root")
+    mirror = Mirror(str(tmp_path / "mirror"))
+    mirror.make()
+    with pytest.raises(OSError):
+        mirror.place(Snapshot(b"/", Shape.LINK, content=os.fsencode(precious), mode=0o777))
+    mirror.place(Snapshot(b"/", Shape.GONE))
+    assert os.path.isdir(mirror.upper.tree)
+    assert not os.path.islink(mirror.upper.tree)

@@ -1,0 +1,117 @@
+"""What other users of a host put into directories, names and logs (findings 11, 12, 22, 23) does nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.base import logs
+from headrace.base.errors import UsageError
+from headrace.base.interpreter import module_command
+from headrace.base.printable import printable
+from headrace.config.load import check_run_folder, load
+
+SOURCES = sorted((Path(__file__).resolve().parents[2] / "src").rglob("*.py"))
+
+
+def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    """`headrace up` by root in a user's directory ran that user's uvloop.py."""
+    for name in ("uvloop", "msgspec", "lmdb", "typer", "json"):
+        (tmp_path / f"{name}.py").write_text("import os; os.write(1, b'pwned'); os._exit(66)")
+    ended = subprocess.run(module_command("headrace", "--version"), cwd=tmp_path, capture_output=True)
+    assert (ended.returncode, b"pwned" in ended.stdout) == (0, False), ended.stderr
+
+
+def test_modules_are_started_in_no_other_way() -> None:
+    others = [
+        path.name
+        for path in SOURCES
+        if path.name != "interpreter.py" and 'sys.executable, "-m"' in path.read_text()
+    ]
+    assert others == []
+
+
+def test_the_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make /tmp/headrace-UID first, and put sockets and state files there."""
+    if os.geteuid() != 0:
+        pytest.skip("owners are set by root")
+    planted = tmp_path / "headrace-0"
+    (planted / "headrace").mkdir(parents=True, mode=0o700)
+    folder = str(planted / "headrace")
+    check_run_folder(folder)
+    os.chown(planted, 65534, 65534)
+    with pytest.raises(UsageError, match="belongs to user 65534"):
+        check_run_folder(folder)
+    os.chown(planted, 0, 0)
+    os.chown(folder, 65534, 65534)
+    monkeypatch.setenv("HEADRACE_RUN_FOLDER", folder)
+    with pytest.raises(UsageError, match="belongs to user 65534"):
+        load()
+
+
+@pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o720, 0o755), (0o700, 0o757)])
+def test_a_run_folder_that_others_may_change_is_refused(tmp_path: Path, mode: int, above: int) -> None:
+    folder = tmp_path / "above/run"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    folder.parent.chmod(above)
+    with pytest.raises(UsageError, match="can be written by others"):
+        check_run_folder(str(folder))
+    folder.chmod(0o700)
+    folder.parent.chmod(0o1777)
+    check_run_folder(str(folder))
+
+
+def test_a_link_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("/etc")
+    with pytest.raises(UsageError, match="is a link"):
+        check_run_folder(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nERROR forged line",
+        "\x1b]0;title\x07",
+        "\x1b[2J",
+        "a\rb",
+        "\x9b31m",
+        "x\u202egnp.exe",
+        "\udcff",
+        "\u2028",
+    ],
+)
+def test_a_name_is_printed_on_one_line_without_controls(name: str) -> None:
+    text = printable(name)
+    assert text.isprintable()
+    assert "\\x" in text or "\\u" in text
+    assert printable("plain ä 文 name") == "plain ä 文 name"
+
+
+def test_a_name_forges_no_line_of_a_log() -> None:
+    record = logging.LogRecord(
+        "n", logging.INFO, "", 0, "not persisted path=%s", ("/a\n2026 ERROR forged",), None
+    )
+    line = logs.LineFormatter(logs.FORMAT).format(record)
+    assert len(line.splitlines()) == 1
+    assert line.endswith("path=/a\\x0a2026 ERROR forged")
+
+
+def test_a_log_is_bounded_while_the_process_runs(tmp_path: Path) -> None:
+    program = (
+        "import logging\nfrom headrace.base import logs\nlogs.LOG_BYTES_MAX = 200_000\nlogs.LOOK_EVERY_BYTES = 10_000\n"
+        "logs.log_to_stderr('info')\nlog = logging.getLogger('x')\n"
+        "for number in range(20_000): log.info('a line of some length number=%d', number)\n"
+    )
+    log = tmp_path / "node.log"
+    with open(log, "ab") as out:
+        subprocess.run([sys.executable, "-c", program], stderr=out, check=True)
+    assert log.stat().st_size < 400_000
+    assert 100_000 < (tmp_path / "node.log.1").stat().st_size < 400_000
+    assert (tmp_path / "node.log.1").stat().st_mode & 0o777 == 0o600
+    assert "number=19999" in log.read_text().splitlines()[-1]
