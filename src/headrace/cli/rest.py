@@ -46,7 +46,7 @@ def rest(
     from headrace.config.load import load
     from headrace.rest.main import serve
 
-    flags = {"rest_address": address, "rest_token": token, "insecure": insecure or None}
+    flags = {"rest_address": address, "rest_token": token, "rest_insecure": insecure or None}
     found = load(flags, file=config).config
     serve_here(
         kind_of("rest"),

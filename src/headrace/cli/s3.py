@@ -44,7 +44,7 @@ def s3(
     from headrace.config.load import load
     from headrace.s3.main import serve
 
-    flags = {"s3_address": address, "s3_credentials": credentials, "insecure": insecure or None}
+    flags = {"s3_address": address, "s3_credentials": credentials, "s3_insecure": insecure or None}
     found = load(flags, file=config).config
     serve_here(
         kind_of("s3"),

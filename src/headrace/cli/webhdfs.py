@@ -40,7 +40,7 @@ def webhdfs(
     from headrace.config.load import load
     from headrace.webhdfs.main import serve
 
-    found = load({"webhdfs_address": address, "insecure": insecure or None}, file=config).config
+    found = load({"webhdfs_address": address, "webhdfs_insecure": insecure or None}, file=config).config
     serve_here(
         kind_of("webhdfs"),
         found,

@@ -131,9 +131,27 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_authority: Annotated[
         str, Meta(description="PEM file with the authority whose certificates peers must have.")
     ] = ""
-    insecure: Annotated[bool, Meta(description="Peers may be served on a public address without TLS.")] = (
-        False
-    )
+    peers_insecure: Annotated[
+        bool,
+        Meta(
+            description="Peers are served beyond loopback without TLS: who reaches it reads and changes the cache."
+        ),
+    ] = False
+    rest_insecure: Annotated[
+        bool,
+        Meta(
+            description="The REST API listens without TLS beyond loopback, or without a token or certificates."
+        ),
+    ] = False
+    s3_insecure: Annotated[
+        bool, Meta(description="The S3 gateway listens beyond loopback without TLS or without keys.")
+    ] = False
+    webhdfs_insecure: Annotated[
+        bool,
+        Meta(
+            description="The WebHDFS gateway listens beyond loopback: whoever reaches it reads and writes all."
+        ),
+    ] = False
     write: Annotated[
         str,
         Meta(

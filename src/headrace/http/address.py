@@ -6,7 +6,6 @@ import ipaddress
 import socket
 
 from headrace.base.errors import UsageError
-from headrace.http.messages import is_number
 
 BACKLOG = 1024
 
@@ -14,7 +13,12 @@ BACKLOG = 1024
 def split_address(address: str, setting: str) -> tuple[str, int]:
     """HOST:PORT, [HOST]:PORT. UsageError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not is_number(port) or int(port) > 65535:
+    if (
+        not colon
+        or not host
+        or not (port.isascii() and port.isdigit() and len(port) <= 5)
+        or int(port) > 65535
+    ):
         raise UsageError(
             f"setting {setting} = {address!r}", why="not HOST:PORT", hint="for example 127.0.0.1:9000"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import secrets
@@ -25,6 +24,7 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import ClusterSources
 from headrace.entry.peer.server import PeerServer
+from headrace.http.address import is_loopback
 from headrace.namespace.elsewhere import Elsewhere
 from headrace.namespace.shared import OwnersNames
 from headrace.peer.peers import Peers
@@ -199,7 +199,7 @@ class Neighbourhood:
 
 
 def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
-    """Host and port where peers reach this node. UsageError: not understood, or a public address without TLS."""
+    """Host and port where peers reach this node. UsageError: not understood, or beyond loopback without TLS."""
     host, _, port_text = config.listen.rpartition(":")
     if config.listen and (not port_text.isdigit() or int(port_text) > 65535):
         raise UsageError(
@@ -209,11 +209,11 @@ def listen_address(config: Config, endpoint: str) -> tuple[str, int]:
     host = host.strip("[]")
     if host in ("", "0.0.0.0", "::"):
         host = _address_towards(endpoint)
-    if not config.tls_certificate and not config.insecure and _is_public(host):
+    if not (config.tls_certificate or config.peers_insecure or is_loopback(host, "listen")):
         raise UsageError(
             f"peers at {host}:{port}",
-            why="this is a public address, and without TLS anybody could read the cache",
-            hint="set tls_certificate, tls_key and tls_authority, or insecure = true",
+            why="others reach this address, and without TLS anybody there could read and change the cache",
+            hint="set tls_certificate, tls_key and tls_authority; or peers_insecure = true, where nobody else is",
         )
     return host, port
 
@@ -241,11 +241,3 @@ def _address_towards(endpoint: str) -> str:
             why=f"{endpoint}: {error.strerror or error}",
             hint="set listen = HOST:PORT",
         ) from error
-
-
-def _is_public(host: str) -> bool:
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError as error:
-        raise UsageError(f"setting listen: host {host}", why=error.strerror or str(error)) from error
-    return any(ipaddress.ip_address(one.split("%")[0]).is_global for one in found)

@@ -31,7 +31,7 @@ PATIENCE_S = 30.0
 def check_access(config: Config) -> None:
     """UsageError for an address where anybody could ask."""
     host, _ = split_address(config.rest_address, SETTING)
-    if config.insecure or config.tls_certificate:
+    if config.rest_insecure or config.tls_certificate:
         return
     if not config.rest_token:
         raise UsageError(
@@ -43,7 +43,7 @@ def check_access(config: Config) -> None:
         raise UsageError(
             f"setting {SETTING} = {config.rest_address!r}",
             why="others reach it, and the token would travel in the open",
-            hint="set tls_certificate, tls_key and tls_authority, or say insecure = true",
+            hint="set tls_certificate, tls_key and tls_authority, or say rest_insecure = true",
         )
 
 

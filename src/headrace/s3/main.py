@@ -25,7 +25,7 @@ def access_of(config: Config) -> Access:
     """UsageError for keys that can't be read, and for an address that others reach where anybody could ask."""
     secrets = read_credentials(config.s3_credentials) if config.s3_credentials else {}
     host, _ = split_address(config.s3_address, SETTING)
-    if not config.insecure and not is_loopback(host, SETTING):
+    if not config.s3_insecure and not is_loopback(host, SETTING):
         lacking = [
             name
             for name, given in (
@@ -38,7 +38,7 @@ def access_of(config: Config) -> Access:
             raise UsageError(
                 f"setting s3_address = {config.s3_address!r}",
                 why=f"others reach it, and there is no {' and no '.join(lacking)}",
-                hint=f"set {' and '.join(lacking)}, or say insecure = true",
+                hint=f"set {' and '.join(lacking)}, or say s3_insecure = true",
             )
     domains = tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip())
     return Access(secrets, domains, asks=config.s3_metadata)

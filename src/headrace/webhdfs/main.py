@@ -23,11 +23,11 @@ PATIENCE_S = 30.0
 def check_address(config: Config) -> None:
     """UsageError for an address that others reach: nobody is asked who he is."""
     host, _ = split_address(config.webhdfs_address, SETTING)
-    if not config.insecure and not is_loopback(host, SETTING):
+    if not config.webhdfs_insecure and not is_loopback(host, SETTING):
         raise UsageError(
             f"setting {SETTING} = {config.webhdfs_address!r}",
             why="others reach it, and whoever does may read and write everything: nobody has to say truly who he is",
-            hint="listen at 127.0.0.1 on each host, or say insecure = true in a network where all may do that",
+            hint="listen at 127.0.0.1 on each host, or say webhdfs_insecure = true in a network where all may do that",
         )
 
 
