@@ -25,6 +25,7 @@ from headrace.base.errors import (
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
 from headrace.checkpoint.manifest import Manifest, Part, decode_part, encode, encode_part
+from headrace.checkpoint.manifest_check import check_part
 from headrace.checkpoint.place import Claim, Place
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
@@ -88,7 +89,7 @@ class Attempt:
     def _part(self, rank: int) -> Part | None:
         name = layout.part_name(self.save, rank)
         try:
-            return decode_part(self.place.read(name), name)
+            return check_part(decode_part(self.place.read(name), name), name)
         except PathNotFoundError:
             return None
 

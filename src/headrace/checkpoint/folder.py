@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.base.errors import CheckpointNotFoundError, PathNotFoundError
 from headrace.checkpoint import layout
 from headrace.checkpoint.manifest import HEAD_BYTES_FIRST, Head, Manifest, decode, decode_head
+from headrace.checkpoint.manifest_check import check_head, check_manifest
 from headrace.checkpoint.place import Place
 
 
@@ -26,7 +27,7 @@ def head(place: Place, step: int) -> Head:
     name = layout.manifest_name(step)
     try:
         found = decode_head(place.read(name, bytes_max=HEAD_BYTES_FIRST), f"{place.name}/{name}")
-        return found or manifest(place, step).head
+        return manifest(place, step).head if found is None else check_head(found, f"{place.name}/{name}")
     except PathNotFoundError:
         raise _not_found(place, step) from None
 
@@ -35,7 +36,8 @@ def manifest(place: Place, step: int) -> Manifest:
     """CheckpointNotFoundError, CorruptCheckpointError."""
     name = layout.manifest_name(step)
     try:
-        return decode(place.read(name), f"{place.name}/{name}")
+        whole_name = f"{place.name}/{name}"
+        return check_manifest(decode(place.read(name), whole_name), whole_name)
     except PathNotFoundError:
         raise _not_found(place, step) from None
 

@@ -97,14 +97,16 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """CorruptCheckpointError when a checksum or the form is wrong. name: for messages."""
+    """What it claims is not checked here (manifest_check.py).
+
+    CorruptCheckpointError when a checksum or the form is wrong. name: for messages."""
     head, body_digest, rest = _head_bytes(data, name)
     body = rest.removesuffix(b"\n")
     if not rest.endswith(b"\n") or digest(body) != body_digest:
         raise _corrupt(name, "its body does not match its checksum")
     try:
         return Manifest(msgspec.json.decode(head, type=Head), msgspec.json.decode(body, type=Body))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _corrupt(name, str(error)) from None
 
 
@@ -114,7 +116,7 @@ def decode_head(data: bytes, name: str) -> Head | None:
         return None
     try:
         return msgspec.json.decode(_head_bytes(data, name)[0], type=Head)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _corrupt(name, str(error)) from None
 
 
@@ -127,7 +129,10 @@ def decode_part(data: bytes, name: str) -> Part:
     checksum, _, rest = data.partition(b"\n")
     if digest(rest).encode() != checksum:
         raise _corrupt(name, "it does not match its checksum")
-    return msgspec.json.decode(rest, type=Part)
+    try:
+        return msgspec.json.decode(rest, type=Part)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _corrupt(name, str(error)) from None
 
 
 def _head_bytes(data: bytes, name: str) -> tuple[bytes, str, bytes]:

@@ -113,6 +113,8 @@ class _Targets:
         self.scalars = False
 
     def take(self, place: int, path: tensors.Path) -> Any:
+        if place >= len(self._part.leaves):
+            raise CorruptCheckpointError(tensors.where(path), why=f"there is no leaf {place}")
         leaf = self._part.leaves[place]
         if leaf.kind == "scalar":
             self.scalars = True

@@ -22,11 +22,11 @@ import numpy as np
 
 from headrace.base.errors import CheckpointMismatchError, CorruptCheckpointError, NotSupportedError
 from headrace.checkpoint.manifest import Leaf
+from headrace.checkpoint.manifest_check import NUMPY_KINDS, item_bytes_of, items_of
 from headrace.checkpoint.memory import Bytes, page_aligned
 
 Path = tuple[Any, ...]
 """Keys and places from the top of a state."""
-_NUMPY_KINDS = "biufcmMSU"
 _DEPTH_MAX = 200
 _HINT = "dicts, lists and tuples of torch tensors, numpy arrays, int, float, str, bytes, bool and None can be saved"
 
@@ -119,21 +119,28 @@ def plain_node(value: Any) -> list[Any] | None:
     return None
 
 
-def plain_value(node: list[Any]) -> Any:
-    match node:
-        case ["n"]:
-            return None
-        case ["b", bool(value)]:
-            return value
-        case ["i", str(digits)]:
-            return int(digits, 16)
-        case ["f", str(text)]:
-            return float(text)
-        case ["s", str(text)]:
-            return text
-        case ["y", str(text)]:
-            return base64.b64decode(text)
-    raise CorruptCheckpointError("the tree of the manifest", why=f"holds {str(node)[:40]!r}")
+def plain_value(node: Any) -> Any:
+    try:
+        match node:
+            case ["n"]:
+                return None
+            case ["b", bool(value)]:
+                return value
+            case ["i", str(digits)]:
+                return int(digits, 16)
+            case ["f", str(text)]:
+                return float(text)
+            case ["s", str(text)]:
+                return text
+            case ["y", str(text)]:
+                return base64.b64decode(text, validate=True)
+    except ValueError:
+        pass
+    raise _no_tree(repr(node)[:40])
+
+
+def _no_tree(holds: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError("the tree of the manifest", why=f"holds {holds}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +154,17 @@ MISSING = Missing()
 def build(
     tree: list[Any], leaf: Callable[[int, Path], Any], wanted: Callable[[str], bool], path: Path = ()
 ) -> Any:
-    """The state of a tree. leaf: the value of a place in the list of leaves, at a path. wanted: by name; what is not
+    """The state of a tree. CorruptCheckpointError for what `flatten` does not make.
+
+    leaf: the value of a place in the list of leaves, at a path. wanted: by name; what is not
     is left out of dicts, and None in lists and tuples. MISSING when nothing of it is wanted. path: of the tree's top.
 
     No function within this one: one that calls itself is a cycle, which would keep the state until the next collection.
     """
+    if len(path) > _DEPTH_MAX:
+        raise _no_tree(f"more than {_DEPTH_MAX} levels")
     match tree:
-        case ["d", list(items)]:
+        case ["d", list(items)] if all(isinstance(item, list) and len(item) == 2 for item in items):
             keys = [plain_value(key) for key, _ in items]
             pairs = [
                 (key, build(one, leaf, wanted, (*path, key)))
@@ -169,8 +180,9 @@ def build(
             return values if kind == "l" else tuple(values)
     if not wanted(where(path)):
         return MISSING
-    if tree[0] == "a":
-        return leaf(int(tree[1]), path)
+    match tree:
+        case ["a", int(place)] if place >= 0:
+            return leaf(place, path)
     return plain_value(tree)
 
 
@@ -201,9 +213,17 @@ def value_over(leaf: Leaf, memory: Bytes) -> Any:
     if leaf.kind == "torch":
         torch = _torch()
         dtype = _torch_dtype(torch, leaf)
+        if leaf.size_bytes != items_of(leaf) * dtype.itemsize:
+            raise CorruptCheckpointError(
+                leaf.name, why=f"{leaf.size_bytes} bytes for {leaf.dtype} {leaf.shape}"
+            )
         if leaf.size_bytes == 0:
             return torch.empty(leaf.shape, dtype=dtype)
         return torch.from_numpy(memory).view(dtype).reshape(leaf.shape)
+    try:
+        item_bytes_of(leaf)  # never a dtype of pointers
+    except ValueError as error:
+        raise CorruptCheckpointError(leaf.name, why=str(error)) from None
     return np.ndarray(tuple(leaf.shape), np.dtype(leaf.dtype), buffer=memory.data)
 
 
@@ -262,7 +282,7 @@ def _held_tensor(torch: Any, tensor: Any, path: Path) -> Held:
 
 
 def _held_array(value: Any, path: Path) -> Held:
-    if value.dtype.kind not in _NUMPY_KINDS or value.dtype.hasobject:
+    if value.dtype.kind not in NUMPY_KINDS or value.dtype.hasobject:
         raise _refused(path, f"an array of {value.dtype} can't be saved")
     kind = "scalar" if isinstance(value, np.generic) else "numpy"
     return Held(where(path), kind, value.dtype.str, tuple(value.shape), value.nbytes, value)

@@ -340,7 +340,44 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"setting {name} = {value!r}", why="unknown", hint=f"one of {', '.join(allowed)}")
 
 
-SECRET_PARTS = ("secret", "token", "key", "password", "credential", "sas", "connection_string")
+SECRET_PARTS = (
+    *(
+        "secret",
+        "token",
+        "key",
+        "password",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "credential",
+        "sas",
+        "connection_string",
+    ),
+    *("auth", "header", "cookie", "kwargs"),
+)
+PUBLIC_OPTIONS = frozenset(
+    (
+        *(
+            "endpoint",
+            "region",
+            "anonymous",
+            "profile",
+            "allow_http",
+            "path_style",
+            "account_name",
+            "timeout_s",
+        ),
+        *("request_limit_per_s", "bytes_limit_per_s", "concurrency_max"),
+        *("host", "port", "anon", "use_ssl", "project", "protocol"),  # of drivers of fsspec
+    )
+)
+"""Options of an origin that are kept on disk and in the cluster's records. All others may be secret: each node takes
+them from its own configuration or surroundings."""
+
+
+def public_options(options: dict[str, str]) -> dict[str, str]:
+    """Return those that may be kept and shown. A value with a password in it (user:password@host) is none of them."""
+    return {name: value for name, value in options.items() if name in PUBLIC_OPTIONS and "@" not in value}
 
 
 def is_secret(option: str) -> bool:

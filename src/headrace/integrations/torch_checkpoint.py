@@ -21,8 +21,9 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -76,6 +77,7 @@ log = logging.getLogger(__name__)
 THROUGH_MEMORY_BYTES_MAX = 256 << 20
 """What a load reads beside the tensors themselves at a time, on a rank: where it needs parts of shards only."""
 Id = str | os.PathLike[str] | None
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +245,20 @@ class HeadraceWriter(StorageWriter):
 
 
 class HeadraceReader(StorageReader):
-    """step: which checkpoint, where no checkpoint_id says it; None: the newest. All ranks must find the same one."""
+    """step: which checkpoint, where no checkpoint_id says it; None: the newest. All ranks must find the same one.
+    unsafe_pickles: values that are no tensors may be any pickle, which runs code of whoever can write into the folder;
+    else only what `torch.load(weights_only=True)` takes."""
 
-    def __init__(self, where: str | Place, *, step: int | None = None, threads: int = THREADS) -> None:
+    def __init__(
+        self,
+        where: str | Place,
+        *,
+        step: int | None = None,
+        threads: int = THREADS,
+        unsafe_pickles: bool = False,
+    ) -> None:
         super().__init__()
+        self._unsafe_pickles = unsafe_pickles
         self._place = place_of(where)
         self._step = step
         self._threads = threads
@@ -295,6 +307,8 @@ class HeadraceReader(StorageReader):
         for batch in self._batches(plan.items, planner):
             fetch([read for one in batch for read in one.reads], self._sources, threads=self._threads)
             for one in batch:
+                if one.target is None and not self._unsafe_pickles:
+                    one.check_pickle()
                 one.give(planner)
         self._sources.close()
         self._manifest, self._sources = None, Sources()
@@ -320,8 +334,11 @@ class HeadraceReader(StorageReader):
         if item.storage_index not in self._at:
             raise CorruptCheckpointError(item.storage_index.fqn, why="the manifest does not name its bytes")
         part_number, place = self._at[item.storage_index]
-        part = self._manifest.body.parts[part_number]
-        leaf = part.leaves[place]
+        try:
+            part = self._manifest.body.parts[part_number]
+            leaf = part.leaves[place]
+        except IndexError:
+            raise CorruptCheckpointError(item.storage_index.fqn, why="its bytes are nowhere") from None
         if item.type == LoadItemType.BYTE_IO:
             memory = page_aligned(leaf.size_bytes)
             return Wanted(item, leaf, None, memory, 0, _reads(part, leaf, memory))
@@ -352,6 +369,17 @@ class Wanted:
     start: int
     reads: list[Read]
     through_memory: bool = True
+
+    def check_pickle(self) -> None:
+        """Hold a value that is no tensor against what is safe to load; the planner loads it without a check."""
+        try:
+            torch.load(io.BytesIO(self.memory.tobytes()), weights_only=True)
+        except Exception as error:  # noqa: BLE001  # whatever it is that stops torch, it is not loaded
+            raise NotSupportedError(
+                self.leaf.name,
+                why=f"it is a pickle that could run code: {str(error).splitlines()[0]}",
+                hint="HeadraceReader(..., unsafe_pickles=True) loads it, where you trust all who write to this folder",
+            ) from None
 
     def give(self, planner: LoadPlanner) -> None:
         """The bytes are there: to the tensor, and to the planner."""
@@ -405,22 +433,60 @@ def encode_metadata(metadata: Metadata, results: list[list[WriteResult]]) -> dic
 
 def decode_metadata(about: dict[str, Any]) -> Metadata:
     """storage_data: from an index to the part's number and the leaf's place in it."""
-    kept: dict[str, Any] = {name: BytesStorageMetadata() for name in about["bytes"]}
-    for name, one in about["tensors"].items():
-        properties = TensorProperties(
-            dtype=getattr(torch, one["dtype"]),
-            layout=getattr(torch, one["layout"]),
-            requires_grad=one["requires_grad"],
-            memory_format=getattr(torch, one["memory_format"]),
-            pin_memory=one["pin_memory"],
+    try:
+        return _decode_metadata(msgspec.convert(about, _Metadata))
+    except msgspec.ValidationError as error:
+        raise CorruptCheckpointError(
+            "the manifest's metadata", why=str(error), hint="load another step"
+        ) from None
+
+
+class _TensorMetadata(msgspec.Struct, frozen=True):
+    dtype: str
+    layout: str
+    memory_format: str
+    requires_grad: bool
+    pin_memory: bool
+    size: list[Count]
+    chunks: list[tuple[list[Count], list[Count]]]
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """items: name, offsets of a shard, number of its part, place of its leaf."""
+
+    tensors: dict[str, _TensorMetadata]
+    bytes: list[str]
+    planner: Any
+    items: list[tuple[str, list[Count] | None, Count, Count]]
+
+
+def _torch_word(word: str, kind: type) -> Any:
+    """Return torch's object of that name, of that kind only: a manifest names no other attribute of torch."""
+    value = getattr(torch, word, None)
+    if not isinstance(value, kind):
+        raise CorruptCheckpointError(
+            "the manifest's metadata", why=f"torch has no {kind.__name__} {word[:40]!r}"
         )
-        chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(size)) for at, size in one["chunks"]]
-        kept[name] = TensorStorageMetadata(properties, torch.Size(one["size"]), chunks)
+    return value
+
+
+def _decode_metadata(about: _Metadata) -> Metadata:
+    kept: dict[str, Any] = {name: BytesStorageMetadata() for name in about.bytes}
+    for name, tensor in about.tensors.items():
+        properties = TensorProperties(
+            dtype=_torch_word(tensor.dtype, torch.dtype),
+            layout=_torch_word(tensor.layout, torch.layout),
+            requires_grad=tensor.requires_grad,
+            memory_format=_torch_word(tensor.memory_format, torch.memory_format),
+            pin_memory=tensor.pin_memory,
+        )
+        chunks = [ChunkStorageMetadata(torch.Size(start), torch.Size(size)) for start, size in tensor.chunks]
+        kept[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
     at = {
         MetadataIndex(name, None if offset is None else torch.Size(offset)): (part, place)
-        for name, offset, part, place in about["items"]
+        for name, offset, part, place in about.items
     }
-    planner_data = tensors.build(about["planner"], lambda place, path: None, lambda name: True)
+    planner_data = tensors.build(about.planner, lambda place, path: None, lambda name: True)
     return Metadata(kept, planner_data=planner_data, storage_data=at)
 
 

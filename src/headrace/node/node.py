@@ -18,7 +18,7 @@ from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.write_modes import WriteModes
-from headrace.config.schema import Config, is_secret
+from headrace.config.schema import Config, public_options
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
@@ -451,9 +451,7 @@ class Node:
 
     async def _mount_add_here(self, path: str, url: str, options: dict[str, str]) -> None:
         await self._attach(path, url, options, check=True)
-        self.store.index.put_mount(
-            path, {"url": url, **{k: v for k, v in options.items() if not is_secret(k)}}
-        )
+        self.store.index.put_mount(path, {"url": url, **public_options(options)})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError, PathExistsError, PathNotFoundError, UsageError
 from headrace.cluster.records import Records
-from headrace.config.schema import is_secret
+from headrace.config.schema import public_options
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ class SharedMounts:
         self._records = records
         self._attach = attach
         self._detach = detach
+        self._own: frozenset[str] = frozenset()
         self._here: dict[str, MountRecord] = {}
         self._changes: asyncio.Queue[tuple[str, MountRecord | None]] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
@@ -47,6 +48,7 @@ class SharedMounts:
     async def start(self, own: dict[str, MountRecord], remembered: dict[str, MountRecord]) -> None:
         """own: what this node's configuration attached; UsageError when the cluster has another origin there.
         remembered: what is attached from an earlier run; where the records say otherwise by now, they are followed."""
+        self._own = frozenset(own)
         for path, record in own.items():
             await self._publish(path, record)
         for path, record in remembered.items():
@@ -125,6 +127,14 @@ class SharedMounts:
             return
         if record.url == (here.url if here is not None else ""):
             return
+        if path in self._own:  # whoever can write records replaces no origin that the operator configured
+            log.warning(
+                "mount of the configuration stays path=%s url=%s record=%s",
+                path,
+                here and here.url,
+                record.url,
+            )
+            return
         if here is not None:
             del self._here[path]
             await self._detach(path)
@@ -139,8 +149,7 @@ def _key(path: str) -> str:
 
 
 def _packed(record: MountRecord) -> bytes:
-    public = {key: value for key, value in record.options.items() if not is_secret(key)}
-    return msgspec.json.encode(MountRecord(record.url, public))
+    return msgspec.json.encode(MountRecord(record.url, public_options(record.options)))
 
 
 def _unpacked(raw: bytes) -> MountRecord:
