@@ -22,7 +22,7 @@ from headrace.checkpoint import SaveOptions, load, save, verify
 from headrace.checkpoint.manifest import MAGIC, decode, digest
 from headrace.integrations.torch_checkpoint import Wanted, decode_metadata
 
-STATE = {
+STATE: dict[str, Any] = {
     "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
     "t": torch.arange(4096, dtype=torch.float64),
     "s": np.float64(1.5),
@@ -144,7 +144,7 @@ def test_the_untampered_checkpoint_is_loaded(folder: Path) -> None:
     tamper(folder, lambda manifest: None)
     state = load(str(folder))
     assert np.array_equal(state["w"], STATE["w"])
-    assert torch.equal(state["t"], STATE["t"])  # type: ignore[arg-type]
+    assert torch.equal(state["t"], STATE["t"])
     assert (state["s"], state["list"]) == (STATE["s"], STATE["list"])
     assert verify(str(folder)) > 0
 

@@ -140,9 +140,14 @@ class PlainFiles:
 
     def _client_of(self, path: str) -> Client | None:
         """None for a file of no mount, for one that was written here and lies in no cache, and where this process
-        can't reach the node or its cache: the mount itself can be read in any case."""
+        can't reach the node or its cache: the mount itself can be read in any case. Nobody but a mount is believed: any
+        user can give a plain file the attribute, and what listens there would be trusted as a node."""
         try:
+            if not _is_in_a_mount(path):
+                return None
             socket = os.fsdecode(os.getxattr(path, SOCKET_ATTRIBUTE))
+            if os.stat(socket).st_uid not in (0, os.geteuid()):
+                return None
         except OSError:
             return None
         with self._connecting:
@@ -195,6 +200,19 @@ class NodeFiles:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _is_in_a_mount(path: str) -> bool:
+    """Tell whether a file is on a mount of Headrace's that root or this user made. OSError."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            kind, _, options = right.split()[:3]
+            if left.split()[2] == number and kind == "fuse.headrace":
+                return any(f"user_id={user}" in options.split(",") for user in (0, os.geteuid()))
+    return False
 
 
 def _is_it(client: Client, found: os.stat_result) -> bool:

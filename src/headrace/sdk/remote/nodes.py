@@ -83,7 +83,8 @@ class Fetched:
 
 
 class Nodes:
-    """addresses: of some nodes at least; the others are learnt from them. token: "" where none is asked for."""
+    """addresses: of some nodes at least; the others are learnt from them, but where the token would go to whoever they
+    name: by http with a token all have to be named. token: "" where none is asked for."""
 
     def __init__(self, addresses: Sequence[Address], token: str, *, patience_s: float) -> None:
         self._known = {one.url: Node(one) for one in addresses}
@@ -158,7 +159,10 @@ class Nodes:
         def one(node: Node) -> Found:
             answer, link = self._send(node, name, query, body)
             data = self._read_all(node, answer, link)
-            return msgspec.convert(json.loads(data), kind)
+            try:
+                return msgspec.convert(json.loads(data), kind)
+            except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors, too
+                raise ProtocolError(f"answer of {node.address.url}", why=str(error)) from None
 
         return self._first(self._order() if at is None else [at], one, only=at is not None)
 
@@ -325,13 +329,20 @@ class Nodes:
         }
         with self._lock:
             for info in nodes.values():
-                if info.api and info.api not in self._known:
-                    self._known[info.api] = Node(
-                        Address(info.api, self._tls if info.api.startswith("https") else None)
-                    )
+                if info.api and info.api not in self._known and self._may_learn(info.api):
+                    tls = self._tls if info.api.startswith("https:") else None
+                    self._known[info.api] = Node(Address(info.api, tls))
             self._replicas = found.replicas
             if nodes and (self._view is None or self._view.nodes != nodes):
                 self._view = next_view(self._view, nodes, epoch=0)
+
+    def _may_learn(self, url: str) -> bool:
+        """Tell whether a node that another one named may be asked. By https its certificate says that it belongs to the
+        cluster; by http nobody does, so it gets neither the token nor, where nodes were named by https, a question."""
+        if url.startswith("https://"):
+            return self._tls is not None
+        named_by_tls = any(node.address.tls is not None for node in self._named)
+        return url.startswith("http://") and not self._token and not named_by_tls
 
     # ------------------------------------------------------------ one request
 

@@ -1,0 +1,162 @@
+"""Whom a node and a program believe: records of the cluster, members of a view, attributes of files (2, 8, 14, 17)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.records import Followers
+from headrace.config.schema import is_secret, public_options
+from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed, _unpacked
+from headrace.sdk.remote.link import Address
+from headrace.sdk.remote.nodes import Nodes
+from headrace.sdk.whole import SOCKET_ATTRIBUTE, PlainFiles
+
+REAL = MountRecord("s3://training")
+
+
+@pytest.mark.parametrize("record", [MountRecord("file:///"), MountRecord("s3://evil"), MountRecord("")])
+def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) -> None:
+    """Whoever reaches etcd attached file:/// in place of the training data."""
+    attached: dict[str, str] = {"/data": REAL.url}
+
+    async def attach(path: str, url: str, options: dict[str, str]) -> None:
+        attached[path] = url
+
+    async def detach(path: str) -> None:
+        del attached[path]
+
+    async def attack() -> None:
+        records = EmbeddedRecords(Followers())
+        mounts = SharedMounts(records, attach=attach, detach=detach)
+        await mounts.start({"/data": REAL}, {})
+        await records.put("mounts/data", _packed(record))
+        await records.put("mounts/other", _packed(MountRecord("s3://other")))
+        while "/other" not in attached:  # noqa: ASYNC110 - the mounts follow by themselves
+            await asyncio.sleep(0)
+        await mounts.stop()
+
+    asyncio.run(asyncio.wait_for(attack(), 10))
+    assert attached == {"/data": REAL.url, "/other": "s3://other"}
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "passphrase",
+        "passwd",
+        "pwd",
+        "auth",
+        "headers",
+        "cookies",
+        "client_kwargs",
+        "secret_access_key",
+        "token",
+        "new",
+    ],
+)
+def test_an_option_that_nobody_called_public_goes_into_no_record(option: str) -> None:
+    record = MountRecord("s3://b", {option: "hidden", "region": "eu-1", "endpoint": "http://me:pass@host"})
+    assert b"hidden" not in _packed(record)
+    assert _unpacked(_packed(record)) == MountRecord("s3://b", {"region": "eu-1"})
+    assert public_options({option: "hidden"}) == {}
+    assert option == "new" or is_secret(option)
+
+
+class Listener:
+    """A server that keeps the first bytes that come, of each connection."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection = self._listening.accept()[0]
+            except OSError:
+                return
+            with connection:
+                self.heard.append(connection.recv(65536))
+                connection.sendall(self.answer())
+
+    def answer(self) -> bytes:
+        return b"HTTP/1.1 500 no\r\nContent-Length: 0\r\n\r\n"
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+
+class LyingNode(Listener):
+    """It names other members of the cluster: whatever an attacker wrote into etcd."""
+
+    def __init__(self, named: list[str]) -> None:
+        self.named = named
+        super().__init__()
+
+    def answer(self) -> bytes:
+        members = ",".join(
+            f'{{"id":"n{n}","zone":"","capacity_bytes":1,"draining":false,"api":"{url}","address":""}}'
+            for n, url in enumerate(self.named)
+        )
+        body = f'{{"node":"n0","replicas":1,"members":[{members}]}}'.encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        return head % len(body) + body
+
+
+def test_the_token_goes_to_no_address_that_a_node_names() -> None:
+    evil = Listener()
+    node = LyingNode(
+        [evil.url, evil.url.replace("http:", "https:"), "gopher://x", "file:///etc/passwd", "http://["]
+    )
+    nodes = None
+    try:
+        nodes = Nodes([Address(node.url, None)], "the-token", patience_s=1)
+        assert [one.address.url for one in nodes._order(b"/a")] == [node.url]
+        assert any(b"the-token" in heard for heard in node.heard)
+        assert evil.heard == []
+    finally:
+        if nodes is not None:
+            nodes.close()
+        node.close()
+        evil.close()
+
+
+def test_after_https_nobody_is_asked_by_http() -> None:
+    nodes = object.__new__(Nodes)
+    tls = ssl.create_default_context()
+    for token in ("", "the-token"):
+        nodes._token, nodes._tls = token, tls
+        nodes._named = [type("Named", (), {"address": Address("https://a:1", tls)})()]
+        assert nodes._may_learn("https://b:1")
+        assert not nodes._may_learn("http://b:1")
+
+
+def test_a_plain_file_with_our_attribute_leads_to_no_socket(tmp_path: Path) -> None:
+    """`load_model` connected wherever the attribute of a plain file led, and mapped the index that was named there."""
+    heard: list[bytes] = []
+    file, at = tmp_path / "model.safetensors", tmp_path / "evil.sock"
+    file.write_bytes(b"weights")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(at))
+        listening.listen()
+        listening.settimeout(0.2)
+        os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(at))
+        files = PlainFiles(str(tmp_path))
+        assert files._client_of(str(file)) is None
+        files.close()
+        with pytest.raises(TimeoutError):
+            heard.append(listening.accept()[0].recv(100))
+    assert heard == []
