@@ -8,16 +8,18 @@ from headrace.base.errors import DeadlineExceededError
 
 
 class Deadline:
-    """Monotonic. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits."""
+    """Monotonic. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits. patience_s: how
+    long a call is tried again after it failed first, where its caller does better things than to wait for all of it."""
 
-    __slots__ = ("at_s",)
+    __slots__ = ("at_s", "patience_s")
 
-    def __init__(self, at_s: float) -> None:
+    def __init__(self, at_s: float, *, patience_s: float = float("inf")) -> None:
         self.at_s = at_s
+        self.patience_s = patience_s
 
     @classmethod
-    def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+    def after(cls, seconds: float, *, patience_s: float = float("inf")) -> Deadline:
+        return cls(time.monotonic() + seconds, patience_s=patience_s)
 
     @classmethod
     def never(cls) -> Deadline:

@@ -10,6 +10,9 @@ from headrace.cli import options
 from headrace.cli.render import print_json, print_lines
 from headrace.config.sizes import show_size
 
+AWAY_S = 1.0
+"""An origin that failed a call or two is not called away."""
+
 
 def register(app: typer.Typer) -> None:
     app.command("status")(status)
@@ -82,6 +85,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
                 f"{show_size(asked['bytes_read'])} in {asked['requests']} requests, {asked['errors']} errors",
             )
         )
+        lines += _away_lines(asked)
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )
@@ -91,6 +95,13 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     for one in report["sessions"]:
         lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
     return lines
+
+
+def _away_lines(asked: dict[str, Any]) -> list[tuple[str, str]]:
+    if not asked["waiting"] and asked["away_s"] < AWAY_S:
+        return []
+    line = f"away for {_duration(asked['away_s'])} ({asked['trouble']}), {asked['waiting']} calls wait"
+    return [("", f"{line}, next try in {asked['next_try_s']:.1f} s" if asked["waiting"] else line)]
 
 
 def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:

@@ -39,6 +39,7 @@ from headrace.layer.upper import (
     seen_at,
 )
 from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Persist:
                 self._known.add_conflict(Conflict(path, b"", "another node wrote it again", time.time()))
             self._give_way(path, at)
             return False
-        deadline = Deadline.after(self._limit_s)
+        deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
         entry = self._namespace.known(path)
         row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
         if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
@@ -238,7 +239,9 @@ class Persist:
         self._known.note(row)
         try:
             if key:
-                await mount.origin.make_directory(key, deadline=Deadline.after(self._limit_s))
+                await mount.origin.make_directory(
+                    key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S)
+                )
         except PathExistsError as error:
             self._aside.keep(path, found, str(error))
             return []
@@ -300,7 +303,9 @@ class Persist:
         if row is not None and row.is_directory:
             self._known.note(replace(row, begun=True))
         try:
-            await mount.origin.remove_directory(key, deadline=Deadline.after(self._limit_s))
+            await mount.origin.remove_directory(
+                key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S)
+            )
         except DirectoryNotEmptyError:
             if row is not None and row.is_directory:
                 self._known.note(row)

@@ -38,6 +38,7 @@ from headrace.layer.upper import Upper, base_at, seen_at
 from headrace.layer.written import is_written
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
+from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FileSource
 
 COMPARE_BYTES = 8 << 20
@@ -158,7 +159,7 @@ class Puts:
         self, opened: _Opened, origin: Origin, key: str, *, asked: bool = False
     ) -> _Landed | None:
         path, source, found = opened.path, opened.source, opened.found
-        deadline = Deadline.after(self._limit_s(found.st_size))
+        deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
         begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")

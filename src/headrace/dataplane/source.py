@@ -18,12 +18,13 @@ from typing import Protocol
 from msgspec import structs
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import HeadraceError, NotOwnerError, VersionChangedError
+from headrace.base.errors import HeadraceError, NotOwnerError, OriginUnavailableError, VersionChangedError
 from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
 from headrace.layer.written import Written, is_written
 from headrace.namespace.mounts import Mount
+from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
 from headrace.peer.peers import Peers
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
@@ -65,9 +66,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OriginSource:
-    """timeout_s: of a read, trying again included."""
+    """timeout_s: of a read, trying again and waiting for the origin included, the queue of the gate not."""
 
     origin: Origin
+    circuit: Circuit
     key: str
     version: Version
     gate: Gate
@@ -75,13 +77,28 @@ class OriginSource:
 
     @asynccontextmanager
     async def read(self, start: int, end: int, *, background: bool, for_peer: bool) -> AsyncIterator[Arrived]:
-        async with self.gate.enter(end - start, background=background):
-            began = time.monotonic()
-            arrived = await self.origin.read_range(
-                self.key, start, end, version=self.version, deadline=Deadline.after(self.timeout_s)
-            )
-            self.gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
-            yield arrived
+        """While the origin is away no place in the gate is held: others need it, for other origins."""
+        left_s = self.timeout_s
+        while True:
+            deadline = Deadline.after(left_s)
+            tries = await self.circuit.admitted(deadline)
+            left_s = deadline.left_s()
+            async with self.gate.enter(end - start, background=background):
+                if not tries and not self.circuit.closed:
+                    continue
+                deadline, began = Deadline.after(left_s), time.monotonic()
+                try:
+                    arrived = await self.origin.read_range(
+                        self.key, start, end, version=self.version, deadline=deadline
+                    )
+                except OriginUnavailableError:
+                    left_s = deadline.left_s()
+                    if self.circuit.closed or not left_s:
+                        raise
+                    continue
+                self.gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
+                yield arrived
+                return
 
 
 class Sources:
@@ -107,7 +124,7 @@ class Sources:
         return self._gate.window.limit
 
     def origin_of(self, mount: Mount, key: str, entry: Entry) -> OriginSource:
-        return OriginSource(mount.origin, key, entry.version, self._gate, self._timeout_s)
+        return OriginSource(mount.origin, mount.circuit, key, entry.version, self._gate, self._timeout_s)
 
     def owns(self, path: bytes) -> bool:
         """Whether this node is an owner of the file's first segment."""

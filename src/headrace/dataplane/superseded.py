@@ -20,6 +20,7 @@ from headrace.dataplane.let_go import let_go
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,9 @@ class Superseded:
         mount, key = place
         version: Version | None = None
         try:
-            version = (await mount.origin.head(key, deadline=Deadline.after(self._limit_s))).version
+            version = (
+                await mount.origin.head(key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S))
+            ).version
         except PathNotFoundError:
             pass
         except HeadraceError as error:

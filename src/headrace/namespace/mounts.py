@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
+from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """path: "/" or "/a/b". sync_interval_s: how old a listing may be before the origin is asked again."""
+    """path: "/" or "/a/b". sync_interval_s: how old a listing may be before the origin is asked again. circuit: of the
+    origin."""
 
     path: str
     url: str
     origin: Origin
     sync_interval_s: float
+    circuit: Circuit = field(default_factory=Circuit)
 
 
 def normal_path(path: str) -> str:

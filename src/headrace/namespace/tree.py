@@ -34,6 +34,7 @@ from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
 from headrace.namespace.stirs import Stirs
 from headrace.origin.origin import ListPage, Origin
+from headrace.origin.retry import PATIENCE_S
 from headrace.store.index import Index, ListingWriter
 from headrace.wire.peer_messages import NameRow, Names
 
@@ -513,7 +514,7 @@ class Namespace:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
             if mount is not None:
-                deadline = Deadline.after(self._listing_limit_s())
+                deadline = self._listing_deadline(directory)
                 async for found in mount.origin.list_directory(key, deadline=deadline):
                     page = self._without_own(directory, os.fsencode(path), found)
                     if beneath.is_bare:
@@ -536,9 +537,14 @@ class Namespace:
         beneath.end()
         return changed
 
-    def _listing_limit_s(self) -> float:
+    def _listing_deadline(self, directory: FileId) -> Deadline:
         """A listing of millions takes many answers; each has the origin's own limit, this one bounds the whole."""
-        return self._timeout_s * 10
+        return Deadline.after(self._timeout_s * 10, patience_s=self._patience_s(directory))
+
+    def _patience_s(self, directory: FileId) -> float:
+        """How long an origin that is away is waited for. An old listing can be used instead."""
+        known = self._index.fresh_until_ns(directory) != 0
+        return min(self._timeout_s, PATIENCE_S) if known else self._timeout_s
 
     async def _lookup_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._origin_of(parent)
@@ -553,7 +559,7 @@ class Namespace:
                 self._take_name(parent, name, path, found.rows)
                 return
         child = f"{key}/{os.fsdecode(name)}" if key else os.fsdecode(name)
-        deadline = Deadline.after(self._timeout_s)
+        deadline = Deadline.after(self._timeout_s, patience_s=self._patience_s(parent))
         try:
             info = await mount.origin.head(child, deadline=deadline)
         except PathNotFoundError:

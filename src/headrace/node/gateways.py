@@ -12,6 +12,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError
 from headrace.base.model import Extras, FileId
 from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
 from headrace.store.notes import note, noted
 from headrace.store.store import Store
 from headrace.wire.messages import Described, GatewayCounts
@@ -55,7 +56,7 @@ async def describe(namespace: Namespace, store: Store, id: FileId, limit_s: floa
     if told is not None:
         return Described(True, told.metadata, told.headers, told.tags)
     try:
-        info = await mount.origin.head(key, deadline=Deadline.after(limit_s))
+        info = await mount.origin.head(key, deadline=Deadline.after(limit_s, patience_s=PATIENCE_S))
     except PathNotFoundError:  # gone, or another node has not persisted it yet
         return Described(known=False)
     if info.version != entry.version:

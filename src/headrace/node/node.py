@@ -93,6 +93,8 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
+CHECK_PATIENCE_S = 0.5
+"""One that does not answer while somebody watches is told of at once."""
 CONFIGURED = "configured"
 """Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
@@ -439,8 +441,9 @@ class Node:
                 hint="--write off, or --write local",
             )
         if check:
-            await check_origin(origin, Deadline.after(min(CHECK_LIMIT_S, self.config.origin_timeout_s)))
-        mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s)
+            limit_s = min(CHECK_LIMIT_S, self.config.origin_timeout_s)
+            await check_origin(origin, Deadline.after(limit_s, patience_s=CHECK_PATIENCE_S))
+        mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s, origin.circuit)
         self.namespace.attach(mount, known=known)
 
     async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:

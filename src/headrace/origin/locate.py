@@ -10,11 +10,12 @@ import re
 import urllib.parse
 
 from headrace.base.errors import UsageError
+from headrace.origin.circuit import Circuit
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
-from headrace.origin.retry import RetryOrigin
+from headrace.origin.retry import RetryOrigin, no_wish
 from headrace.origin.throttle import Limits, ThrottleOrigin
 
 BUCKET_SCHEMES = {
@@ -64,10 +65,10 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     """UsageError for a URL or an option that is off. Asks nothing of the origin: `check_origin` does."""
     url = parse_origin(url)
     raw, parsed = _raw(url, options)
-    retries_listings = url.partition("://")[0] in ("s3", "gs", "az", "http", "https")
-    retrying = RetryOrigin(raw, listings=not retries_listings)
+    circuit = Circuit(url)
+    retrying = RetryOrigin(raw, circuit, getattr(raw, "wished_pause_s", no_wish))
     limits = parsed.limits()
-    return MeasureOrigin(retrying if limits == Limits() else ThrottleOrigin(retrying, limits))
+    return MeasureOrigin(retrying if limits == Limits() else ThrottleOrigin(retrying, limits), circuit)
 
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:

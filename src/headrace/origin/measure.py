@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Condition, ListPage, Origin, Source
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
@@ -31,10 +32,11 @@ class _Count:
 
 
 class MeasureOrigin:
-    """An Origin around an Origin, with statistics(). A cancelled call counts as no request."""
+    """An Origin around an Origin, with statistics(). A cancelled call counts as no request. circuit: of that origin."""
 
-    def __init__(self, inner: Origin) -> None:
+    def __init__(self, inner: Origin, circuit: Circuit | None = None) -> None:
         self._inner = inner
+        self.circuit = Circuit(inner.url) if circuit is None else circuit
         self._counts = {call: _Count() for call in CALLS}
         self._bytes_read = 0
         self._bytes_written = 0
@@ -47,11 +49,12 @@ class MeasureOrigin:
     def writable(self) -> bool:
         return self._inner.writable
 
-    def statistics(self) -> dict[str, int | float]:
-        """requests, errors, bytes_read, bytes_written; and for each of head, list (a page), read, put, remove,
-        directory (made or removed): `<call>_requests`, `<call>_errors`, `<call>_latency_s_sum`,
+    def statistics(self) -> dict[str, int | float | str]:
+        """What the circuit says; requests, errors, bytes_read, bytes_written; and for each of head, list (a page),
+        read, put, remove, directory (made or removed): `<call>_requests`, `<call>_errors`, `<call>_latency_s_sum`,
         `<call>_latency_s_max`."""
-        found: dict[str, int | float] = {
+        found: dict[str, int | float | str] = {
+            **self.circuit.statistics(),
             "requests": sum(count.requests for count in self._counts.values()),
             "errors": sum(count.errors for count in self._counts.values()),
             "bytes_read": self._bytes_read,

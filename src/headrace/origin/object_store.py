@@ -31,6 +31,7 @@ from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
 from headrace.origin.odd_headers import read_odd
 from headrace.origin.origin import HIDDEN, Condition, ListPage, Source, check_range
+from headrace.origin.retry_after import RetryAfter
 from headrace.origin.upload import Sizes
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class ObjectStoreOrigin:
         self._stores = stores
         self._prefix = prefix
         self._bucket_seen = False
+        self._retry_after = RetryAfter(stores.objects)
         self._writer = ObjectWriter(
             url, stores, self._full, self.head, sizes=sizes, by_generation=url.startswith("gs:")
         )
@@ -170,6 +172,10 @@ class ObjectStoreOrigin:
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
         await self._writer.remove_directory(key, deadline=deadline)
+
+    async def wished_pause_s(self, key: str, error: HeadraceError) -> float:
+        """After a call about a key failed: for how long the store asks not to be asked; 0: it does not say."""
+        return await self._retry_after.wished_s(self._full(key), error) if key else 0.0
 
     async def close(self) -> None:
         self._writer.close()

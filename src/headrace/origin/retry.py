@@ -1,7 +1,7 @@
-"""Tries again what may work later: back-off with full jitter, within the deadline, a capped number of times.
+"""Tries again what may work later, until the caller's deadline: capped exponential pauses with jitter, one circuit
+for all calls.
 
-Only errors that say `retryable`. A listing is started anew only while none of its pages was handed out: after that
-the same names would come twice (its kinds retry single pages themselves).
+Only errors that say `retryable`. A listing that breaks off is begun anew; what was handed out comes once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -17,31 +19,32 @@ from msgspec import structs
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Condition, ListPage, Origin, Source
 
-ATTEMPTS_MAX = 6
-DELAY_FIRST_S = 0.05
-DELAY_MAX_S = 5.0
+PAUSE_S = 0.05
+PAUSE_S_MAX = 1.0
+PATIENCE_S = 1.5
+"""Of callers that try again by themselves, or have something else to answer with."""
 
 Result = TypeVar("Result")
+WishedPause = Callable[[str, HeadraceError], Awaitable[float]]
+"""After a call about a key failed: for how many seconds the origin asked not to be asked; 0: it did not say."""
+
+
+async def no_wish(key: str, error: HeadraceError) -> float:
+    return 0.0
 
 
 class RetryOrigin:
-    """An Origin around an Origin. attempts_max: calls in all, the first one included. listings: whether listings are
-    tried again too; not for a kind that does so itself, or the attempts would multiply."""
+    """An Origin around an Origin. circuit: of that origin; shared with those that wait outside (`read_range`)."""
 
     def __init__(
-        self,
-        inner: Origin,
-        *,
-        attempts_max: int = ATTEMPTS_MAX,
-        delay_first_s: float = DELAY_FIRST_S,
-        listings: bool = True,
+        self, inner: Origin, circuit: Circuit | None = None, wished_pause: WishedPause = no_wish
     ) -> None:
         self._inner = inner
-        self._listings = listings
-        self._attempts_max = attempts_max
-        self._delay_first_s = delay_first_s
+        self._circuit = Circuit(inner.url) if circuit is None else circuit
+        self._wished_pause = wished_pause
 
     @property
     def url(self) -> str:
@@ -52,28 +55,40 @@ class RetryOrigin:
         return self._inner.writable
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        return await self._again(lambda: self._inner.head(key, deadline=deadline), deadline)
+        return await self._again(key, lambda: self._inner.head(key, deadline=deadline), deadline)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
+        """As every Origin's, but that it does not wait while the circuit is open: who reads holds a place among the
+        reads in flight, gives it back, and waits without it (`Circuit.admitted`)."""
         return await self._again(
-            lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline), deadline
+            key,
+            lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline),
+            deadline,
+            waits=False,
         )
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        attempt, begun = 0, False
+        """Of what was handed out 8 bytes a name are kept, for the case that it must begin anew."""
+        told: array[int] = array("q")
+        attempts = Attempts(self._circuit, key, deadline, wished_pause=self._wished_pause)
         while True:
-            attempt += 1
+            before = frozenset(told)
+            await attempts.begin()
             try:
                 async for page in self._inner.list_directory(key, deadline=deadline):
-                    begun = True
-                    yield page
-                return
+                    fresh = _without(page, before)
+                    if fresh.objects or fresh.directories:
+                        attempts.progressed()
+                    told.extend(hash(f"{name}/") for name in fresh.directories)
+                    told.extend(hash(info.key) for info in fresh.objects)
+                    yield fresh
             except HeadraceError as error:
-                if begun or not self._listings:
-                    raise
-                await self._pause_or_raise(error, attempt, deadline)
+                await attempts.failed(error)
+            else:
+                self._circuit.succeeded()
+                return
 
     async def put(
         self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
@@ -104,7 +119,7 @@ class RetryOrigin:
                 lost = lost or error.retryable
                 raise
 
-        return await self._again(attempt, deadline)
+        return await self._again(key, attempt, deadline)
 
     async def _own(self, key: str, marked: Attributes, deadline: Deadline) -> ObjectInfo | None:
         """What is there, when an earlier attempt of this put made it."""
@@ -130,32 +145,98 @@ class RetryOrigin:
                 lost = lost or error.retryable
                 raise
 
-        await self._again(attempt, deadline)
+        await self._again(key, attempt, deadline)
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._again(lambda: self._inner.make_directory(key, deadline=deadline), deadline)
+        await self._again(key, lambda: self._inner.make_directory(key, deadline=deadline), deadline)
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._again(lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
+        await self._again(key, lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
 
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _again(self, call: Callable[[], Awaitable[Result]], deadline: Deadline) -> Result:
-        attempt = 0
+    async def _again(
+        self, key: str, call: Callable[[], Awaitable[Result]], deadline: Deadline, *, waits: bool = True
+    ) -> Result:
+        attempts = Attempts(self._circuit, key, deadline, waits=waits, wished_pause=self._wished_pause)
         while True:
-            attempt += 1
+            await attempts.begin()
             try:
-                return await call()
+                result = await call()
             except HeadraceError as error:
-                await self._pause_or_raise(error, attempt, deadline)
+                await attempts.failed(error)
+            else:
+                self._circuit.succeeded()
+                return result
 
-    async def _pause_or_raise(self, error: HeadraceError, attempt: int, deadline: Deadline) -> None:
-        """Waits before the next attempt; raises the error when there is none to come."""
-        if not error.retryable or isinstance(error, DeadlineExceededError) or attempt >= self._attempts_max:
+
+class Attempts:
+    """Those of one call. waits: also while the circuit is open; else the call fails then."""
+
+    def __init__(
+        self,
+        circuit: Circuit,
+        key: str,
+        deadline: Deadline,
+        *,
+        wished_pause: WishedPause,
+        waits: bool = True,
+    ) -> None:
+        self._circuit = circuit
+        self._key = key
+        self._deadline = deadline
+        self._waits = waits
+        self._wished_pause = wished_pause
+        self._failures = 0
+        self._limit: Deadline | None = None  # once it had to wait
+        self._began_s = 0.0
+        self._cause: HeadraceError | None = None
+
+    async def begin(self) -> None:
+        """Before each one. OriginUnavailableError: the origin is away for too long."""
+        if self._waits and not self._circuit.closed:
+            await self._circuit.admitted(self._limited())
+        self._began_s = time.monotonic()
+
+    def progressed(self) -> None:
+        """The origin answers, though the call is not over."""
+        self._circuit.succeeded()
+        self._failures, self._limit = 0, None
+
+    async def failed(self, error: HeadraceError) -> None:
+        """After one that raised this. Waits before the next; raises the error when there is none to come."""
+        took_s = time.monotonic() - self._began_s
+        wait_s = await self._wished_pause(self._key, error)
+        self._circuit.failed(self._key, error, took_s=took_s, wait_s=wait_s)
+        if not error.retryable:
             raise error
-        longest_s = min(DELAY_MAX_S, self._delay_first_s * 2.0 ** (attempt - 1))
-        delay_s = random.uniform(0.0, longest_s)
-        if delay_s >= deadline.left_s():
+        if isinstance(error, DeadlineExceededError):
+            raise self._cause or error
+        self._cause = error
+        longest_s = min(PAUSE_S_MAX, PAUSE_S * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        pause_s = max(random.uniform(longest_s / 2, longest_s), wait_s)
+        if pause_s >= self._limited().left_s():
             raise error
-        await asyncio.sleep(delay_s)
+        if self._circuit.closed:
+            with self._circuit.pausing():
+                await asyncio.sleep(pause_s)
+        if not self._waits and not self._circuit.closed:
+            raise error
+
+    def _limited(self) -> Deadline:
+        """Until when it is tried again: of now on, the first time that this is asked."""
+        if self._limit is None:
+            until_s = min(self._deadline.at_s, time.monotonic() + self._deadline.patience_s)
+            self._limit = Deadline(until_s)
+        return self._limit
+
+
+def _without(page: ListPage, told: frozenset[int]) -> ListPage:
+    if not told:
+        return page
+    return ListPage(
+        tuple(info for info in page.objects if hash(info.key) not in told),
+        tuple(name for name in page.directories if hash(f"{name}/") not in told),
+    )

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
-from headrace.peer.breaker import Breaker
 from headrace.peer.link import Link
 from headrace.peer.talks import AskTalk, Talk
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
@@ -29,6 +29,8 @@ CONNECTING_MAX = 4
 """At once to one peer: one that accepts and says nothing can't take all threads."""
 SILENCE_S = 2.0
 PING_S = 2.0
+BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
+"""One failure may be a connection that died with a restart."""
 GRACE_S = 0.1
 """Threads keep the deadline themselves; what they miss is ended so much later."""
 
@@ -43,7 +45,7 @@ class Peer:
         self.address = address
         self.instance = instance
         self.who = f"{id} at {address}" if id else f"at {address}"
-        self.breaker = Breaker()
+        self.breaker = Breaker(BREAKER)
         self.idle: list[Link] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
         self.trouble = ""  # why the last request failed; nothing when it did not

@@ -1,4 +1,5 @@
-"""A proxy before a real server that spoils its answers: what clients make of 500, 503, half a body, and silence.
+"""A proxy before a real server that spoils its answers: what clients make of 500, 503, half a body, silence, and of
+nobody there.
 
 Signatures stay valid: the Host header goes through as the client sent it.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import random
 import threading
 import time
 import urllib.parse
@@ -33,15 +35,19 @@ _HOP_BY_HOP = (
 
 class FaultProxy:
     """endpoint: what to use in place of the server's. mode: one of MODES, for each request that comes from now on.
+    share: of the requests that mode spoils, 0 to 1; others pass. passed_s: when each request that passed was answered.
     requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
     server checks signatures, it refuses them then. asked: of each request its method and path. put_delay_s: how long
     each PUT and POST waits before the server has it."""
 
-    def __init__(self, server: Server, endpoint: str) -> None:
+    def __init__(self, server: Server, endpoint: str, door: _Door) -> None:
         self.server = server
+        self._door = door
         self.endpoint = endpoint
         self.requests = 0
         self.put_delay_s = 0.0
+        self.share = 1.0
+        self.passed_s: list[float] = []
         self.drops: frozenset[str] = frozenset()
         self.asked: list[tuple[str, str]] = []
         self._lock = threading.Lock()
@@ -49,6 +55,7 @@ class FaultProxy:
         self._left: int | None = None
         self._losing = ""
         self._changed = threading.Event()
+        self._chance = random.Random(17)
 
     @property
     def mode(self) -> str:
@@ -61,6 +68,16 @@ class FaultProxy:
     def fail_next(self, mode: str, count: int) -> None:
         """That mode for the next `count` requests, then pass."""
         self._set(mode, count)
+
+    def refuse(self) -> None:
+        """Nobody listens any more, and what is asked on the connections that there are gets no answer."""
+        self.mode = "close"
+        self._door.shut()
+
+    def accept(self) -> None:
+        """After `refuse`: all is well again."""
+        self.mode = "pass"
+        self._door.open()
 
     def lose_next(self, method: str) -> None:
         """The next request of that method is done, and its answer lost; others pass."""
@@ -94,7 +111,8 @@ class FaultProxy:
                     self._mode, self._left = "pass", None
                 else:
                     self._left -= 1
-            return self._mode, self._changed
+            spoils = self.share >= 1.0 or self._chance.random() < self.share
+            return self._mode if spoils else "pass", self._changed
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -128,6 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self._send(status, headers, body, whole=mode != "half")
+            self.proxy.passed_s.append(time.monotonic())
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
 
@@ -175,17 +194,39 @@ def fault_proxy(server: Server) -> Iterator[FaultProxy]:
     class Handler(_Handler):
         pass
 
-    with _Server(("127.0.0.1", 0), Handler) as listening:
-        path = urllib.parse.urlsplit(server.endpoint).path
-        proxy = FaultProxy(server, f"http://127.0.0.1:{listening.server_address[1]}{path}")
-        Handler.proxy = proxy
-        thread = threading.Thread(
-            target=listening.serve_forever, args=(0.05,), name="fault_proxy", daemon=True
+    door = _Door(Handler)
+    path = urllib.parse.urlsplit(server.endpoint).path
+    proxy = FaultProxy(server, f"http://127.0.0.1:{door.port}{path}", door)
+    Handler.proxy = proxy
+    door.open()
+    try:
+        yield proxy
+    finally:
+        proxy.mode = "pass"  # lets go of what hangs
+        door.shut()
+
+
+class _Door:
+    """Where the proxy listens; it can be shut and opened again at the same port."""
+
+    def __init__(self, handler: type[_Handler]) -> None:
+        self._handler = handler
+        self._listening = _Server(("127.0.0.1", 0), handler)
+        self.port = self._listening.server_address[1]
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        if self._listening.socket.fileno() < 0:
+            self._listening = _Server(("127.0.0.1", self.port), self._handler)
+        self._thread = threading.Thread(
+            target=self._listening.serve_forever, args=(0.05,), name="fault_proxy", daemon=True
         )
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            proxy.mode = "pass"  # lets go of what hangs
-            listening.shutdown()
-            thread.join()
+        self._thread.start()
+
+    def shut(self) -> None:
+        """Who connects is refused. Connections that there are stay."""
+        if self._thread is not None:
+            self._listening.shutdown()
+            self._thread.join()
+            self._thread = None
+            self._listening.socket.close()

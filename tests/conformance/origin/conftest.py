@@ -75,7 +75,7 @@ def in_parts(server: Server, prefix: str) -> Origin:
     make = {"s3": cloud.s3_stores, "gs": cloud.gcs_stores, "az": cloud.azure_stores}[server.scheme]
     url = server.url(prefix)
     stores = make(url, server.bucket, parse_options(url, server.options()))
-    return RetryOrigin(ObjectStoreOrigin(url, stores, prefix, sizes=SMALL), listings=False)
+    return RetryOrigin(ObjectStoreOrigin(url, stores, prefix, sizes=SMALL))
 
 
 def on_server(server: Server, traits: Traits) -> Subject:

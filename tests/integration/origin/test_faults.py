@@ -182,9 +182,9 @@ def test_an_endpoint_where_nobody_listens_is_told_soon(kind: str) -> None:
     async def body(origin: Origin) -> None:
         begun_s = time.monotonic()
         with pytest.raises(OriginUnavailableError):
-            await check_origin(origin, Deadline.after(60))
+            await check_origin(origin, Deadline.after(60, patience_s=0.5))
         with pytest.raises(OriginUnavailableError):
-            await origin.head("f", deadline=Deadline.after(60))
+            await origin.head("f", deadline=Deadline.after(60, patience_s=0.5))
         assert time.monotonic() - begun_s < 20
 
     run(lambda: build_origin(f"{kind}://bucket/p" if kind != "http" else f"{endpoint}/p", options), body)

@@ -72,7 +72,7 @@ def uploads(server: S3Server, prefix: str) -> list[str]:
 def in_parts(proxy: FaultProxy, prefix: str) -> Origin:
     url = proxy.url(prefix)
     stores = cloud.s3_stores(url, proxy.server.bucket, parse_options(url, proxy.options()))
-    return RetryOrigin(ObjectStoreOrigin(url, stores, prefix, sizes=PARTS), listings=False)
+    return RetryOrigin(ObjectStoreOrigin(url, stores, prefix, sizes=PARTS))
 
 
 @pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])

@@ -19,18 +19,19 @@ from headrace.base.model import Attributes, ObjectInfo
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Absent, Condition, Origin
-from headrace.origin.retry import ATTEMPTS_MAX, RetryOrigin
+from headrace.origin.retry import PATIENCE_S, RetryOrigin
 from headrace.origin.source import BytesSource
 from headrace.origin.throttle import BURST_S, Limits, ThrottleOrigin
 from headrace.testing.faulty import Fault, FaultyOrigin
 from tests.unit.origin.clock import FakeClock
 
 NEVER = Deadline.never()
+FAILURES = 5
 
 
-async def put(origin: Origin, data: bytes, condition: Condition) -> ObjectInfo:
+async def put(origin: Origin, data: bytes, condition: Condition, deadline: Deadline = NEVER) -> ObjectInfo:
     given = Attributes(mode=0o600)
-    return await origin.put("f", BytesSource(data), condition=condition, attributes=given, deadline=NEVER)
+    return await origin.put("f", BytesSource(data), condition=condition, attributes=given, deadline=deadline)
 
 
 class Setting:
@@ -53,7 +54,7 @@ def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: F
     condition: Condition = Absent() if over == "nothing" else None
     if over == "a-version":
         condition = setting.memory.hold("f", b"old")
-    setting.faulty.fail("put", fault, at=range(ATTEMPTS_MAX - 1))
+    setting.faulty.fail("put", fault, at=range(FAILURES))
 
     async def body() -> None:
         info = await put(setting.origin, b"ours", condition)
@@ -61,7 +62,7 @@ def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: F
         assert await setting.now() == b"ours"
 
     asyncio.run(body())
-    assert setting.faulty.count("put") == (1 if fault is Fault.LOST else ATTEMPTS_MAX)
+    assert setting.faulty.count("put") == (1 if fault is Fault.LOST else FAILURES + 1)
 
 
 def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
@@ -94,12 +95,15 @@ def test_a_conflict_is_not_tried_again(clock: FakeClock) -> None:
     assert setting.faulty.count("put") == 1 and not clock.slept
 
 
-def test_a_put_gives_up_in_the_end(clock: FakeClock) -> None:
-    setting = Setting()
+def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock) -> None:
+    """Persisting comes back to it by itself, and must not hold a place for as long as the origin may take."""
+    setting, begun_s = Setting(), clock.now_s
     setting.faulty.fail("put", Fault.UNAVAILABLE)
+    deadline = Deadline.after(600, patience_s=PATIENCE_S)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(put(setting.origin, b"ours", None))
-    assert setting.faulty.count("put") == ATTEMPTS_MAX
+        asyncio.run(put(setting.origin, b"ours", None, deadline))
+    assert clock.now_s - begun_s <= PATIENCE_S
+    assert 3 <= setting.faulty.count("put") <= 10
 
 
 def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:

@@ -17,7 +17,7 @@ from headrace.base.errors import (
 from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
-from headrace.origin.retry import ATTEMPTS_MAX, DELAY_FIRST_S, DELAY_MAX_S, RetryOrigin
+from headrace.origin.retry import PAUSE_S, PAUSE_S_MAX, RetryOrigin
 from headrace.testing.faulty import Fault, FaultyOrigin
 from tests.unit.origin.clock import FakeClock
 
@@ -25,11 +25,11 @@ DATA = b"0123456789"
 
 
 class Setting:
-    def __init__(self, **options: int | float | bool) -> None:
+    def __init__(self) -> None:
         memory = MemoryOrigin()
         self.version = memory.hold("f", DATA)
         self.faulty = FaultyOrigin(memory)
-        self.origin = RetryOrigin(self.faulty, **options)  # type: ignore[arg-type]
+        self.origin = RetryOrigin(self.faulty)
 
 
 async def _head(origin: Origin, version: Version, deadline: Deadline) -> None:
@@ -54,21 +54,36 @@ CALLS: dict[str, Callable[[Origin, Version, Deadline], Coroutine[None, None, Non
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-def test_what_mends_in_time_comes(clock: FakeClock, call: str) -> None:
-    setting = Setting()
-    setting.faulty.fail(call, Fault.UNAVAILABLE, at=range(ATTEMPTS_MAX - 1))
-    asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.never()))
-    assert setting.faulty.count(call) == ATTEMPTS_MAX
-    assert len(clock.slept) == ATTEMPTS_MAX - 1
+def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
+    setting, failures = Setting(), 40
+    setting.faulty.fail(call, Fault.UNAVAILABLE, at=range(failures))
+    asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
+    assert setting.faulty.count(call) == failures + 1
+    assert len(clock.slept) == failures
+    assert 20 < sum(clock.slept) < 60
 
 
 @pytest.mark.parametrize("call", list(CALLS))
-def test_attempts_are_counted(clock: FakeClock, call: str) -> None:
-    setting = Setting(attempts_max=3)
+def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
+    setting, begun_s = Setting(), clock.now_s
     setting.faulty.fail(call, Fault.UNAVAILABLE)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.never()))
-    assert setting.faulty.count(call) == 3
+        asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
+    assert 60 - PAUSE_S_MAX <= clock.now_s - begun_s <= 60
+    assert setting.faulty.count(call) <= 60 / (PAUSE_S_MAX / 2) + 6
+
+
+@pytest.mark.parametrize("call", list(CALLS))
+def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str) -> None:
+    """Patience counts from the first failure: a call may take long before it fails."""
+    setting, begun_s = Setting(), clock.now_s
+    setting.faulty.fail(call, Fault.UNAVAILABLE)
+    deadline = Deadline.after(60, patience_s=1.5)
+    clock.now_s += 30
+    with pytest.raises(OriginUnavailableError):
+        asyncio.run(CALLS[call](setting.origin, setting.version, deadline))
+    assert 30.2 < clock.now_s - begun_s <= 31.5
+    assert 3 <= setting.faulty.count(call) <= 10
 
 
 @pytest.mark.parametrize("call", list(CALLS))
@@ -92,26 +107,24 @@ def test_what_will_not_mend_is_raised_at_once(clock: FakeClock, call: str, error
     assert not clock.slept
 
 
-def test_delays_grow_with_full_jitter_up_to_a_limit(clock: FakeClock) -> None:
-    attempts = 12
-    longest = [min(DELAY_MAX_S, DELAY_FIRST_S * 2**n) for n in range(attempts - 1)]
-    seen: list[list[float]] = []
+def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeClock) -> None:
+    longest = [min(PAUSE_S_MAX, PAUSE_S * 2**n) for n in range(12)]
+    drawn: list[list[float]] = []
     for _ in range(60):
-        setting = Setting(attempts_max=attempts)
-        setting.faulty.fail("head", Fault.UNAVAILABLE)
+        setting = Setting()
+        setting.faulty.fail("head", Fault.UNAVAILABLE, at=range(len(longest)))
         clock.slept.clear()
-        with pytest.raises(OriginUnavailableError):
-            asyncio.run(_head(setting.origin, setting.version, Deadline.never()))
-        assert all(0 <= delay <= limit for delay, limit in zip(clock.slept, longest, strict=True))
-        seen.append(list(clock.slept))
-    for delays, limit in zip(zip(*seen, strict=True), longest, strict=True):
+        asyncio.run(_head(setting.origin, setting.version, Deadline.never()))
+        assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.slept, longest, strict=True))
+        drawn.append(list(clock.slept))
+    for pauses, limit in zip(zip(*drawn, strict=True), longest, strict=True):
         # Sixty draws all in one half of the range: 1 in 10^18.
-        assert min(delays) < limit / 2 < max(delays)
+        assert min(pauses) < limit * 0.75 < max(pauses)
 
 
 def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
     for within_s in (0.01, 0.1, 0.5, 2.0):
-        setting = Setting(attempts_max=1000)
+        setting = Setting()
         setting.faulty.fail("head", Fault.UNAVAILABLE)
         deadline = Deadline.after(within_s)
         with pytest.raises(OriginUnavailableError):
@@ -119,20 +132,34 @@ def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
         assert clock.now_s <= deadline.at_s
 
 
-def test_a_listing_that_was_begun_is_not_begun_again(clock: FakeClock) -> None:
+@pytest.mark.parametrize("breaks", [1, 3])
+def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: FakeClock, breaks: int) -> None:
+    memory = MemoryOrigin(page_size=2)
+    names = [f"f{n}" for n in range(5)] + ["d/x"]
+    for name in names:
+        memory.hold(name, DATA)
+    faulty = FaultyOrigin(memory)
+    origin = RetryOrigin(faulty)
+    faulty.fail("list", Fault.HALF, at=range(breaks))
+
+    async def body() -> tuple[list[str], list[str]]:
+        pages = [page async for page in origin.list_directory("", deadline=Deadline.after(60))]
+        return (
+            [info.key for page in pages for info in page.objects],
+            [name for page in pages for name in page.directories],
+        )
+
+    keys, folders = asyncio.run(body())
+    assert sorted(keys) == sorted(names[:-1]) and folders == ["d"]
+    assert faulty.count("list") == breaks + 1
+
+
+def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock: FakeClock) -> None:
     setting = Setting()
     setting.faulty.fail("list", Fault.HALF)
     with pytest.raises(OriginUnavailableError):
-        asyncio.run(_list(setting.origin, setting.version, Deadline.never()))
-    assert setting.faulty.count("list") == 1
-
-
-def test_listings_may_be_left_to_the_kind(clock: FakeClock) -> None:
-    setting = Setting(listings=False)
-    setting.faulty.fail("list", Fault.UNAVAILABLE)
-    with pytest.raises(OriginUnavailableError):
-        asyncio.run(_list(setting.origin, setting.version, Deadline.never()))
-    assert setting.faulty.count("list") == 1
+        asyncio.run(_list(setting.origin, setting.version, Deadline.after(30)))
+    assert setting.faulty.count("list") <= 30 / (PAUSE_S_MAX / 2) + 6
 
 
 def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
@@ -145,13 +172,13 @@ def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
 
 
 def test_a_cancel_ends_the_wait() -> None:
-    setting = Setting(delay_first_s=1000.0)
+    setting = Setting()
     setting.faulty.fail("head", Fault.UNAVAILABLE)
 
     async def body() -> None:
         task = asyncio.ensure_future(setting.origin.head("f", deadline=Deadline.never()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(5):  # well within its first pause
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -1,12 +1,15 @@
-"""When a peer is not asked, and when it is tried again. Times are numbers here."""
+"""When another side is not asked, and when it is tried again. Times are numbers here."""
 
 from __future__ import annotations
 
-from headrace.peer.breaker import FAILURES_MAX, PAUSE_S, PAUSE_S_MAX, PROBE_LIMIT_S, Breaker
+from headrace.base.breaker import Breaker, BreakerLimits
+
+FAILURES_MAX, PAUSE_S, PAUSE_S_MAX, PROBE_LIMIT_S = 3, 0.5, 15.0, 30.0
+LIMITS = BreakerLimits(FAILURES_MAX, PAUSE_S, PAUSE_S_MAX, PROBE_LIMIT_S)
 
 
 def opened(*, chance: float = 1.0) -> Breaker:
-    breaker = Breaker()
+    breaker = Breaker(LIMITS)
     for _ in range(FAILURES_MAX):
         assert breaker.closed
         breaker.failed(0.0, chance=chance)
@@ -15,7 +18,7 @@ def opened(*, chance: float = 1.0) -> Breaker:
 
 
 def test_failures_in_a_row_open_it_and_others_do_not() -> None:
-    breaker = Breaker()
+    breaker = Breaker(LIMITS)
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
             breaker.failed(0.0, chance=1.0)
@@ -69,3 +72,15 @@ def test_a_probe_nobody_told_the_end_of_is_forgotten() -> None:
     assert breaker.take_probe(PAUSE_S)
     assert not breaker.take_probe(PAUSE_S + PROBE_LIMIT_S - 1)
     assert breaker.take_probe(PAUSE_S + PROBE_LIMIT_S)
+
+
+def test_who_asks_for_a_pause_gets_it_at_once() -> None:
+    breaker = Breaker(LIMITS)
+    breaker.failed(0.0, chance=1.0, wait_s=7.0)
+    assert not breaker.closed
+    assert breaker.probe_due_s(0.0) == 7.0
+    assert not breaker.take_probe(6.9)
+    assert breaker.take_probe(7.0)
+    assert breaker.probe_due_s(7.0) == 7.0 + PROBE_LIMIT_S
+    breaker.failed(8.0, chance=1.0, wait_s=1e-3)
+    assert breaker.probe_due_s(8.0) == 8.0 + 2 * PAUSE_S

@@ -1,0 +1,84 @@
+"""How long an overloaded store asks not to be asked. obstore tells no header of a failed answer, so the store is asked
+once more, by a signed URL and Python's own HTTP client (as in `odd_headers.py`), once a second at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from headrace.base.errors import HeadraceError, OriginUnavailableError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+OVERLOADED = re.compile(r"(429|503)\b")
+"""How a cause begins that may come with the header (obstore_errors.py)."""
+LONGEST_S = 30.0
+"""A longer one is cut: an origin that is back must not wait for hours because it, or a clock, was wrong."""
+ASKED_EVERY_S = 1.0
+TIMEOUT_S = 2.0
+SIGNED_FOR = timedelta(minutes=5)
+_SECONDS = re.compile(r"[0-9]{1,9}")
+
+
+def parse_retry_after(text: str, now: datetime) -> float:
+    """Seconds from the header's value, which is a number of them or an HTTP date (RFC 9110, 10.2.3); 0 for nonsense and
+    for what is past; LONGEST_S at most."""
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        return min(LONGEST_S, float(text))
+    try:
+        date = email.utils.parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return min(LONGEST_S, max(0.0, (date - now).total_seconds()))
+
+
+class RetryAfter:
+    """store: one that can sign, or nothing is ever asked."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._asked_s = float("-inf")
+
+    async def wished_s(self, path: str, error: HeadraceError) -> float:
+        """After a call about that object failed; 0 where the store says nothing, or was just asked."""
+        if not isinstance(error, OriginUnavailableError) or not OVERLOADED.match(error.why):
+            return 0.0
+        now_s = time.monotonic()
+        if now_s - self._asked_s < ASKED_EVERY_S or not isinstance(
+            self._store, S3Store | GCSStore | AzureStore
+        ):
+            return 0.0
+        self._asked_s = now_s
+        try:
+            url = await obstore.sign_async(self._store, "HEAD", path, SIGNED_FOR)
+        except Exception:  # noqa: BLE001 - of obstore; without a signature there is nothing to ask
+            return 0.0
+        return await asyncio.to_thread(_ask, urllib.request.Request(url, method="HEAD"))
+
+
+def _ask(request: urllib.request.Request) -> float:
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            return 0.0
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code not in (429, 503):
+            return 0.0
+        return parse_retry_after(error.headers.get("Retry-After") or "", datetime.now(UTC))
+    except (OSError, http.client.HTTPException):
+        return 0.0

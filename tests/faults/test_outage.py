@@ -1,0 +1,140 @@
+"""An origin that goes away in the middle of a cold epoch, or refuses a share of what it is asked: every read waits, and
+none fails. HEADRACE_EXAMPLES=2 and more: all that decision 0027 names, with its figures."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from headrace.testing.fault_proxy import FaultProxy, fault_proxy
+from headrace.testing.servers import S3Server
+from tests.faults.conftest import MakeHost
+from tests.integration.cli.host import MIB, Host, wait_until
+
+ALL = int(os.environ.get("HEADRACE_EXAMPLES", "1")) > 1
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(600 if ALL else 90)]
+
+READERS = 4
+SMALL, SMALL_BYTES = (200, 60_000) if ALL else (40, 60_000)
+LARGE, LARGE_BYTES = (4, 24 * MIB) if ALL else (1, 12 * MIB + 7)
+BACK_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """how: refused, or a mode of the proxy. share: of requests that it spoils. begun: before the first read."""
+
+    how: str
+    seconds: float
+    share: float = 1.0
+    begun: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.how}-{self.share:g}-{self.seconds:g}{'-cold' if self.begun else ''}"
+
+
+OUTAGES = [Outage("refused", 2.0), Outage("503", 1.8, begun=True), Outage("429", 1.5, 0.5)]
+if ALL:
+    OUTAGES = [Outage(how, seconds) for how in ("refused", "503") for seconds in (1.0, 4.0, 10.0, 30.0)]
+    OUTAGES += [Outage(how, 10.0, share) for how in ("429", "503") for share in (0.3, 0.5, 1.0)]
+    OUTAGES += [Outage("refused", 10.0, begun=True), Outage("503", 10.0, begun=True)]
+
+
+@pytest.fixture
+def proxy(seaweed: S3Server) -> Iterator[FaultProxy]:
+    with fault_proxy(seaweed) as one:
+        yield one
+
+
+def names_of(outage: Outage) -> list[str]:
+    small = [f"{outage.name}/small{n}" for n in range(SMALL)]
+    step = max(1, SMALL // LARGE)
+    for n in range(LARGE):
+        small.insert(n * step, f"{outage.name}/large{n}")
+    return small
+
+
+def fill(host: Host, seaweed: S3Server, outage: Outage) -> None:
+    for name in names_of(outage):
+        size = LARGE_BYTES if "large" in name else SMALL_BYTES
+        seaweed.put(f"outage/{name}", host.put(name, size))
+
+
+def test_no_read_fails_while_the_origin_is_away(
+    make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy
+) -> None:
+    host = make_host(sync_interval_s=3600)
+    for outage in OUTAGES:
+        fill(host, seaweed, outage)
+    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    host.up(proxy.url("outage"), host.mount, *options, cache=f"{host.cache}:4GiB")
+    for outage in OUTAGES:
+        go_through(host, proxy, outage)
+    host.ok("down")
+    host.assert_nothing_left()
+
+
+def go_through(host: Host, proxy: FaultProxy, outage: Outage) -> None:
+    names = names_of(outage)
+    proxy.share = outage.share
+    before = proxy.requests
+    if outage.begun:
+        begin(proxy, outage)
+    with ThreadPoolExecutor(READERS) as threads:
+        reads = [threads.submit(host.assert_right, *names[n::READERS], limit_s=120.0) for n in range(READERS)]
+        if not outage.begun:
+            wait_until(lambda: proxy.requests > before + 3, what=lambda: "no reads")
+            begin(proxy, outage)
+        asked = proxy.requests
+        if outage.share == 1.0:
+            wait_until(lambda: is_shown(host), what=lambda: host.ok("status"))
+        time.sleep(outage.seconds)
+        asked = proxy.requests - asked
+        end(proxy, outage)
+        back_s = time.monotonic()
+        for read in reads:
+            read.result()
+    took_s = time.monotonic() - back_s
+    later = [passed_s - back_s for passed_s in proxy.passed_s if passed_s > back_s]
+    status = status_of(host)
+    assert status["waiting"] == 0
+    assert status["away_s"] == 0
+    if outage.share == 1.0:
+        assert later
+    if ALL:
+        first = f"first answer after {later[0]:.2f} s, " if later else ""
+        print(f"{outage.name}: {asked} requests while away, {first}all read after {took_s:.2f} s")
+        assert outage.share < 1.0 or later[0] < BACK_WITHIN_S
+        assert outage.share < 1.0 or asked < 40 + 6 * outage.seconds
+
+
+def begin(proxy: FaultProxy, outage: Outage) -> None:
+    if outage.how == "refused":
+        proxy.refuse()
+    else:
+        proxy.mode = outage.how
+
+
+def end(proxy: FaultProxy, outage: Outage) -> None:
+    if outage.how == "refused":
+        proxy.accept()
+    else:
+        proxy.mode = "pass"
+
+
+def status_of(host: Host) -> dict[str, Any]:
+    found: dict[str, Any] = host.json("status")["origin"]["mounts"]["/"]
+    return found
+
+
+def is_shown(host: Host) -> bool:
+    """While it is away both forms of `status` say so."""
+    status = status_of(host)
+    return bool(status["waiting"] and status["trouble"]) and "wait, next try in" in host.ok("status")

@@ -1,0 +1,246 @@
+"""An origin that goes away for a while: who asks it meanwhile, who waits, and when all go on. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import (
+    HeadraceError,
+    OriginDeniedError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    VersionChangedError,
+)
+from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.source import OriginSource
+from headrace.origin.circuit import LIMITS, Circuit
+from headrace.origin.memory import MemoryOrigin
+from headrace.origin.retry import RetryOrigin
+from headrace.testing.faulty import Fault, FaultyOrigin
+from tests.unit.origin.virtual_loop import run_virtual
+
+TIMEOUT_S = 60.0
+BACK_WITHIN_S = 2.0
+CALLS = ("head", "list", "read")
+
+
+class World:
+    """Many keys of one origin, and calls about them as the node makes them: range reads through a gate."""
+
+    def __init__(self, keys: int) -> None:
+        self.memory = MemoryOrigin()
+        self.versions = {f"k{n}": self.memory.hold(f"k{n}", b"%d" % n * 10) for n in range(keys)}
+        self.faulty = FaultyOrigin(self.memory)
+        self.circuit = Circuit("memory://")
+        self.origin = RetryOrigin(self.faulty, self.circuit)
+        self.gate = Gate(Window(maximum=128), bytes_max=1 << 20)
+
+    async def call(self, kind: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
+        deadline = Deadline.after(timeout_s)
+        if kind == "head":
+            assert (await self.origin.head(key, deadline=deadline)).version == self.versions[key]
+        elif kind == "list":
+            keys = [
+                info.key
+                async for page in self.origin.list_directory("", deadline=deadline)
+                for info in page.objects
+            ]
+            assert sorted(keys) == sorted(self.versions)
+        else:
+            assert await self.read(key, timeout_s) == b"%d" % int(key[1:]) * 10
+
+    async def read(self, key: str, timeout_s: float = TIMEOUT_S) -> bytes:
+        source = OriginSource(self.origin, self.circuit, key, self.versions[key], self.gate, timeout_s)
+        async with source.read(0, self.versions[key].size_bytes, background=False, for_peer=False) as arrived:
+            return bytes(arrived.body)
+
+    def asked(self) -> int:
+        return len(self.faulty.asked)
+
+    def away(self, fault: Fault | HeadraceError = Fault.UNAVAILABLE) -> None:
+        for kind in CALLS:
+            self.faulty.fail(kind, fault)
+
+
+@pytest.mark.parametrize("away_s", [1.0, 4.0, 10.0, 30.0])
+@pytest.mark.parametrize("kind", ["head", "read"])
+def test_a_thousand_calls_wait_and_one_asks(
+    monkeypatch: pytest.MonkeyPatch, kind: str, away_s: float
+) -> None:
+    world = World(1000)
+
+    async def body() -> None:
+        world.away()
+        calls = [asyncio.ensure_future(world.call(kind, key)) for key in world.versions]
+        await asyncio.sleep(away_s)
+        during = world.asked()
+        report = world.circuit.statistics()
+        world.faulty.mend()
+        before_s = asyncio.get_running_loop().time()
+        await asyncio.gather(*calls)
+        assert asyncio.get_running_loop().time() - before_s <= BACK_WITHIN_S
+        # At first those that are let ask at one time; then probes, which are never closer than half a pause.
+        first = len(world.versions) if kind == "head" else int(world.gate.window.maximum)
+        assert during <= first + 5 + away_s / (LIMITS.pause_s_max / 2)
+        assert report["waiting"] == len(calls)
+        assert report["away_s"] == pytest.approx(away_s, abs=0.1)
+        assert report["trouble"] == "unavailable by plan"
+        assert 0 <= float(report["next_try_s"]) <= LIMITS.pause_s_max
+        assert world.circuit.closed and world.circuit.statistics()["away_s"] == 0
+
+    run_virtual(body(), monkeypatch)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_what_waits_longer_than_its_limit_fails_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    world = World(20)
+
+    async def body() -> None:
+        world.away()
+        begun_s = asyncio.get_running_loop().time()
+        ended = await asyncio.gather(
+            *(world.call(kind, key, 7.0) for key in world.versions), return_exceptions=True
+        )
+        assert asyncio.get_running_loop().time() - begun_s <= 7.01
+        assert all(isinstance(error, OriginUnavailableError) for error in ended)
+        assert all("unavailable by plan" in str(error) for error in ended)
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_reads_that_wait_hold_no_place_among_the_reads_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is one for all origins: those that answer are read meanwhile."""
+    world, other = World(200), World(1)
+    other.gate = world.gate
+
+    async def body() -> None:
+        world.away()
+        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+        await asyncio.sleep(2.0)
+        begun_s = asyncio.get_running_loop().time()
+        await other.call("read", "k0")
+        assert asyncio.get_running_loop().time() - begun_s < LIMITS.pause_s_max
+        assert world.gate.in_flight <= 1
+        world.faulty.mend()
+        await asyncio.gather(*calls)
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(100)
+
+    async def body() -> None:
+        await asyncio.gather(*(world.call("read", key) for key in world.versions))
+        limit = world.gate.window.limit
+        world.away()
+        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+        await asyncio.sleep(10.0)
+        assert world.gate.window.limit == limit
+        world.faulty.mend()
+        await asyncio.gather(*calls)
+
+    run_virtual(body(), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PathNotFoundError("k"), OriginDeniedError("k"), VersionChangedError("k"), OriginUnavailableError("k")],
+    ids=lambda error: type(error).__name__,
+)
+def test_one_bad_key_and_answers_about_keys_open_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: HeadraceError
+) -> None:
+    world = World(10)
+
+    async def body() -> None:
+        world.faulty.fail("head", error)
+        keys = ["k0"] * 20 if isinstance(error, OriginUnavailableError) else [*world.versions] * 2
+        ended = await asyncio.gather(*(world.call("head", key, 5.0) for key in keys), return_exceptions=True)
+        assert all(isinstance(one, type(error)) for one in ended)
+        assert world.circuit.closed
+        await world.call("read", "k1")
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_a_probe_that_hears_nothing_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(20)
+
+    async def body() -> None:
+        world.away()
+        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+        await asyncio.sleep(5.0)
+        world.away(Fault.HANG)
+        await asyncio.sleep(5.0)
+        assert 1 <= world.faulty.hanging <= 6
+        world.faulty.mend()
+        silent = world.faulty.hanging
+        begun_s = asyncio.get_running_loop().time()
+        done, waiting = await asyncio.wait(calls, timeout=BACK_WITHIN_S)
+        assert asyncio.get_running_loop().time() - begun_s <= BACK_WITHIN_S
+        assert len(waiting) == silent and all(task.exception() is None for task in done)
+        for task in waiting:
+            task.cancel()
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_what_the_origin_asks_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry-After: nobody asks before, and who can't wait so long is told at once."""
+    world = World(50)
+
+    async def wished(key: str, error: HeadraceError) -> float:
+        return 8.0
+
+    async def body() -> None:
+        world.origin = RetryOrigin(world.faulty, world.circuit, wished)
+        world.away()
+        begun_s = asyncio.get_running_loop().time()
+        with pytest.raises(OriginUnavailableError):
+            await world.call("head", "k0", 5.0)
+        assert asyncio.get_running_loop().time() == begun_s
+        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+        world.faulty.mend()
+        await asyncio.sleep(7.9)
+        assert world.asked() == 1
+        await asyncio.gather(*calls)
+        assert asyncio.get_running_loop().time() - begun_s == pytest.approx(8.0, abs=0.1)
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second request is refused for ten seconds."""
+    world = World(300)
+
+    async def body() -> None:
+        world.faulty.fail("read", Fault.UNAVAILABLE, at=range(0, 100_000, 2))
+        calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
+        await asyncio.sleep(10.0)
+        world.faulty.mend()
+        await asyncio.gather(*calls)
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_cancelled_waiters_are_forgotten_and_the_next_one_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(50)
+
+    async def body() -> None:
+        world.away()
+        calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
+        await asyncio.sleep(3.0)
+        for task in calls[:-1]:
+            task.cancel()
+        await asyncio.gather(*calls[:-1], return_exceptions=True)
+        assert int(world.circuit.statistics()["waiting"]) <= 1
+        world.faulty.mend()
+        await asyncio.wait_for(calls[-1], BACK_WITHIN_S)
+
+    run_virtual(body(), monkeypatch)

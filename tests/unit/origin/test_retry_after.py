@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+import http.server
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import BucketNotFoundError, OriginDeniedError, OriginUnavailableError
+from headrace.origin.locate import build_origin
+from headrace.origin.retry_after import LONGEST_S, parse_retry_after
+
+NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("7", 7),
+        (" 12 ", 12),
+        ("3600", LONGEST_S),
+        ("999999999999999999999999", 0),
+        (format_datetime(NOW + timedelta(seconds=9), usegmt=True), 9),
+        (format_datetime(NOW + timedelta(days=300), usegmt=True), LONGEST_S),
+        (format_datetime(NOW - timedelta(seconds=9), usegmt=True), 0),
+        ("Monday, 23-Nov-26 12:00:05 GMT", 5),
+        ("-3", 0),
+        ("1.5", 0),
+        ("soon", 0),
+        ("", 0),
+        ("Mon, 99 Nov 2026 12:00:00 GMT", 0),
+        ("\x00\xff", 0),
+    ],
+)
+def test_what_the_header_means(text: str, seconds: float) -> None:
+    assert parse_retry_after(text, NOW) == seconds
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    status, retry_after, requests = 503, "", 0
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        self.send_response(self.server.status)
+        if self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def server() -> Iterator[_Server]:
+    with _Server(("127.0.0.1", 0), _Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield listening
+        listening.shutdown()
+        thread.join()
+
+
+def options_of(server: _Server) -> dict[str, str]:
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    return {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "b"}
+
+
+@pytest.mark.parametrize(("status", "waits"), [(503, True), (429, True), (500, False)])
+def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> None:
+    """obstore tells no header of a failed answer: the store is asked for it once."""
+    server.status, server.retry_after = status, "20"
+    origin = build_origin("s3://bucket", options_of(server))
+
+    async def body() -> None:
+        with pytest.raises(OriginUnavailableError):
+            await origin.head("f", deadline=Deadline.after(0.3))
+        assert (server.requests == 2) == waits
+        assert origin.circuit.closed != waits
+        assert (float(origin.statistics()["next_try_s"]) > 15) == waits
+        await origin.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, OriginDeniedError), (404, BucketNotFoundError)])
+def test_an_answer_about_a_key_is_no_wish(server: _Server, status: int, kind: type[Exception]) -> None:
+    server.status, server.retry_after = status, "20"
+    origin = build_origin("s3://bucket", options_of(server))
+
+    async def body() -> None:
+        with pytest.raises(kind):
+            await origin.head("f", deadline=Deadline.after(5))
+        assert origin.circuit.closed
+        await origin.close()
+
+    asyncio.run(body())
