@@ -11,6 +11,7 @@ import urllib.parse
 
 from headrace.base.errors import UsageError
 from headrace.origin.circuit import Circuit
+from headrace.origin.hedge import HedgeOrigin
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
@@ -28,6 +29,7 @@ BUCKET_SCHEMES = {
     "abfs": "az",
     "abfss": "az",
 }
+OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _PASSWORD = re.compile(r":[^@]*@")
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
@@ -66,14 +68,16 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     url = parse_origin(url)
     raw, parsed = _raw(url, options)
     circuit = Circuit(url)
-    retrying = RetryOrigin(raw, circuit, getattr(raw, "wished_pause_s", no_wish))
+    hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
+    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "wished_pause_s", no_wish))
     limits = parsed.limits()
-    return MeasureOrigin(retrying if limits == Limits() else ThrottleOrigin(retrying, limits), circuit)
+    throttled = retrying if limits == Limits() else ThrottleOrigin(retrying, limits)
+    return MeasureOrigin(throttled, circuit, hedging)
 
 
 def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
     scheme = url.partition("://")[0]
-    if scheme not in ("s3", "gs", "az", "http", "https", "file", "memory", "synthetic"):
+    if scheme not in (*OBJECT_STORES, "file", "memory", "synthetic"):
         return _build_fsspec(url, options)
     parsed = parse_options(url, options)
     if scheme in ("s3", "gs", "az"):

@@ -11,6 +11,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.circuit import Circuit
+from headrace.origin.hedge import HedgeOrigin
 from headrace.origin.origin import Condition, ListPage, Origin, Source
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
@@ -32,10 +33,14 @@ class _Count:
 
 
 class MeasureOrigin:
-    """An Origin around an Origin, with statistics(). A cancelled call counts as no request. circuit: of that origin."""
+    """An Origin around an Origin, with statistics(). A cancelled call counts as no request. circuit: of that origin.
+    hedging: what asks for some of its reads twice, where that is done."""
 
-    def __init__(self, inner: Origin, circuit: Circuit | None = None) -> None:
+    def __init__(
+        self, inner: Origin, circuit: Circuit | None = None, hedging: HedgeOrigin | None = None
+    ) -> None:
         self._inner = inner
+        self._hedging = hedging
         self.circuit = Circuit(inner.url) if circuit is None else circuit
         self._counts = {call: _Count() for call in CALLS}
         self._bytes_read = 0
@@ -50,15 +55,16 @@ class MeasureOrigin:
         return self._inner.writable
 
     def statistics(self) -> dict[str, int | float | str]:
-        """What the circuit says; requests, errors, bytes_read, bytes_written; and for each of head, list (a page),
-        read, put, remove, directory (made or removed): `<call>_requests`, `<call>_errors`, `<call>_latency_s_sum`,
-        `<call>_latency_s_max`."""
+        """What the circuit says; requests, errors, bytes_read, bytes_written, reads_hedged; and for each of head, list
+        (a page), read, put, remove, directory (made or removed): `<call>_requests`, `<call>_errors`,
+        `<call>_latency_s_sum`, `<call>_latency_s_max`."""
         found: dict[str, int | float | str] = {
             **self.circuit.statistics(),
             "requests": sum(count.requests for count in self._counts.values()),
             "errors": sum(count.errors for count in self._counts.values()),
             "bytes_read": self._bytes_read,
             "bytes_written": self._bytes_written,
+            "reads_hedged": 0 if self._hedging is None else self._hedging.reads_hedged,
         }
         for call, count in self._counts.items():
             found[f"{call}_requests"] = count.requests

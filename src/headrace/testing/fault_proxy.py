@@ -18,9 +18,10 @@ from typing import Any
 
 from headrace.testing.servers import Server
 
-MODES = ("pass", "500", "503", "429", "half", "close", "hang", "lost")
+MODES = ("pass", "500", "503", "429", "half", "close", "hang", "stall", "lost")
 """half: the whole head, half of the body, then the connection is closed. close: closed without a word. hang: no
-answer until the mode changes or the proxy ends; then closed. lost: the server does it, and the answer is lost."""
+answer until the mode changes or the proxy ends; then closed. stall: half of the body, then as hang. lost: the server
+does it, and the answer is lost."""
 
 _HOP_BY_HOP = (
     "connection",
@@ -145,7 +146,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if mode == "lost":
                 self.close_connection = True
                 return
-            self._send(status, headers, body, whole=mode != "half")
+            self._send(status, headers, body, whole=mode not in ("half", "stall"))
+            if mode == "stall":
+                self.wfile.flush()
+                changed.wait()
             self.proxy.passed_s.append(time.monotonic())
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer

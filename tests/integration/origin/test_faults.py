@@ -16,6 +16,7 @@ from headrace.base.errors import (
     OriginUnavailableError,
 )
 from headrace.base.model import ObjectInfo
+from headrace.origin.hedge import LEAST_S
 from headrace.origin.locate import build_origin, check_origin
 from headrace.origin.origin import Origin
 from headrace.testing.fault_proxy import FaultProxy
@@ -134,6 +135,28 @@ def test_a_cancelled_read_of_a_silent_server_ends_at_once(proxy: FaultProxy) -> 
         assert time.monotonic() - begun_s < 2.0
         proxy.mode = "pass"
         await _read(origin, info, soon())
+
+    run(lambda: attach(proxy), body)
+
+
+@pytest.mark.parametrize("mode", ["hang", "stall"])
+def test_one_silent_connection_costs_its_read_seconds(proxy: FaultProxy, mode: str) -> None:
+    """It is asked for again on another one, well before its time is over; and what comes is not asked for twice."""
+    proxy.server.put("faults/f", DATA)
+
+    async def body(origin: Origin) -> None:
+        info = await origin.head("f", deadline=soon())
+        before = proxy.requests
+        for _ in range(10):
+            await _read(origin, info, soon())
+        assert proxy.requests - before == 10
+        proxy.fail_next(mode, 1)
+        begun_s = time.monotonic()
+        await _read(origin, info, Deadline.after(60))
+        assert LEAST_S < time.monotonic() - begun_s < 30
+        assert proxy.requests - before == 12
+        await _read(origin, info, soon())
+        assert proxy.requests - before == 13
 
     run(lambda: attach(proxy), body)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from headrace.base import deadline
-from headrace.origin import circuit, retry
+from headrace.origin import circuit, hedge, retry
 
 Result = TypeVar("Result")
 
@@ -45,7 +45,7 @@ def run_virtual(work: Coroutine[Any, Any, Result], patch: pytest.MonkeyPatch) ->
             return loop.time()
 
     loop = VirtualLoop()
-    for module in (deadline, circuit, retry):
+    for module in (deadline, circuit, hedge, retry):
         patch.setattr(module, "time", _Time)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(work)
