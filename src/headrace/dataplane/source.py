@@ -81,7 +81,7 @@ class OriginSource:
         left_s = self.timeout_s
         while True:
             deadline = Deadline.after(left_s)
-            tries = await self.circuit.admitted(deadline)
+            tries = await self.circuit.admitted(self.key, deadline)
             left_s = deadline.left_s()
             async with self.gate.enter(end - start, background=background):
                 if not tries and not self.circuit.closed:

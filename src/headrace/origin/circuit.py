@@ -1,8 +1,8 @@
 """One origin's circuit breaker: who asks while the origin is away, and who waits.
 
-Failures of different keys in a row open it. Then calls wait in the order in which they came, and one at a time is let
+Failures of different calls in a row open it. Then calls wait in the order in which they came, and one at a time is let
 go to try; the first that succeeds lets all go. Only what says that the origin as a whole is away counts: any answer
-about a key closes it. On the node's loop.
+about a key closes it. Keys that failed try last, so that one bad key holds up nobody else. On the node's loop.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LIMITS = BreakerLimits(failures_max=5, pause_s=0.1, pause_s_max=1.0, probe_limit
 """All is back to full speed two seconds after the origin is: a pause, and a probe that was sent a moment too early."""
 SILENT_S = 1.0
 """A call that was given up sooner than that says nothing about its origin."""
+FAILED_KEYS_MAX = 64
 FORGOTTEN_S = 60.0
 """Nobody asked for so long: what was wrong then says nothing of now."""
 
@@ -37,10 +38,11 @@ class Circuit:
     def __init__(self, what: str = "origin") -> None:
         self._what = what
         self._breaker = Breaker(LIMITS)
-        self._failed_keys: set[str] = set()
+        self._failed_calls: set[object] = set()  # while it is closed
+        self._failed_keys: dict[str, None] = {}  # the last of them, since something succeeded
         self._failing_since_s: float | None = None
         self._trouble: HeadraceError | None = None
-        self._waiters: dict[asyncio.Future[bool], None] = {}
+        self._waiters: dict[asyncio.Future[bool], str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pausing = 0
         self._failed_s = float("-inf")
@@ -49,13 +51,13 @@ class Circuit:
     def closed(self) -> bool:
         return self._breaker.closed
 
-    async def admitted(self, deadline: Deadline) -> bool:
+    async def admitted(self, key: str, deadline: Deadline) -> bool:
         """Waits as long as the circuit is open. True: this call is the one that tries. OriginUnavailableError when the
         deadline passes first."""
         if self.closed:
             return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
+        self._waiters[waiter] = key
         self._let_go()
         left_s = deadline.left_s()
         try:
@@ -79,13 +81,17 @@ class Circuit:
         """The origin answered, be it that there is no such object."""
         self._failing_since_s = None
         self._failed_keys.clear()
+        self._failed_calls.clear()
         was_open = not self.closed
         self._breaker.succeeded()
         if was_open:
             self._let_go()
 
-    def failed(self, key: str, error: HeadraceError, *, took_s: float, wait_s: float = 0.0) -> None:
-        """After a call about that key raised this. wait_s: for how long the origin asked not to be asked."""
+    def failed(
+        self, call: object, key: str, error: HeadraceError, *, took_s: float, wait_s: float = 0.0
+    ) -> None:
+        """After a call about that key raised this; that of the same call again counts once. wait_s: for how long the
+        origin asked not to be asked."""
         if not _is_of_origin(error, took_s):
             if isinstance(error, OriginError | PathNotFoundError) and not error.retryable:
                 self.succeeded()
@@ -94,10 +100,15 @@ class Circuit:
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         self._trouble = error
-        if self.closed and key in self._failed_keys and not wait_s:
-            return  # one bad key
-        self._failed_keys.add(key)
+        self._failed_keys[key] = None
+        if len(self._failed_keys) > FAILED_KEYS_MAX:
+            del self._failed_keys[next(iter(self._failed_keys))]
+        if self.closed and call in self._failed_calls and not wait_s:
+            return
+        self._failed_calls.add(call)
         self._breaker.failed(now_s, chance=random.random(), wait_s=wait_s)
+        if not self.closed:
+            self._failed_calls.clear()
         self._let_go()
 
     def statistics(self) -> dict[str, int | float | str]:
@@ -127,7 +138,8 @@ class Circuit:
             return
         now_s = time.monotonic()
         if self._waiters and self._breaker.take_probe(now_s):
-            first = next(iter(self._waiters))
+            fresh = (waiter for waiter, key in self._waiters.items() if key not in self._failed_keys)
+            first = next(fresh, None) or next(iter(self._waiters))
             del self._waiters[first]
             _release(first, probe=True)
         if self._waiters:

@@ -66,7 +66,7 @@ class RetryOrigin:
             key,
             lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline),
             deadline,
-            start=start,
+            waits=False,
         )
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
@@ -157,9 +157,9 @@ class RetryOrigin:
         await self._inner.close()
 
     async def _again(
-        self, key: str, call: Callable[[], Awaitable[Result]], deadline: Deadline, *, start: int | None = None
+        self, key: str, call: Callable[[], Awaitable[Result]], deadline: Deadline, *, waits: bool = True
     ) -> Result:
-        attempts = Attempts(self._circuit, key, deadline, start=start, wished_pause=self._wished_pause)
+        attempts = Attempts(self._circuit, key, deadline, waits=waits, wished_pause=self._wished_pause)
         while True:
             await attempts.begin()
             try:
@@ -172,8 +172,7 @@ class RetryOrigin:
 
 
 class Attempts:
-    """Those of one call. start: of a range read, which fails while the circuit is open, where others wait; each range
-    counts for itself, as one large file may be all that is read."""
+    """Those of one call. waits: also while the circuit is open; else the call fails then."""
 
     def __init__(
         self,
@@ -182,13 +181,12 @@ class Attempts:
         deadline: Deadline,
         *,
         wished_pause: WishedPause,
-        start: int | None = None,
+        waits: bool = True,
     ) -> None:
         self._circuit = circuit
         self._key = key
         self._deadline = deadline
-        self._waits = start is None
-        self._asked_for = key if start is None else f"{key} {start}"
+        self._waits = waits
         self._wished_pause = wished_pause
         self._failures = 0
         self._limit: Deadline | None = None  # once it had to wait
@@ -198,7 +196,7 @@ class Attempts:
     async def begin(self) -> None:
         """Before each one. OriginUnavailableError: the origin is away for too long."""
         if self._waits and not self._circuit.closed:
-            await self._circuit.admitted(self._limited())
+            await self._circuit.admitted(self._key, self._limited())
         self._began_s = time.monotonic()
 
     def progressed(self) -> None:
@@ -210,7 +208,7 @@ class Attempts:
         """After one that raised this. Waits before the next; raises the error when there is none to come."""
         took_s = time.monotonic() - self._began_s
         wait_s = await self._wished_pause(self._key, error)
-        self._circuit.failed(self._asked_for, error, took_s=took_s, wait_s=wait_s)
+        self._circuit.failed(self, self._key, error, took_s=took_s, wait_s=wait_s)
         if not error.retryable:
             raise error
         if isinstance(error, DeadlineExceededError):

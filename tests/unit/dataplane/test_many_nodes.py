@@ -15,6 +15,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     HeadraceError,
     NotOwnerError,
+    OriginUnavailableError,
     PathNotFoundError,
     PeerError,
     VersionChangedError,
@@ -28,7 +29,9 @@ from headrace.dataplane.source import ClusterSources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.shared import OwnersNames
 from headrace.namespace.tree import Namespace
+from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
+from headrace.origin.retry import RetryOrigin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.notes import noted
 from headrace.store.store import Store
@@ -39,15 +42,22 @@ MIB = 1 << 20
 
 
 class CountingOrigin(MemoryOrigin):
-    """Counts what it is asked, by key."""
+    """Counts what it is asked, by key. away: answers nothing, and counts in refused."""
 
     def __init__(self) -> None:
         super().__init__("many")
         self.reads: dict[str, int] = {}
         self.held: asyncio.Event | None = None
-        self.bytes_read = self.listings = self.heads = 0
+        self.bytes_read = self.listings = self.heads = self.refused = 0
+        self.away = False
+
+    def _check(self, key: str) -> None:
+        if self.away:
+            self.refused += 1
+            raise OriginUnavailableError(key, why="away by plan")
 
     async def read_range(self, key: str, start: int, end: int, **rest: Any) -> Arrived:
+        self._check(key)
         self.reads[key] = self.reads.get(key, 0) + 1
         self.bytes_read += end - start
         if self.held is not None:
@@ -55,10 +65,12 @@ class CountingOrigin(MemoryOrigin):
         return await super().read_range(key, start, end, **rest)
 
     async def head(self, key: str, *, deadline: Deadline) -> Any:
+        self._check(key)
         self.heads += 1
         return await super().head(key, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[Any]:
+        self._check(key)
         self.listings += 1
         async for page in super().list_directory(key, deadline=deadline):
             yield page
@@ -143,7 +155,8 @@ class OneNode:
         self.namespace = Namespace(
             self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
         )
-        self.namespace.attach(Mount("/", "memory://", world.origin, 3600.0))
+        circuit = Circuit()
+        self.namespace.attach(Mount("/", "memory://", RetryOrigin(world.origin, circuit), 3600.0, circuit))
         self.reads = ReadPath(
             self.namespace,
             self.store,
@@ -245,6 +258,33 @@ def filled(world: World, *, small: int = 20, large: int = 2) -> None:
     for number in range(large):
         size = 3 * MIB + number
         world.put(f"l/{number}", body_of(size, number)[:size])
+
+
+@pytest.mark.parametrize("names_known", [True, False])
+def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(world: World, names_known: bool) -> None:
+    """Also those that wait for another node, which waits. Nothing leaves the origin twice."""
+    filled(world, small=30, large=3)
+
+    async def test(world: World) -> None:
+        for node in world.nodes.values() if names_known else ():
+            for name in world.bodies:
+                await node.entry(name)
+        world.origin.away = True
+        reads = {
+            (id, name): asyncio.ensure_future(node.read(name))
+            for id, node in world.nodes.items()
+            for name in world.bodies
+        }
+        await asyncio.sleep(2.0)  # longer than a handful of attempts takes
+        assert not any(read.done() for read in reads.values())
+        refused = world.origin.refused
+        assert refused < len(world.nodes) * 60
+        world.origin.away = False
+        for (_, name), read in reads.items():
+            assert await read == world.bodies[name]
+        assert world.origin.bytes_read == sum(map(len, world.bodies.values()))
+
+    asyncio.run(world.run(test))
 
 
 def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: World) -> None:

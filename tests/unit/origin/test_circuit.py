@@ -150,21 +150,53 @@ def test_an_outage_does_not_shrink_the_window(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     "error",
-    [PathNotFoundError("k"), OriginDeniedError("k"), VersionChangedError("k"), OriginUnavailableError("k")],
+    [PathNotFoundError("k"), OriginDeniedError("k"), VersionChangedError("k")],
     ids=lambda error: type(error).__name__,
 )
-def test_one_bad_key_and_answers_about_keys_open_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: HeadraceError
-) -> None:
+def test_answers_about_keys_open_nothing(monkeypatch: pytest.MonkeyPatch, error: HeadraceError) -> None:
     world = World(10)
 
     async def body() -> None:
         world.faulty.fail("head", error)
-        keys = ["k0"] * 20 if isinstance(error, OriginUnavailableError) else [*world.versions] * 2
-        ended = await asyncio.gather(*(world.call("head", key, 5.0) for key in keys), return_exceptions=True)
+        ended = await asyncio.gather(
+            *(world.call("head", key, 5.0) for key in [*world.versions] * 2), return_exceptions=True
+        )
         assert all(isinstance(one, type(error)) for one in ended)
         assert world.circuit.closed
         await world.call("read", "k1")
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_one_call_that_fails_again_and_again_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1)
+
+    async def body() -> None:
+        world.faulty.fail("head", Fault.UNAVAILABLE)
+        with pytest.raises(OriginUnavailableError):
+            await world.call("head", "k0")
+        assert world.faulty.count("head") > LIMITS.failures_max
+        assert world.circuit.closed
+
+    run_virtual(body(), monkeypatch)
+
+
+def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many want it: when the circuit opens for it, another key is the one that tries."""
+    world = World(30)
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        world.faulty.fail("head", Fault.UNAVAILABLE)
+        bad = [asyncio.ensure_future(world.call("head", "k0", 20.0)) for _ in range(50)]
+        await asyncio.sleep(1.0)
+        for key in [*world.versions][1:]:
+            begun_s = loop.time()
+            await world.call("read", key)
+            assert loop.time() - begun_s <= LIMITS.pause_s_max + 0.01
+        assert loop.time() < 1020
+        ended = await asyncio.gather(*bad, return_exceptions=True)
+        assert all(isinstance(error, OriginUnavailableError) for error in ended)
 
     run_virtual(body(), monkeypatch)
 
