@@ -72,6 +72,30 @@ METRICS = (
         "bytes_written",
         "mount",
     ),
+    Metric(
+        "headrace_origin_away_seconds",
+        GAUGE,
+        "For how long every request to the origin of a mount has failed; 0 when the last one did not.",
+        ("origin", "mounts"),
+        "away_s",
+        "mount",
+    ),
+    Metric(
+        "headrace_origin_waiting",
+        GAUGE,
+        "Requests that wait for the origin of a mount to be back.",
+        ("origin", "mounts"),
+        "waiting",
+        "mount",
+    ),
+    Metric(
+        "headrace_origin_reads_hedged_total",
+        COUNTER,
+        "Reads of the origin of a mount that were silent and asked for again.",
+        ("origin", "mounts"),
+        "reads_hedged",
+        "mount",
+    ),
     Metric("headrace_fills_in_flight", GAUGE, "Range reads under way.", ("fill", "in_flight")),
     Metric(
         "headrace_fills_in_flight_max", GAUGE, "As many as the window allows now.", ("fill", "concurrency")
