@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cli.conftest import MakeHost, host, make_host, seaweed
+from tests.integration.cli.host import wait_until
 
 __all__ = ["MakeHost", "host", "make_host", "seaweed"]
 
@@ -39,6 +40,13 @@ class Disk:
             fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", SHUTDOWN_WITHOUT_LOG))
         finally:
             os.close(fd)
+
+    def mount_again(self) -> None:
+        """Its log is replayed, as after a power loss. A process that was killed may have something of it open still."""
+        assert self._image is not None
+        words = ["umount", str(self.folder)]
+        wait_until(lambda: subprocess.run(words, capture_output=True, check=False).returncode == 0)
+        run("mount", "-o", "loop", self._image, self.folder)
 
     def lose_sectors(self, keep_bytes: int) -> None:
         """What lies beyond is EIO to read, as on a disk with bad sectors; the page cache is dropped."""

@@ -50,9 +50,10 @@ class ComeBack:
                 return
             for one in files:
                 self._note(Row(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version))
+            await asyncio.to_thread(self._known.sync)  # the other node forgets them
             log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
             await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             log.info("not asked what it persisted node=%s error=%s", node.id, error)
 
     def _note(self, row: Row) -> None:

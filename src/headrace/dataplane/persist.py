@@ -27,6 +27,7 @@ from headrace.base.model import Kind
 from headrace.dataplane.aside import Aside
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.turns import Turns
+from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
 from headrace.layer.upper import (
     BASE,
@@ -54,6 +55,7 @@ class Persist:
         known: KnownTable,
         believed: Believed,
         turns: Turns,
+        write_ahead: WriteAhead,
         *,
         aside: Aside,
         limit_s: float,
@@ -64,6 +66,7 @@ class Persist:
         self._known = known
         self._believed = believed
         self._turns = turns
+        self._write_ahead = write_ahead
         self._aside = aside
         self._limit_s = limit_s
         self._on_written = on_written
@@ -97,6 +100,7 @@ class Persist:
                 self._namespace.was_removed(path)  # by a node that died before it could say so
             return True
         self._known.note(Row.removal(path, version))
+        await self._write_ahead.flush()
         failpoint.hit("persist.removing")
         try:
             await mount.origin.remove(key, condition=version, deadline=deadline)
@@ -237,6 +241,7 @@ class Persist:
             return []
         row = Row.made(path, found.st_ino, self._known.get(path), begun=True)
         self._known.note(row)
+        await self._write_ahead.flush()
         try:
             if key:
                 await mount.origin.make_directory(
@@ -302,6 +307,7 @@ class Persist:
         row = self._known.get(path)
         if row is not None and row.is_directory:
             self._known.note(replace(row, begun=True))
+        await self._write_ahead.flush()
         try:
             await mount.origin.remove_directory(
                 key, deadline=Deadline.after(self._limit_s, patience_s=PATIENCE_S)

@@ -7,6 +7,7 @@ happen to be at the same step. On the node's loop; what touches the disk for lon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import time
@@ -26,12 +27,13 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
-from headrace.base.model import Attributes, Extras, Version
+from headrace.base.model import Extras, Version
 from headrace.dataplane.aside import Aside
 from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
-from headrace.dataplane.work import size_of
-from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
+from headrace.dataplane.work import attributes_of, size_of
+from headrace.dataplane.write_ahead import WriteAhead
+from headrace.layer.calls import begin_write_back, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Upper, base_at, seen_at
@@ -106,6 +108,7 @@ class Puts:
         *,
         limit_s: Callable[[int], float],
         aside: Aside,
+        write_ahead: WriteAhead,
     ) -> None:
         self._namespace = namespace
         self._upper = upper
@@ -114,6 +117,7 @@ class Puts:
         self._threads = threads
         self._limit_s = limit_s
         self._aside = aside
+        self._write_ahead = write_ahead
         self._under_way = 0
         self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
         self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
@@ -163,7 +167,7 @@ class Puts:
         await self._believed.resolved(self._known.get(path), origin, key, deadline)
         begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")
-        attributes = structs.replace(_attributes_of(found), put_id=begun.put_id, extras=opened.extras)
+        attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
         try:
             info = await origin.put(
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline
@@ -182,7 +186,7 @@ class Puts:
         return _Landed(path, found, version)
 
     async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
-        """Before any of them is put, the table says so of all."""
+        """Before any of them is put, the table says so of all, durably."""
         begun: list[_Begun | Exception] = []
         rows = []
         for one in files:
@@ -194,6 +198,7 @@ class Puts:
             rows.append(_row_of(one.path, one.found, before, begun=True))
             begun.append(_Begun(one, condition, rows[-1].put_id))
         self._known.note_all(rows)
+        await self._write_ahead.flush()
         return begun
 
     async def _land_all(self, landed: list[_Landed]) -> list[Put | Exception]:
@@ -203,7 +208,7 @@ class Puts:
             hidden = [self._upper.hide_missing(one.path, one.version) for one in landed]
             with self._namespace.together():
                 for one in landed:
-                    self._namespace.was_put(one.path, one.version, _attributes_of(one.found))
+                    self._namespace.was_put(one.path, one.version, attributes_of(one.found))
             failpoint.hit("persist.shown")
             rows = [_row_of(one.path, one.found, one.version) for one in landed]
             self._known.note_all(rows)
@@ -238,26 +243,22 @@ class Puts:
 
 def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
     """Files as they are put, and the content of small ones; None where there is no file any more. Who takes them
-    closes them. Their dirty pages are on their way to the disk, and no store into a mapping of one, nor a change within
-    the tick of the last one, can fail to show in its ctime from here on."""
+    closes them. Their pages were written to the disk, and no store into a mapping of one, nor a change within the tick
+    of the last one, can fail to show in its ctime from here on."""
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
+    for fd in files.values():
+        with contextlib.suppress(OSError):  # whoever waits for it hears of that
+            begin_write_back(fd)
     left_s = max((tick_left_s(os.fstat(fd)) for fd in files.values()), default=0.0)
     if left_s:
         time.sleep(left_s)
-    with upper.lock:  # who opens one of them has it
-        written = {path for path, fd in files.items() if may_be_written(fd)}
-    return [
-        _settled(path, files[path], may_change=path in written) if path in files else None for path in paths
-    ]
+    return [_settled(path, files[path]) if path in files else None for path in paths]
 
 
-def _settled(path: bytes, fd: int, *, may_change: bool) -> _Opened | HeadraceError:
+def _settled(path: bytes, fd: int) -> _Opened | HeadraceError:
     name = os.fsdecode(path)
     try:
-        if may_change:
-            write_back(fd)
-        else:
-            begin_write_back(fd)  # there is no mapping to be protected: nobody has to wait for the disk
+        write_back(fd)
         found = _at_rest(fd)
         content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
         if content is not None and len(content) != found.st_size:
@@ -293,10 +294,6 @@ def _open_file(at: bytes) -> int | None:
 def _close(opened: _Opened | None) -> None:
     if opened is not None:
         opened.close()
-
-
-def _attributes_of(found: os.stat_result) -> Attributes:
-    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
 
 def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:

@@ -17,6 +17,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Version
 from headrace.dataplane.let_go import let_go
+from headrace.dataplane.work import attributes_of
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
@@ -25,6 +26,7 @@ from headrace.origin.retry import PATIENCE_S
 log = logging.getLogger(__name__)
 
 ASKED_TOGETHER = 32
+EXPECTED_TOGETHER = 1000
 
 
 class Superseded:
@@ -53,6 +55,18 @@ class Superseded:
         """The index changed its mind about these; whether there is something to look at."""
         self._waiting.update(path for path in paths if os.path.lexists(self._upper.at(path)))
         return bool(self._waiting or self._emptied)
+
+    async def expect(self, clean: list[tuple[Row, os.stat_result]]) -> None:
+        """At a start. The index may be older than the table (after a power loss, or made anew), or have a change that an
+        earlier node did not live to look at: it says what this node put, so that the next listing differs where somebody
+        else changed that."""
+        for start in range(0, len(clean), EXPECTED_TOGETHER):
+            with self._namespace.together():
+                for row, seen in clean[start : start + EXPECTED_TOGETHER]:
+                    entry = self._namespace.known(row.path)
+                    if entry is None or entry.version != row.version:
+                        self._namespace.was_put(row.path, row.version, attributes_of(seen))
+            await asyncio.sleep(0)
 
     @property
     def waits(self) -> bool:

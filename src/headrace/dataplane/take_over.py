@@ -185,7 +185,7 @@ def _is_there(path: str) -> bool:
 
 
 def _note_taken(folder: str) -> None:
-    """By the files of the mirror, which know whose they are."""
+    """By the files of the mirror, which know whose they are. Durable on return. OSError."""
     upper = Upper(folder)
     with (
         contextlib.closing(KnownTable(os.path.join(folder, KNOWN))) as known,
@@ -195,3 +195,4 @@ def _note_taken(folder: str) -> None:
             own = copy_of(upper.at(row.path))
             if len(own) == 3 and row.is_there and not row.begun:
                 taken.note(Row(row.path, *own, row.version))
+        taken.sync()

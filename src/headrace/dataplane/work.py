@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 from enum import IntEnum
 
+from headrace.base.model import Attributes
 from headrace.layer.known import Row
 from headrace.layer.upper import base_at, is_removed, is_whiteout, seen_at
 
@@ -58,3 +59,8 @@ def size_of(at: bytes) -> int:
     """Of a file; else 0."""
     found = seen_at(at)
     return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
+
+
+def attributes_of(found: os.stat_result) -> Attributes:
+    """As they are put with a file."""
+    return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)

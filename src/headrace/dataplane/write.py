@@ -37,6 +37,7 @@ from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.turns import Turns
 from headrace.dataplane.work import Counts, Work, size_of, work_of
+from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Upper, seen_at, split
@@ -94,14 +95,16 @@ class WritePath:
         self._on_written = on_written
         self._turns = Turns()
         self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
+        self._write_ahead = WriteAhead(known.sync, threads)
         self._aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
         self._puts = Puts(
             *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
             aside=self._aside,
+            write_ahead=self._write_ahead,
         )
         self._persist = Persist(
-            *(namespace, upper, known, self._believed, self._turns),
+            *(namespace, upper, known, self._believed, self._turns, self._write_ahead),
             aside=self._aside,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
@@ -178,7 +181,7 @@ class WritePath:
         await self._clear_work()
         self._hide_what_went()
         self._namespace.unsure.append(self._known.unsure)
-        await self.look_over()
+        await self._superseded.expect(await self.look_over())
         self._task = asyncio.ensure_future(self._run())
         if self.copies is not None:
             self.copies.on_view()
@@ -201,6 +204,7 @@ class WritePath:
         self._pressure.close()
         unsure = self._namespace.unsure
         unsure[:] = [one for one in unsure if one is not self._known.unsure]
+        await self._write_ahead.stop()
         self._known.close()
         self._upper.lock.close()
 
@@ -260,10 +264,12 @@ class WritePath:
                 one.due_s = min(now_s + delay_s, max(one.due_s, one.since_s + 10 * delay_s))
                 self._wake.set()
 
-    async def look_over(self) -> None:
-        """Finds whatever is dirty. Reads all names of the layer, in a thread."""
+    async def look_over(self) -> list[tuple[Row, os.stat_result]]:
+        """Finds whatever is dirty. Reads all names of the layer, in a thread. → what is clean."""
         self._known.forget_old_removals()
         rows = {row.path: row for row in self._known.all()}
+        found: list[tuple[bytes, int]]
+        clean: list[tuple[Row, os.stat_result]]
         found, clean, self._upper_bytes = await self._in_thread(self._look_over, rows)
         now_s = time.monotonic()
         for path, size in found:
@@ -271,6 +277,7 @@ class WritePath:
         if found:
             self._wake.set()
         self._let_go(clean)
+        return clean
 
     def _look_over(
         self, rows: dict[bytes, Row]
@@ -359,6 +366,10 @@ class WritePath:
             if self._dirty.below(path, since_s=begun_s):
                 await asyncio.sleep(AGAIN_S)
 
+    async def remember(self) -> None:
+        """That all is persisted which is, is known after a power loss, too. StoreError."""
+        await self._write_ahead.flush()
+
     def soon(self, path: bytes) -> None:
         """What is known to be dirty at and below a path is persisted without waiting for quiet."""
         self._dirty.hasten(path)
@@ -428,6 +439,7 @@ class WritePath:
                 await self._announce(changed)
                 self.told.tell(works, below=False)
                 self._suspects = self._suspects or self._superseded.waits
+                self._write_ahead.flush_soon()
 
     def _folders_of(self, paths: Iterable[bytes]) -> set[bytes]:
         """Whose listings change: those of the paths; and, where the origin has no such folder yet (a mode's, which
@@ -442,8 +454,8 @@ class WritePath:
     async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
         errors = await self._clear_gone()
         errors += await self._each([p for p, work in works.items() if work is Work.CLEAR], self._clear)
-        for path in sorted(path for path, work in works.items() if work is Work.MAKE):
-            errors += await self._each([path], self._make_directory)
+        for level in _by_depth(path for path, work in works.items() if work is Work.MAKE):
+            errors += await self._each(level, self._make_directory)
         errors += await self._each([p for p, work in works.items() if work is Work.PUT], self._put)
         removed = [path for path, work in works.items() if work is Work.REMOVE]
         if errors:
@@ -452,9 +464,9 @@ class WritePath:
         gone: list[bytes] = []
         errors += await self._each(removed, lambda path: self._remove(path, gone))
         errors += await self._unhide(gone)
-        folders = [path for path, work in works.items() if work is Work.REMOVE_DIRECTORY]
-        for path in sorted(folders, key=len, reverse=True):
-            errors += await self._each([path], self._remove_directory)
+        folders = _by_depth(path for path, work in works.items() if work is Work.REMOVE_DIRECTORY)
+        for level in reversed(folders):
+            errors += await self._each(level, self._remove_directory)
         return errors
 
     def _works_of(self, paths: Iterable[bytes]) -> dict[bytes, Work]:
@@ -667,6 +679,14 @@ class WritePath:
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
+    """Those above others first. Of one depth none is in another one's way, and all share a flush of the disk."""
+    levels: dict[int, list[bytes]] = {}
+    for path in folders:
+        levels.setdefault(path.count(b"/"), []).append(path)
+    return [levels[depth] for depth in sorted(levels)]
 
 
 async def _nobody() -> None:

@@ -16,7 +16,7 @@ REPORT_INTERVAL_S = 0.25
 async def persist_states(write: WritePath, path: str) -> AsyncIterator[JobState]:
     """As `Jobs.run`. What can't be persisted is counted as failed, with its reason, and goes on being tried."""
     before = write.counts.files_persisted, write.counts.bytes_persisted
-    work = asyncio.ensure_future(write.persist(os.fsencode(path)))
+    work = asyncio.ensure_future(_persist(write, os.fsencode(path)))
     try:
         while not work.done():
             await asyncio.wait([work], timeout=REPORT_INTERVAL_S)
@@ -31,6 +31,11 @@ async def persist_states(write: WritePath, path: str) -> AsyncIterator[JobState]
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+
+async def _persist(write: WritePath, path: bytes) -> None:
+    await write.persist(path)
+    await write.remember()
 
 
 async def persist_begun(write: WritePath, path: str) -> AsyncIterator[JobState]:

@@ -3,8 +3,8 @@
 A row says: the file that was at this path, with this inode number, size and ctime, is at the origin as this version.
 As long as the file still looks like that, it is clean. A row that is `begun` is written before a put: whoever finds it
 after a crash knows that the origin may have that file, though nobody noted it.
-SQLite in WAL mode: what was written survives kill -9; a power loss may cost the last rows, and then a put meets the
-object it made itself, and sees by its bytes that it is the same.
+SQLite in WAL mode: what was written survives kill -9, and after `sync` a power loss. Rows of what is about to be done at
+an origin are synced before it is done; those of what was done are not, and a power loss may leave them begun.
 """
 
 from __future__ import annotations
@@ -149,6 +149,12 @@ class KnownTable:
             self._db.executescript(_TABLES)
         except sqlite3.Error as error:
             raise StoreError(f"table {path} can't be used", why=str(error)) from error
+        try:
+            self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            _sync_folder(os.path.dirname(path))
+        except OSError as error:
+            self._db.close()
+            raise StoreError(f"table {path} can't be used", why=os.strerror(error.errno or 0)) from error
         self.unsure = {row.path for row in self.begun()}
         """Paths of rows that are begun."""
 
@@ -190,6 +196,13 @@ class KnownTable:
         self._db.execute("DELETE FROM known WHERE path = ?", (path,))
         self._remember(path, None)
         self.unsure.discard(path)
+
+    def sync(self) -> None:
+        """Makes durable what was noted before, and what anybody changed before in names and attributes of the file
+        system that the table is on: by a change of the log's own times, as fsync(2) commits all of a journal (ext4, XFS)
+        up to the last change of its file. Blocks for the disk; in any thread, while others note. OSError."""
+        os.utime(self._log)
+        os.fsync(self._log)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -237,7 +250,17 @@ class KnownTable:
         self._db.executemany("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths])
 
     def close(self) -> None:
+        os.close(self._log)
         self._db.close()
+
+
+def _sync_folder(path: str) -> None:
+    """Makes the names of the table's files durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:

@@ -1,0 +1,204 @@
+"""Power is lost while files are written and persisted: the cache's file system is shut down without its log, everything
+is killed, and the disk is mounted again, as of another boot.
+
+What fsync had answered for is there, here and at the origin, and no change of this node's is taken for somebody else's;
+somebody else's is.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import obstore
+import pytest
+
+from headrace.store import checkpoint
+from headrace.store.checksum import block_checksum
+from headrace.testing.servers import S3Server
+from tests.faults import acknowledged_writer
+from tests.faults.acknowledged_writer import LOOSE, Tree, replay
+from tests.faults.conftest import Disk, MakeDisk, MakeHost
+from tests.integration.cli.host import MIB, Host, wait_until
+from tests.integration.persist.conftest import HIDDEN, Writer, settled, tree_of
+
+pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
+EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
+LIMIT_S = 40.0
+CHANGES = 200
+"""Lines of the log, at least, before power is lost: two for each change."""
+
+
+class Machine:
+    """A host whose cache is on a disk of its own, and an origin that survives it."""
+
+    def __init__(self, host: Host, disk: Disk, server: S3Server | None) -> None:
+        self.host = host
+        self._disk = disk
+        self._server = server
+        self._prefix = f"power/{host.base.name}"
+
+    def up(self) -> None:
+        words: list[object] = [self.host.truth, self.host.mount]
+        if self._server is not None:
+            words[0] = self._server.url(self._prefix)
+            words += [
+                word for key, value in self._server.options().items() for word in ("-o", f"{key}={value}")
+            ]
+        self.host.up(*words, cache=f"{self.host.cache}:64MiB")
+
+    def lose_power(self) -> None:
+        """What is on the disk then is what is there on return; nothing runs."""
+        self._disk.break_down()
+        self.host.close()
+        self._disk.mount_again()
+        _set_boot_id(self.host.cache / "index", "another boot")
+
+    def origin(self) -> Tree:
+        if self._server is None:
+            return {
+                name: bytes.fromhex(data) for name, data in tree_of(self.host.truth).items() if data != "dir"
+            }
+        assert self._server.store is not None
+        found: Tree = {}
+        for metas in obstore.list(self._server.store, prefix=self._prefix):
+            for meta in metas:
+                name = meta["path"].removeprefix(f"{self._prefix}/")
+                if not name.startswith(HIDDEN):
+                    found[name] = bytes(obstore.get(self._server.store, meta["path"]).bytes())
+        return found
+
+    def change_origin(self, name: str, data: bytes | None) -> None:
+        """By somebody else. None: removed."""
+        if self._server is None:
+            if data is None:
+                (self.host.truth / name).unlink()
+            else:
+                new = self.host.base / "by-somebody-else"
+                new.write_bytes(data)
+                new.rename(self.host.truth / name)
+        elif data is None:
+            self._server.delete(f"{self._prefix}/{name}")
+        else:
+            self._server.put(f"{self._prefix}/{name}", data)
+
+    def shown(self) -> Tree:
+        found = Writer(self.host.mount).tree()
+        return {name: bytes.fromhex(data) for name, data in found.items() if data != "dir"}
+
+
+@pytest.fixture(params=["folder", "s3"])
+def server(request: pytest.FixtureRequest) -> S3Server | None:
+    return request.getfixturevalue("seaweed") if request.param == "s3" else None
+
+
+def make(make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, **settings: object) -> Machine:
+    host = make_host(write="back", **settings)
+    return Machine(host, make_disk(host.cache, f"ext4:{256 * MIB}"), server)
+
+
+@pytest.mark.timeout(60 * EXAMPLES)
+@pytest.mark.parametrize("delay_s", [0.2, 30])
+def test_what_was_synced_is_there_and_nobody_else_is_blamed(
+    make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, delay_s: float
+) -> None:
+    machine = make(make_host, make_disk, server, persist_delay_s=delay_s)
+    host = machine.host
+    chance = random.Random(f"{server} {delay_s}")
+    before: Tree = {}
+    machine.up()
+    for number in range(EXAMPLES):
+        log = host.base / f"log-{number}"
+        with Writing(machine, log, f"{delay_s} {number}") as writer:
+            wait_until(lambda: lines(log) >= CHANGES or writer.poll() is not None, LIMIT_S)
+            assert writer.poll() is None, writer.communicate()
+            if delay_s > 1:
+                host.headrace("persist", "/")
+            time.sleep(chance.random())  # the moment is what is tested
+            machine.lose_power()
+            writer.wait(10)
+        promised, under_way = replay(log, before)
+        machine.up()
+        account = settled(host)
+        before = machine.shown()
+        check(before, promised, under_way)
+        assert machine.origin() == before
+        assert account["conflicts"] == []
+        print(f"round {number}: {lines(log) // 2} changes, {len(before)} names, {under_way}")
+
+
+def lines(log: Path) -> int:
+    return log.read_bytes().count(b"\n")
+
+
+def check(shown: Tree, promised: Tree, under_way: list[str]) -> None:
+    passed_by = set(under_way) | {name for name in (*shown, *promised) if LOOSE in name}
+    names = {name for name in (*shown, *promised) if name not in passed_by}
+    wrong = sorted(name for name in names if shown.get(name) != promised.get(name))
+    assert not wrong, {name: (shown.get(name, b"")[:8], promised.get(name, b"")[:8]) for name in wrong}
+
+
+class Writing:
+    """The acknowledged writer, in the mount."""
+
+    def __init__(self, machine: Machine, log: Path, seed: str) -> None:
+        log.touch()
+        self._environment = machine.host.environment
+        self._words = [sys.executable, acknowledged_writer.__file__, str(machine.host.mount), str(log), seed]
+
+    def __enter__(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(self._words, stderr=subprocess.PIPE, env=self._environment)
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.mark.timeout(90)
+def test_what_somebody_else_changed_meanwhile_is_a_conflict(
+    make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None
+) -> None:
+    """Both are kept. What nobody else touched, or was not changed here, is none."""
+    machine = make(make_host, make_disk, server, persist_delay_s=30)
+    host = machine.host
+    machine.up()
+    writer = Writer(host.mount)
+    writer.run(WRITE.format(names=("replaced", "same-size", "removed", "ours", "clean"), data=b"first state"))
+    settled(host)
+    writer.run(WRITE.format(names=("replaced", "same-size", "removed", "ours"), data=b"second state"))
+    machine.lose_power()
+    theirs = {"replaced": b"of somebody else", "same-size": b"FIRST STATE", "clean": b"theirs"}
+    for name, data in theirs.items():
+        machine.change_origin(name, data)
+    machine.change_origin("removed", None)
+    machine.up()
+    account = settled(host)
+    host.ok("sync")
+    wait_until(lambda: machine.shown()["clean"] == b"theirs")
+    kept = {one["path"].strip("/"): one["kept"].strip("/") for one in account["conflicts"]}
+    assert set(kept) == {"replaced", "same-size", "removed"}
+    expected = {**theirs, "ours": b"second state", **dict.fromkeys(kept.values(), b"second state")}
+    assert machine.shown() == expected
+    assert machine.origin() == expected
+
+
+WRITE = """
+for name in {names!r}:
+    with open(name, "wb") as file:
+        file.write({data!r})
+        file.flush()
+        os.fsync(file.fileno())
+"""
+
+
+def _set_boot_id(index: Path, boot_id: str) -> None:
+    path = index / "checkpoint"
+    raw = path.read_bytes()
+    page = raw[checkpoint._HEADER.size :]
+    boot = boot_id.encode().ljust(64, b"\0")
+    path.write_bytes(checkpoint._HEADER.pack(checkpoint._MAGIC, block_checksum(boot + page), boot) + page)
