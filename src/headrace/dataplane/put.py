@@ -33,7 +33,7 @@ from headrace.dataplane.batches import Batches
 from headrace.dataplane.believed import Believed
 from headrace.dataplane.work import attributes_of, size_of
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.calls import begin_write_back, seen_at_rest, tick_left_s, write_back
+from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
 from headrace.layer.upper import Upper, base_at, seen_at
@@ -47,6 +47,8 @@ COMPARE_BYTES = 8 << 20
 CONTENT_BYTES_MAX = 256 << 10
 """Files up to this are read as they are opened: another turn of a thread costs 50 µs. As many of them as puts at one
 time are in memory."""
+SYNC_LATER_BYTES_MIN = 64 << 20
+"""A file of more is sent while it is still being written to the disk, which it is before the put takes place."""
 OPENED_TOGETHER_MAX = 8
 """A thread opens them one by one."""
 LANDED_TOGETHER_MAX = 64
@@ -243,8 +245,8 @@ class Puts:
 
 def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception | None]:
     """Files as they are put, and the content of small ones; None where there is no file any more. Who takes them
-    closes them. Their pages were written to the disk, and no store into a mapping of one, nor a change within the tick
-    of the last one, can fail to show in its ctime from here on."""
+    closes them. The pages of all but large ones were written to the disk, and no store into a mapping of one, nor a
+    change within the tick of the last one, can fail to show in its ctime from here on."""
     files = {path: fd for path in paths if (fd := _open_file(upper.at(path))) is not None}
     for fd in files.values():
         with contextlib.suppress(OSError):  # whoever waits for it hears of that
@@ -252,18 +254,27 @@ def _open_settled(upper: Upper, paths: list[bytes]) -> list[_Opened | Exception 
     left_s = max((tick_left_s(os.fstat(fd)) for fd in files.values()), default=0.0)
     if left_s:
         time.sleep(left_s)
-    return [_settled(path, files[path]) if path in files else None for path in paths]
+    later = {path for path, fd in files.items() if _is_synced_later(upper, fd)}
+    return [_settled(path, files[path], later=path in later) if path in files else None for path in paths]
 
 
-def _settled(path: bytes, fd: int) -> _Opened | HeadraceError:
+def _is_synced_later(upper: Upper, fd: int) -> bool:
+    if os.fstat(fd).st_size < SYNC_LATER_BYTES_MIN:
+        return False
+    with upper.lock:  # who opens it has that
+        return not may_be_written(fd)  # else its pages are to be protected now
+
+
+def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
     name = os.fsdecode(path)
     try:
-        write_back(fd)
+        if not later:
+            write_back(fd)
         found = _at_rest(fd)
         content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
         if content is not None and len(content) != found.st_size:
             content = None
-        source = FileSource(fd, found.st_size, name=name, content=content)
+        source = FileSource(fd, found.st_size, name=name, content=content, sync=later)
         return _Opened(path, source, found, base_at(fd, path), extras_of(fd, found))
     except OSError as error:
         os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import time
 
@@ -67,3 +68,15 @@ def tick_left_s(found: os.stat_result) -> float:
     """How long a change may still have the ctime of the last one; 0 also where the clock was set back."""
     age_ns = time.time_ns() - found.st_ctime_ns
     return (CTIME_TICK_NS - age_ns) / 1e9 if 0 <= age_ns < CTIME_TICK_NS else 0.0
+
+
+def may_be_written(fd: int) -> bool:
+    """Whether anybody has the file open for writing, or mapped so; True where that can't be told. fd: open for reading
+    only. By a lease (fcntl(2)), held for a moment: who opens the file meanwhile would get this process a SIGIO, so the
+    caller keeps others from that."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return True
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

@@ -97,6 +97,8 @@ def fill(file: int, source: Source, turn: Turn) -> None:
             if len(ways) == 1 or error.errno not in _UNABLE:
                 raise
             ways.pop(0)
+    if isinstance(source, FileSource):
+        source.settle()
 
 
 def _copy_range(file: int, source: Source, start: int, end: int) -> int:

@@ -1,13 +1,35 @@
-"""What the kernel says of who writes to a file."""
+"""What the kernel says of who may write to a file, and of who writes."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
 from pathlib import Path
 
-from headrace.layer.calls import seen_at_rest
+import pytest
+
+from headrace.layer.calls import may_be_written, seen_at_rest
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a lease of any file needs root")
+def test_who_may_write_to_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"x" * 8192)
+    fd = os.open(path, os.O_RDONLY)
+    with open(path, "rb") as reader:
+        assert not may_be_written(fd)
+        assert reader.read(1) == b"x"
+    with open(path, "r+b") as file:
+        assert may_be_written(fd)
+        mapped = mmap.mmap(file.fileno(), 0)
+    assert may_be_written(fd)  # by the mapping alone
+    mapped.close()
+    assert not may_be_written(fd)
+    with open(path, "ab"):  # the lease is gone: an open breaks none
+        pass
+    os.close(fd)
 
 
 def test_a_file_is_not_seen_as_a_write_will_leave_it(tmp_path: Path) -> None:

@@ -233,3 +233,42 @@ def test_what_crashes_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
     assert left.exists()
     sweep(str(tmp_path), now_s + STALE_S + 60)
     assert os.listdir(tmp_path) == ["stays"]
+
+
+class Settled(FileSource):
+    """Notes what a folder has when its own file is synced."""
+
+    def __init__(self, file: int, target: Path) -> None:
+        super().__init__(file, sync=True)
+        self.target = target
+        self.settled = list[bool]()
+
+    def settle(self) -> None:
+        super().settle()
+        self.settled.append(self.target.exists())
+
+
+def test_what_is_put_is_on_its_own_disk_before_it_has_its_name(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(bytes(range(256)) * 100)
+    with open(tmp_path / "source", "rb") as file:
+        source = Settled(file.fileno(), tmp_path / "f")
+        put_file(
+            *(str(tmp_path / "f"), "f", source),
+            root=str(tmp_path),
+            condition=Absent(),
+            attributes=Attributes(),
+            turn=Turn(),
+            version_of=version_of,
+        )
+    assert source.settled == [False]
+    assert (tmp_path / "f").read_bytes() == bytes(range(256)) * 100
+
+
+def test_the_last_bytes_are_not_given_away_before_they_are_on_the_own_disk(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"x" * 1000)
+    with open(tmp_path / "source", "rb") as file:
+        source = Settled(file.fileno(), tmp_path / "f")
+        source.pread(0, 900)
+        assert source.settled == []
+        source.pread(900, 1000)
+        assert source.settled == [False]
