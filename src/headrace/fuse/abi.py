@@ -15,7 +15,6 @@ MINOR_VERSION_MIN = 28  # max_pages in INIT; Linux 4.20
 
 ROOT_NODE = 1
 RESENT_BIT = 1 << 63  # of `unique` of a request that is asked again after a take-over
-INTERRUPT_BIT = 1  # of `unique` of an INTERRUPT request
 NAME_BYTES_MAX = 255
 
 
@@ -103,6 +102,7 @@ _ENTRY = "QQQQII" + _ATTR  # nodeid generation entry_valid attr_valid, their nse
 IN_HEADER = Struct("<IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 IN_HEADER_BYTES = IN_HEADER.size
 HOT_HEADER = Struct("<4xIQQ")  # opcode unique nodeid
+CALLER = Struct("<32xI")  # pid: of the thread
 OUT_HEADER = Struct("<IiQ")  # len error unique
 INIT_IN = Struct("<IIIII")  # major minor max_readahead flags flags2 (+ 11 unused words)
 INIT_OUT = Struct("<IIIIHHIIHHIIH22x")
@@ -129,7 +129,6 @@ FALLOCATE_IN = Struct("<QQQII")  # fh offset length mode padding
 LSEEK_IN = Struct("<QQII")  # fh offset whence padding
 SETXATTR_IN = Struct("<II")  # size flags
 XATTR_IN = Struct("<II")  # size padding
-INTERRUPT_IN = Struct("<Q")  # unique
 
 ENTRY_REPLY = Struct("<IiQ" + _ENTRY)
 ATTR_REPLY = Struct("<IiQQII" + _ATTR)  # attr_valid, its nsec, dummy, attr

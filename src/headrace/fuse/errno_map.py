@@ -45,7 +45,7 @@ ERRNO: dict[str, int] = {
     "checkpoint.mismatch": errno.EINVAL,
     "checkpoint.no_space": errno.ENOSPC,
     "checkpoint.failed": errno.EIO,
-    "cancelled": errno.EINTR,
+    "cancelled": errno.ECANCELED,  # its caller was killed: no program sees it
 }
 
 

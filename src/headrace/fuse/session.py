@@ -1,9 +1,9 @@
 """The loop: requests from /dev/fuse in, answers out.
 
 Rules. One hot thread reads the device and answers hits at once: a second one would only contend for the
-interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel; INTERRUPT sets it. What
-waits for the disk only has a pool of its own: an origin that hangs fills the other one. Small reads of a mount
-without open are begun and answered by the hot thread itself. The kernel waits for
+interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel, which is set when its caller
+is killed (waiting_calls.py). What waits for the disk only has a pool of its own: an origin that hangs fills the
+other one. Small reads of a mount without open are begun and answered by the hot thread itself. The kernel waits for
 an answer even when the reader was killed, so each request is answered exactly once. Nothing here opens, stats
 or maps anything below the own mountpoint.
 """
@@ -15,9 +15,8 @@ import gc
 import logging
 import os
 import select
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
@@ -33,9 +32,9 @@ from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Begun, Deferred, Method, Mode, OnDisk, Operations
+from headrace.fuse.waiting_calls import WaitingCall, WaitingCalls
 from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
-from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import EventsLost
 from headrace.sdk.tree import Tree
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
@@ -43,7 +42,6 @@ from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 32
-POOL_THREADS = 64
 BEGUN_MAX = 32
 """Requests that are taken, the disk being asked for some of them, before the first of those is waited for."""
 STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
@@ -70,14 +68,12 @@ class Session:
         self._tree = _tree_of(client)
         self.operations = self._build_operations(mode)
         self.operations.start_handles_at(ledger.incarnation << 40 | 1)
-        self._waiting: dict[int, tuple[Cancel, Future[None] | None]] = {}
-        self._waiting_lock = threading.Lock()
         self._begun: dict[int, Begun] = {}
         """By the request, oldest first; of the hot thread alone."""
         self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
-        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="miss")
+        self._waiting = WaitingCalls(self._run, self._disk)
         self._table: dict[int, Method] = self.operations.table()
-        self._table[Opcode.INTERRUPT] = self._interrupt
+        self._table[Opcode.INTERRUPT] = _refuse_interrupts
 
     def _build_operations(self, mode: Mode) -> Operations:
         send = FileReplies(self._fd).send
@@ -202,8 +198,10 @@ class Session:
                 answer = _failed(opcode, error)
             if isinstance(answer, Begun):
                 begun[unique] = answer
-            elif callable(answer) or isinstance(answer, OnDisk):
-                self._defer(opcode, unique, answer, Cancel())
+            elif isinstance(answer, OnDisk):
+                self._disk.submit(self._run_on_disk, opcode, unique, _caller(request), answer)
+            elif callable(answer):
+                self._waiting.submit(WaitingCall(opcode, unique, _caller(request), answer))
             else:
                 self._send(unique, answer)
 
@@ -217,48 +215,29 @@ class Session:
             answer = _failed(Opcode.READ, error)
         self._send(unique, answer)
 
-    def _defer(self, opcode: int, unique: int, work: Deferred | OnDisk, cancel: Cancel) -> None:
-        pool = self._disk if isinstance(work, OnDisk) else self._pool
-        with self._waiting_lock:
-            self._waiting[unique] = (cancel, None)
-            future = pool.submit(self._run, opcode, unique, work, cancel)
-            if unique in self._waiting:
-                self._waiting[unique] = (cancel, future)
-
-    def _run(self, opcode: int, unique: int, work: Deferred | OnDisk, cancel: Cancel) -> None:
+    def _run_on_disk(self, opcode: int, unique: int, caller: int, work: OnDisk) -> None:
         answer: Answer | Deferred
         try:
-            answer = errno.EINTR
-            if not cancel.is_set():
-                answer = work.work() if isinstance(work, OnDisk) else work(cancel)
+            answer = work.work()
         except Exception as error:  # noqa: BLE001 - as in _loop
             answer = _failed(opcode, error)
         if callable(answer):
-            self._defer(opcode, unique, answer, cancel)
+            self._waiting.submit(WaitingCall(opcode, unique, caller, answer))
+        else:
+            self._send(unique, answer)
+
+    def _run(self, call: WaitingCall) -> None:
+        answer: Answer | Deferred
+        try:
+            answer = call.work(call.cancel)
+        except Exception as error:  # noqa: BLE001 - as in _loop
+            answer = _failed(call.opcode, error)
+        if callable(answer):
+            call.work = answer
+            self._waiting.submit(call)
             return
-        self._done(unique, cancel)
-        self._send(unique, answer)
-
-    def _done(self, unique: int, cancel: Cancel) -> None:
-        with self._waiting_lock:
-            self._waiting.pop(unique, None)
-            cancel.close()
-
-    def _interrupt(self, unique: int, node: int, request: bytearray) -> Answer:
-        (target,) = abi.INTERRUPT_IN.unpack_from(request, 40)
-        if target in self._begun:
-            return None  # its answer comes next; EAGAIN would bring this again and again before it
-        with self._waiting_lock:
-            found = self._waiting.get(target)
-            if found is not None:
-                found[0].set()
-        if found is None:
-            return errno.EAGAIN  # perhaps another thread is about to queue it; ENOENT if it was answered
-        cancel, future = found
-        if future is not None and future.cancel():  # it had not begun
-            self._done(target, cancel)
-            self._send(target, errno.EINTR)
-        return None
+        self._waiting.end(call)
+        self._send(call.unique, answer)
 
     def _send(self, unique: int, answer: Any) -> None:
         try:
@@ -317,6 +296,16 @@ def _tree_of(client: Any) -> Tree | None:
 
 def _unknown(unique: int, node: int, request: bytearray) -> Answer:
     return errno.ENOSYS
+
+
+def _refuse_interrupts(unique: int, node: int, request: bytearray) -> Answer:
+    """Tell the kernel that calls are not interrupted: it sends none any more on this mount, and wakes callers only to
+    kill them."""
+    return errno.ENOSYS
+
+
+def _caller(request: bytearray) -> int:
+    return int(abi.CALLER.unpack_from(request)[0])
 
 
 def _failed(opcode: int, error: Exception) -> int:

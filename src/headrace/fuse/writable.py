@@ -590,6 +590,8 @@ def _with_errno(method: Method) -> Method:
     def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | OnDisk | Begun:
         try:
             answer = method(unique, node, request)
+        except HeadraceError:
+            raise  # some are OSErrors without a number
         except OSError as error:
             return error.errno or errno.EIO
         if callable(answer):
@@ -606,6 +608,8 @@ def _with_errno(method: Method) -> Method:
 def _answer_or_errno(work: Callable[[], Answer | Deferred]) -> Answer | Deferred:
     try:
         answer = work()
+    except HeadraceError:
+        raise
     except OSError as error:
         return error.errno or errno.EIO
     if callable(answer):

@@ -137,13 +137,13 @@ class WritableOperations(WritableNames):
         self._writer.secure(path, cancel)
         return 0
 
-    def fsync(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
+    def fsync(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
         if not node & UPPER:
             return 0
         _, flags, _ = abi.FSYNC_IN.unpack_from(request, 40)
-        return lambda cancel: self._fsync(node, cancel, data_only=bool(flags & abi.FSYNC_DATA_ONLY))
+        return OnDisk(lambda: self._fsync(node, data_only=bool(flags & abi.FSYNC_DATA_ONLY)))
 
-    def _fsync(self, node: int, cancel: Cancel, *, data_only: bool) -> Answer:
+    def _fsync(self, node: int, *, data_only: bool) -> Answer | Deferred:
         with self._open_files.use(node) as file:
             if file is None:
                 fd = os.open(self._upper.at(self._path(node)), os.O_RDONLY | os.O_CLOEXEC)
@@ -155,7 +155,7 @@ class WritableOperations(WritableNames):
             (os.fdatasync if data_only else os.fsync)(file.fd)
             path = self._tell(node, file)
         if path is not None and self._tree.modes.waits(path):
-            return self._secured(path, cancel)
+            return lambda cancel: self._secured(path, cancel)
         return 0
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:

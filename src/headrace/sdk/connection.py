@@ -30,7 +30,7 @@ RECONNECT_PAUSE_S = 0.05
 class Connection:
     """welcome: what the node said of itself. Not thread-safe."""
 
-    def __init__(self, socket_path: str, *, role: str) -> None:
+    def __init__(self, socket_path: str, *, role: str, cancel: Cancel | None = None) -> None:
         self.pid = os.getpid()
         self.usable = True  # no answer is outstanding, and it is open
         self.used = False  # before: its node may be gone
@@ -41,7 +41,8 @@ class Connection:
         except OSError as error:
             self._socket.close()
             raise self._gone(error.strerror or str(error)) from error
-        answer = self.ask(Hello(protocol=PROTOCOL, pid=self.pid, role=role), deadline=Deadline.after(10))
+        hello = Hello(protocol=PROTOCOL, pid=self.pid, role=role)
+        answer = self.ask(hello, deadline=Deadline.after(10), cancel=cancel)
         if not isinstance(answer, Welcome):
             raise ProtocolError("the node did not welcome us", why=type(answer).__name__)
         self.welcome = answer
@@ -155,9 +156,11 @@ class Connections:
         be repeated without harm."""
         give_up = Deadline.after(self._patience_s if patience_s is None else patience_s)
         while True:
+            if cancel is not None and cancel.is_set():
+                raise CancelledByUserError("call broken off")
             connection: Connection | None = None
             try:
-                connection = self.take()
+                connection = self.take(cancel)
                 return connection.ask(request, cancel=cancel)
             except NodeUnavailableError:
                 if connection is not None and connection.used:
@@ -165,21 +168,19 @@ class Connections:
                     continue  # of a node that is gone, as all in the pool are; a new one may be there
                 if give_up.passed():
                     raise
-                if cancel is not None and cancel.is_set():
-                    raise CancelledByUserError("call broken off") from None
                 time.sleep(RECONNECT_PAUSE_S)
             finally:
                 if connection is not None and connection.usable:
                     self.give(connection)
 
-    def take(self) -> Connection:
+    def take(self, cancel: Cancel | None = None) -> Connection:
         """A connection of the caller's own; a new one where none is free."""
         with self._lock:
             while self._free:
                 connection = self._free.pop()
                 if connection.pid == os.getpid():
                     return connection
-        connection = Connection(self.path, role=self._role)
+        connection = Connection(self.path, role=self._role, cancel=cancel)
         self.on_welcome(connection.welcome)
         return connection
 

@@ -2,8 +2,8 @@
 
 Loaded in the session process through `--client`; the "socket path" is the path of a state folder:
 `source/` the origin's tree; `cache/` complete cache files by id; `partial/` sparse ones. While a file `stuck`
-is there, nothing is filled; while `broken`, filling fails; `order-*` files are events, see `_watch`. Ids come
-from inode numbers: every session gives the same ones.
+is there, nothing is filled or looked up anew; while `stuck-opens`, nothing is opened anew; while `broken`, filling
+fails; `order-*` files are events, see `_watch`. Ids come from inode numbers: every session gives the same ones.
 """
 
 from __future__ import annotations
@@ -95,17 +95,21 @@ class MemoryClient:
         return path
 
     def fill(self, id: FileId, block: int, cancel: Cancel | None) -> None:
-        limit_s = time.monotonic() + float(self.options["slow_s"])
-        while time.monotonic() < limit_s or os.path.exists(f"{self.folder}/stuck"):
-            if cancel is not None and cancel.is_set():
-                raise CancelledByUserError("fill")
-            time.sleep(0.005)
+        self._wait(cancel, "stuck")
         if os.path.exists(f"{self.folder}/broken"):
             raise OriginUnavailableError("fill", why="asked for by the test")
         with open(self._paths[id], "rb") as source, open(self.partial(id), "r+b") as target:
             data = os.pread(source.fileno(), BLOCK_SIZE_BYTES, block * BLOCK_SIZE_BYTES)
             os.pwrite(target.fileno(), data, block * BLOCK_SIZE_BYTES)
         self.filled.setdefault(id, set()).add(block)
+
+    def _wait(self, cancel: Cancel | None, sign: str) -> None:
+        """As slow as the state says, and as long as a file of that name is there."""
+        limit_s = time.monotonic() + float(self.options["slow_s"])
+        while time.monotonic() < limit_s or os.path.exists(f"{self.folder}/{sign}"):
+            if cancel is not None and cancel.is_set():
+                raise CancelledByUserError("a call of the client")
+            time.sleep(0.005)
 
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         if name == b"main-thread-ends":
@@ -121,6 +125,7 @@ class MemoryClient:
             ctypes.CDLL(None).syscall(SYS_EXIT[os.uname().machine], 0)
 
     def lookup(self, parent: FileId, name: bytes, cancel: Cancel | None = None) -> Entry | None:
+        self._wait(cancel, "stuck")
         self._asked.add((parent, name))
         return self._children.get(parent, {}).get(name)
 
@@ -134,7 +139,7 @@ class MemoryClient:
         return not self.options["miss"]
 
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None:
-        pass
+        self._wait(cancel, "stuck")
 
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]:
         children = self._children[directory]
@@ -149,6 +154,7 @@ class MemoryClient:
     def open(self, id: FileId, cancel: Cancel | None = None) -> MemoryFile:
         if id not in self._entries:
             raise PathNotFoundError(f"{id:x}")
+        self._wait(cancel, "stuck-opens")
         if self._entries[id].version.size_bytes <= SMALL_BYTES and not os.path.exists(f"{self.folder}/stuck"):
             self.complete(id)
         return MemoryFile(self, id)

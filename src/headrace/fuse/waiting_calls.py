@@ -1,0 +1,125 @@
+"""Calls that wait for the node, and an early end of those whose caller was killed.
+
+A call is not interrupted by a signal that its program survives: on a disk it would not be either
+(docs/decisions/0025). So the session refuses INTERRUPT, and nobody tells it of a fatal signal; but the kernel keeps a
+killed process until each of its calls is answered. A thread therefore looks at the callers of calls that wait long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from signal import SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
+
+from headrace.fuse.operations import Deferred
+from headrace.sdk.cancel import Cancel
+
+THREADS = 64
+LOOK_S = 0.25
+"""Between two looks at the callers; a call that is answered sooner costs none."""
+_EXITING = 4  # of the flags in proc(5): PF_EXITING
+_MASKS = (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigIgn", b"SigCgt")
+
+
+class WaitingCall:
+    """caller: the thread that waits, as the request names it. work: what is left to do."""
+
+    __slots__ = ("caller", "cancel", "future", "opcode", "since_s", "unique", "work")
+
+    def __init__(self, opcode: int, unique: int, caller: int, work: Deferred) -> None:
+        self.opcode = opcode
+        self.unique = unique
+        self.caller = caller
+        self.work = work
+        self.cancel = Cancel()
+        self.since_s = time.monotonic()
+        self.future: Future[None] | None = None
+
+
+class WaitingCalls:
+    """run: does the work of a call and answers it. disk: runs a call that is cancelled before it began; its work then
+    waits for no node."""
+
+    def __init__(self, run: Callable[[WaitingCall], None], disk: Executor) -> None:
+        self._run = run
+        self._disk = disk
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="miss")
+        self._calls: dict[int, WaitingCall] = {}
+        self._lock = threading.Lock()
+        self._any = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="callers").start()
+
+    def submit(self, call: WaitingCall) -> None:
+        """Queue the call's work, the first or the rest of it."""
+        with self._lock:
+            self._calls[call.unique] = call
+            call.future = self._pool.submit(self._run, call)
+        if not self._any.is_set():
+            self._any.set()
+
+    def end(self, call: WaitingCall) -> None:
+        """Forget a call that has its answer."""
+        with self._lock:
+            self._calls.pop(call.unique, None)
+            call.cancel.close()
+
+    def _watch(self) -> None:
+        while True:
+            self._any.wait()
+            time.sleep(LOOK_S)
+            with self._lock:
+                calls = list(self._calls.values())
+                if not calls:
+                    self._any.clear()
+            self._cancel_killed(calls)
+
+    def _cancel_killed(self, calls: list[WaitingCall]) -> None:
+        long_ago_s = time.monotonic() - LOOK_S
+        waiting = [call for call in calls if call.since_s < long_ago_s]
+        killed = {caller for caller in {call.caller for call in waiting} if is_killed(caller)}
+        for call in waiting:
+            if call.caller in killed:
+                call.cancel.set()
+                if call.future is not None and call.future.cancel():  # all threads of the pool are busy
+                    self._disk.submit(self._run, call)
+
+
+def is_killed(thread: int) -> bool:
+    """Return whether a thread ends before its program sees the result of the call it is in.
+
+    False for a thread that this process can't see: one of a pid namespace beside the mount's is 0 in its requests.
+    """
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            status = file.read()
+        with open(f"/proc/{thread}/stat", "rb") as file:
+            numbers = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return _will_be_killed(status) or _dies_of_a_signal(numbers)
+
+
+def _will_be_killed(status: bytes) -> bool:
+    fields = dict(line.split(b":", 1) for line in status.splitlines())
+    own, shared, blocked, ignored, caught = (int(fields[mask], 16) for mask in _MASKS)
+    fatal = ~(blocked | ignored | caught | _SURVIVED)
+    if int(fields[b"TracerPid"]):
+        fatal &= _bits(SIGKILL)  # whoever traces it may keep the others from it
+    return bool((own | shared) & fatal)
+
+
+def _dies_of_a_signal(numbers: list[bytes]) -> bool:
+    """A thread that was killed closes its files: nobody waits for what a FLUSH says then. numbers: of proc(5)'s `stat`
+    from the third on. A program that ends by itself waits."""
+    flags, exit_code = int(numbers[6]), int(numbers[49])
+    return bool(flags & _EXITING and exit_code & 0x7F)
+
+
+def _bits(*signals: int) -> int:
+    return sum(1 << number - 1 for number in signals)
+
+
+_SURVIVED = _bits(SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH)
+"""Signals that end no program that has no handler for them."""

@@ -1,0 +1,41 @@
+"""What a mount that can be written answers when its work fails."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from headrace.base.errors import HeadraceError, NodeUnavailableError, NoSpaceError, OriginUnavailableError
+from headrace.fuse import writable
+from headrace.fuse.errno_map import errno_of
+from headrace.fuse.operations import Answer, OnDisk
+from headrace.sdk.cancel import Cancel
+
+
+@pytest.mark.parametrize("error", [OriginUnavailableError("a"), NoSpaceError("a"), NodeUnavailableError("a")])
+def test_our_errors_keep_their_own_errno_though_they_are_os_errors(error: HeadraceError) -> None:
+    assert isinstance(error, OSError)
+
+    def fail(*_: object) -> Answer:
+        raise error
+
+    method = writable._with_errno(lambda *_: fail)
+    deferred = method(1, 1, bytearray())
+    assert callable(deferred)
+    with pytest.raises(type(error)) as raised:
+        deferred(Cancel())
+    assert errno_of(raised.value) != errno.EIO
+    on_disk = writable._with_errno(lambda *_: OnDisk(fail))(1, 1, bytearray())
+    assert isinstance(on_disk, OnDisk)
+    with pytest.raises(type(error)):
+        on_disk.work()
+    with pytest.raises(type(error)):
+        writable._with_errno(fail)(1, 1, bytearray())
+
+
+def test_errors_of_the_layer_are_answered_as_the_file_system_gave_them() -> None:
+    def fail(*_: object) -> Answer:
+        raise OSError(errno.EDQUOT, "quota")
+
+    assert writable._with_errno(fail)(1, 1, bytearray()) == errno.EDQUOT

@@ -1,0 +1,78 @@
+"""Whose caller was killed: signals that end a program, as proc(5) shows them of one that can't act on them yet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.fuse.waiting_calls import is_killed
+from tests.integration.cli.host import wait_until
+
+_PREPARED = {
+    "as it began": "",
+    "handler": "signal.signal(int(sys.argv[1]), lambda *_: None)",
+    "ignored": "signal.signal(int(sys.argv[1]), signal.SIG_IGN)",
+    "blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[1])])",
+}
+_SCRIPT = "import os, signal, sys, time\n%s\nprint('ready', flush=True)\ntime.sleep(1000)"
+
+
+class Stopped:
+    """A process whose signals stay pending, SIGKILL excepted."""
+
+    def __init__(self, prepared: str, number: int) -> None:
+        command = [sys.executable, "-S", "-c", _SCRIPT % _PREPARED[prepared], str(number)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+        self.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: b"(stopped)" in self._status())
+        self.process.send_signal(signal.SIGWINCH)  # the next one is not promoted to SIGKILL at once
+        self.process.send_signal(number)
+
+    def _status(self) -> bytes:
+        return Path(f"/proc/{self.process.pid}/status").read_bytes()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def stopped() -> Iterator[list[Stopped]]:
+    processes: list[Stopped] = []
+    yield processes
+    for process in processes:
+        process.close()
+
+
+@pytest.mark.parametrize(
+    "prepared, number, killed",
+    [
+        ("as it began", signal.SIGQUIT, True),
+        ("as it began", signal.SIGCHLD, False),
+        ("as it began", signal.SIGTSTP, False),
+        ("handler", signal.SIGTERM, False),
+        ("ignored", signal.SIGTERM, False),
+        ("blocked", signal.SIGTERM, False),
+    ],
+)
+def test_a_signal_that_ends_a_program_is_known(
+    stopped: list[Stopped], prepared: str, number: int, *, killed: bool
+) -> None:
+    stopped.append(Stopped(prepared, number))
+    assert is_killed(stopped[0].process.pid) is killed
+
+
+def test_who_is_not_seen_is_not_killed() -> None:
+    assert not is_killed(0)
+    assert not is_killed(1 << 30)
+    assert not is_killed(os.getpid())
