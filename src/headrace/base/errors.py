@@ -129,6 +129,12 @@ class VersionChangedError(OriginError):
     code = "origin.version_changed"
 
 
+class CorruptOriginError(OriginError):
+    """What the origin sends does not match the checksum that it names, and differs from read to read."""
+
+    code = "origin.corrupt"
+
+
 class ConflictError(OriginError):
     """What was to be replaced or removed at the origin is not what it was: somebody else changed it, or made a file
     of that name. Nothing was changed there."""

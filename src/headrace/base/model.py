@@ -74,10 +74,12 @@ class Extras(msgspec.Struct, frozen=True):
 
 class Arrived(msgspec.Struct, frozen=True):
     """What a read of some bytes of an object brought. body: what os.pwrite and a checksum take without a copy. extras:
-    of the whole object, where they came along; None: nothing was said of them."""
+    of the whole object, where they came along; None: nothing was said of them. from_origin: by the origin itself, so
+    that nobody has compared it with a checksum yet."""
 
     body: bytes | bytearray | memoryview
     extras: Extras | None = None
+    from_origin: bool = False
 
 
 class Attributes(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -26,6 +26,7 @@ EXIT_CODES: dict[str, int] = {
     "origin.conflict": 16,
     "origin.read_only": 17,
     "path.not_empty": 18,
+    "origin.corrupt": 19,
     "store.no_space": 20,
     "store.failed": 21,
     "store.busy": 22,

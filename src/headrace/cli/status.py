@@ -86,6 +86,11 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             )
         )
         lines += _away_lines(asked)
+    wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
+    if wrong or corrupt:
+        lines.append(
+            ("", f"{wrong} files came with wrong bytes and were read again, {corrupt} never came right")
+        )
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )

@@ -88,6 +88,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(description="How long a request to an origin may take, trying again included, in seconds."),
     ] = 60.0
+    verify_origin: Annotated[
+        bool,
+        Meta(
+            description="What an origin sent is compared with the checksum that it names (its ETag, where that is one), "
+            "and read again where they differ."
+        ),
+    ] = True
     cluster: Annotated[
         str,
         Meta(

@@ -50,8 +50,9 @@ class Fill:
         self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
         self._lane_bytes = lane_bytes
         self._on_complete = on_complete
-        self.committed = False  # set by on_complete, as is the next
+        self.committed = False  # set by on_complete, as are the next two
         self.failure: HeadraceError | None = None
+        self.comparing: asyncio.Task[None] | None = None
         self.asked = 0  # how often somebody wanted blocks of it
         self._writing = (
             asyncio.Lock()
@@ -63,7 +64,7 @@ class Fill:
 
     @property
     def idle(self) -> bool:
-        return not self._in_flight and self._whole is None
+        return not self._in_flight and self._whole is None and self.comparing is None
 
     async def ensure(self, start: int, end: int, *, for_peer: bool = False, background: bool = False) -> None:
         """start..end is in the cache file on return. Raises what the source raised; EvictedError when the file
@@ -129,8 +130,15 @@ class Fill:
         if not self.writer.complete:
             await self.ensure(0, self.entry.version.size_bytes)
 
+    async def settle(self) -> None:
+        """Of a file that is whole: it was compared, and is committed, on return; or what was wrong is raised."""
+        if self.comparing is not None:
+            await asyncio.shield(self.comparing)
+            if self.failure is not None:
+                raise self.failure
+
     async def stop(self) -> None:
-        tasks = [*self._in_flight.values(), *([self._whole] if self._whole else [])]
+        tasks = [*self._in_flight.values(), *(task for task in (self._whole, self.comparing) if task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

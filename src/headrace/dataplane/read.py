@@ -9,7 +9,8 @@ read. Both end with bytes in the cache file; the client reads them there. Bytes 
       └──── large: an empty sparse cache file ──────────────► fill
     fill ── present? ───────────────────────────────────────► done
       └──── absent: range reads, single-flight per block; a sequential reader is fetched ahead of, and a file that
-            is read in earnest is filled whole; the last block commits the file
+            is read in earnest is filled whole; the last block commits the file, once it was compared with what
+            its origin says of it (compare.py)
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 from headrace.base.errors import (
+    CorruptOriginError,
     EvictedError,
     HeadraceError,
     PathNotFoundError,
@@ -33,14 +37,23 @@ from headrace.base.errors import (
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
 from headrace.dataplane.batches import Batches
+from headrace.dataplane.compare import (
+    Digests,
+    SmallComparison,
+    WholeComparison,
+    WrongBytesError,
+    comparing_pool,
+)
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
-from headrace.dataplane.source import Source, Sources
+from headrace.dataplane.source import OriginSource, Source, Sources
 from headrace.namespace.tree import Namespace
+from headrace.origin.digest import Digest
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 EVICTED_MAX = 100
 """How often in a row a file may be evicted while it is filled, before its reader is told: there is too little room
@@ -54,8 +67,18 @@ SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
 
 
-_Small = tuple[Entry, Arrived, bool]
-"""A small file that arrived, and whether another node owns it."""
+CORRUPT_S, CORRUPT_MAX = 30.0, 1000
+"""For how long a large file that could not be had right is not tried again: all of it would be fetched each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Small:
+    """A small file that arrived. borrowed: another node owns it."""
+
+    entry: Entry
+    arrived: Arrived
+    borrowed: bool
+    comparison: SmallComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +87,7 @@ class ReadSettings:
     small_file_bytes_max: int
     readahead_bytes: int
     whole_file_after_bytes: int
+    verify_origin: bool = True
 
 
 class ReadPath:
@@ -91,6 +115,9 @@ class ReadPath:
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
         self._small = Batches(self._commit_small, most=SMALL_BATCH, delay_s=SMALL_DELAY_S)
+        self.digests = Digests(wanted=settings.verify_origin)
+        self._comparing = comparing_pool()
+        self._corrupt: dict[FileId, tuple[float, CorruptOriginError]] = {}
         self._landing: set[FileId] = set()
         self._idle_before: dict[FileId, int] = {}
 
@@ -191,6 +218,7 @@ class ReadPath:
             await fill.stop()
             fill.writer.close()
         self._fills.clear()
+        self._comparing.shutdown()
 
     # ------------------------------------------------------------ inside
 
@@ -205,6 +233,8 @@ class ReadPath:
                 return True
             try:
                 await work(fill)
+                if background:
+                    await fill.settle()
             except EvictedError:
                 if attempt + 1 == EVICTED_MAX:
                     raise
@@ -247,16 +277,23 @@ class ReadPath:
         source = self._sources.of(mount, key, entry, path)
         if entry.version.size_bytes <= min(BLOCK_SIZE_BYTES, self._settings.small_file_bytes_max):
             together = together or background
+            comparison = SmallComparison(self.digests, mount.origin.url, key, entry.version)
             await self._fetch_small(
-                source, entry, path, background=background, for_peer=for_peer, together=together
+                *(source, entry, path, comparison),
+                background=background,
+                for_peer=for_peer,
+                together=together,
             )
             return True
+        self._refuse_corrupt(id)
+        origin = self._sources.origin_of(mount, key, entry)
         writer = self._store.writer(id) if cached is not None else None
-        if writer is not None and writer.complete:  # killed, or the disk failed, before it was committed
+        whole = writer is not None and writer.complete  # killed, or the disk failed, before it was committed
+        if writer is not None and whole and self._digest_of(origin) is None:
             self._store.complete(writer)
             self._on_complete([id])
             return True
-        self._fills[id] = Fill(
+        self._fills[id] = fill = Fill(
             entry,
             source,
             writer or self._store.create(entry, borrowed=not self._sources.owns(path)),
@@ -269,8 +306,10 @@ class ReadPath:
                 window_bytes_max=self._settings.readahead_bytes,
                 whole_file_after_bytes=self._settings.whole_file_after_bytes,
             ),
-            on_complete=self._commit,
+            on_complete=partial(self._commit, origin=origin),
         )
+        if whole:
+            self._commit(fill, origin=origin)
         self._drop_idle()
         return False
 
@@ -295,24 +334,32 @@ class ReadPath:
         source: Source,
         entry: Entry,
         path: bytes,
+        comparison: SmallComparison,
         *,
         background: bool,
         for_peer: bool,
         together: bool,
     ) -> None:
-        arrived = Arrived(b"")
+        """Again while it does not match what the origin says of it."""
         size_bytes = entry.version.size_bytes
-        if size_bytes:
+        while True:
+            arrived = Arrived(b"")
+            if size_bytes:
+                try:
+                    async with source.read(
+                        0, size_bytes, background=background, for_peer=for_peer
+                    ) as arrived:
+                        self._landing.add(entry.id)
+                except VersionChangedError:
+                    await self._see_change(entry)
+                    raise
+            small = _Small(entry, arrived, not self._sources.owns(path), comparison)
             try:
-                async with source.read(0, size_bytes, background=background, for_peer=for_peer) as arrived:
-                    self._landing.add(entry.id)
-            except VersionChangedError:
-                await self._see_change(entry)
-                raise
-        try:
-            await self._small.one((entry, arrived, not self._sources.owns(path)), soon=not together)
-        finally:
-            self._landing.discard(entry.id)
+                return await self._small.one(small, soon=not together)
+            except WrongBytesError as error:
+                comparison.refused(error)
+            finally:
+                self._landing.discard(entry.id)
 
     async def _see_change(self, entry: Entry) -> None:
         """The next lookup finds what the origin has now, and this id is given up."""
@@ -324,31 +371,96 @@ class ReadPath:
             self.forget([entry.id])
 
     async def _commit_small(self, arrived: list[_Small]) -> list[Exception | None]:
-        """By one transaction; where that fails each by its own, so that each hears of its own trouble only."""
-        failure = await self._commit_together(arrived)
-        if failure is None or len(arrived) == 1:
-            return [failure] * len(arrived)
-        return [await self._commit_together([one]) for one in arrived]
-
-    async def _commit_together(self, arrived: list[_Small]) -> Exception | None:
-        """In the disk pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
-        files = [(entry, one.body) for entry, one, _ in arrived]
-        borrowed = {entry.id for entry, _, borrowed in arrived if borrowed}
-        extras = {entry.id: one.extras for entry, one, _ in arrived if one.extras is not None}
+        """By one transaction; where that fails each by its own, so that each hears of its own trouble only. In the disk
+        pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._disk,
-                partial(self._store.complete_small_many, files, borrowed=borrowed, extras=extras),
-            )
+            results = await self._in_disk_pool(lambda: self._keep_right(arrived))
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
-            return error
-        return None
+            if len(arrived) == 1:
+                return [error]
+            return [(await self._commit_small([one]))[0] for one in arrived]
+        for one, wrong in zip(arrived, results, strict=True):
+            if wrong is None:
+                one.comparison.kept()
+        return results
 
-    def _commit(self, fill: Fill) -> None:
+    def _keep_right(self, arrived: list[_Small]) -> list[Exception | None]:
+        """Keeps those that match what their origin says of them, all or none of them; what is wrong with the others."""
+        results: list[Exception | None] = []
+        right: list[_Small] = []
+        for one in arrived:
+            try:
+                one.comparison.check(one.arrived)
+                right.append(one)
+                results.append(None)
+            except WrongBytesError as error:
+                results.append(error)
+        if right:
+            self._store.complete_small_many(
+                [(one.entry, one.arrived.body) for one in right],
+                borrowed={one.entry.id for one in right if one.borrowed},
+                extras={one.entry.id: one.arrived.extras for one in right if one.arrived.extras is not None},
+            )
+        return results
+
+    async def _in_disk_pool(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+
+    def _commit(self, fill: Fill, *, origin: OriginSource) -> None:
         """In a callback of the loop, where nobody would hear an exception."""
         id = fill.entry.id
-        if self._fills.get(id) is not fill:
+        if self._fills.get(id) is not fill or fill.comparing is not None:
             return  # evicted, and perhaps made anew
+        digest = self._digest_of(origin)
+        if digest is None:
+            self._complete(fill)
+            return
+        comparison = WholeComparison(
+            self.digests, digest, origin.origin.url, fill.writer, origin, self._comparing
+        )
+        fill.comparing = asyncio.ensure_future(self._compare(fill, comparison))
+
+    def _digest_of(self, origin: OriginSource) -> Digest | None:
+        return self.digests.of(origin.origin.url, origin.key, origin.version)
+
+    async def _compare(self, fill: Fill, comparison: WholeComparison) -> None:
+        """Bytes that can't be told right are dropped, and fetched anew when they are wanted."""
+        id = fill.entry.id
+        try:
+            replaced = await comparison.settle()
+            if self._fills.get(id) is not fill:
+                raise EvictedError(f"cache file {id:x}", why="it went while it was compared")
+        except HeadraceError as error:
+            fill.failure = error
+            if self._fills.get(id) is fill:
+                await self._drop(fill, error)
+            return
+        self._complete(fill)
+        if replaced:
+            self._store.on_evicted([id])  # who has it open may have wrong bytes: it should open it anew
+
+    async def _drop(self, fill: Fill, error: HeadraceError) -> None:
+        """A whole file that may be wrong."""
+        id = fill.entry.id
+        level = logging.INFO if isinstance(error, EvictedError | VersionChangedError) else logging.WARNING
+        log.log(level, "a whole file that may be wrong is dropped id=%x error=%s", id, error)
+        if isinstance(error, CorruptOriginError):
+            self._corrupt[id] = (time.monotonic() + CORRUPT_S, error)
+            if len(self._corrupt) > CORRUPT_MAX:
+                del self._corrupt[next(iter(self._corrupt))]
+        self.forget([id])
+        self._store.free(id)
+        if isinstance(error, VersionChangedError):
+            await self._see_change(fill.entry)
+
+    def _refuse_corrupt(self, id: FileId) -> None:
+        until_s, error = self._corrupt.get(id, (0.0, None))
+        if error is not None and time.monotonic() < until_s:
+            raise error.copied()
+        self._corrupt.pop(id, None)
+
+    def _complete(self, fill: Fill) -> None:
+        id = fill.entry.id
         del self._fills[id]
         try:
             self._store.complete(fill.writer)

@@ -97,7 +97,7 @@ class OriginSource:
                         raise
                     continue
                 self.gate.window.succeeded(bytes_read=end - start, seconds=time.monotonic() - began)
-                yield arrived
+                yield structs.replace(arrived, from_origin=True)
                 return
 
 

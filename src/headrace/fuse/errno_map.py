@@ -24,6 +24,7 @@ ERRNO: dict[str, int] = {
     "origin.version_changed": errno.ESTALE,
     "origin.conflict": errno.ESTALE,
     "origin.read_only": errno.EROFS,
+    "origin.corrupt": errno.EIO,
     "deadline": errno.ETIMEDOUT,
     "store.no_space": errno.ENOSPC,
     "store.failed": errno.EIO,

@@ -139,6 +139,7 @@ class Node:
                 small_file_bytes_max=config.small_file_bytes_max,
                 readahead_bytes=config.readahead_bytes,
                 whole_file_after_bytes=config.whole_file_after_bytes,
+                verify_origin=config.verify_origin,
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
         )
@@ -376,7 +377,7 @@ class Node:
             },
             "cache": {**self.store.statistics(), "disks_full": self.disks_full},
             "index": self.store.index.statistics(),
-            "origin": {**total, "mounts": origins},
+            "origin": {**total, "mounts": origins, "checksums": self.reads.digests.statistics()},
             "mounts": [
                 {"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s}
                 for m in self.mounts.all()

@@ -63,8 +63,11 @@ class MemoryOrigin:
         part._prefix = f"{self._prefix}{prefix}/"
         return part
 
-    def hold(self, key: str, data: bytes, attributes: Attributes | None = None) -> Version:
-        token = f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}-{next(self._puts)}"'
+    def hold(
+        self, key: str, data: bytes, attributes: Attributes | None = None, *, token: str = ""
+    ) -> Version:
+        """token: where it is to be a certain one."""
+        token = token or f'"{next(self._puts)}-{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         version = Version(len(data), time.time_ns(), token)
         self._objects[self._prefix + key] = _Stored(data, version, attributes)
         return version

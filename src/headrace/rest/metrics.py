@@ -96,6 +96,24 @@ METRICS = (
         "reads_hedged",
         "mount",
     ),
+    Metric(
+        "headrace_origin_files_compared_total",
+        COUNTER,
+        "Files that match the checksum that their origin names.",
+        ("origin", "checksums", "files_compared"),
+    ),
+    Metric(
+        "headrace_origin_files_wrong_total",
+        COUNTER,
+        "Files of which an origin sent wrong bytes at first.",
+        ("origin", "checksums", "files_wrong"),
+    ),
+    Metric(
+        "headrace_origin_files_corrupt_total",
+        COUNTER,
+        "Files that could not be had right from their origin.",
+        ("origin", "checksums", "files_corrupt"),
+    ),
     Metric("headrace_fills_in_flight", GAUGE, "Range reads under way.", ("fill", "in_flight")),
     Metric(
         "headrace_fills_in_flight_max", GAUGE, "As many as the window allows now.", ("fill", "concurrency")

@@ -30,6 +30,7 @@ STATUS: dict[str, int] = {
     "origin.version_changed": 412,
     "origin.conflict": 409,
     "origin.read_only": 403,
+    "origin.corrupt": 502,
     "deadline": 504,
     "store.no_space": 507,
     "store.failed": 500,

@@ -69,6 +69,7 @@ ERROR_MAP: dict[str, str] = {
     "origin.no_bucket": "NoSuchBucket",
     "origin.version_changed": "ServiceUnavailable",
     "origin.conflict": "ConditionalRequestConflict",
+    "origin.corrupt": "InternalError",
     "origin.read_only": "AccessDenied",
     "deadline": "ServiceUnavailable",
     "store.no_space": "ServiceUnavailable",

@@ -240,8 +240,24 @@ class CacheWriter:
             self.on_grow(-again)
         failpoint.hit("writer.bits")
 
+    def replace(self, block: int, body: Body) -> None:
+        """Other bytes in the place of those of a block that is present; who reads it meanwhile may get some of both.
+        Of a file of several blocks. StoreError, EvictedError (closed)."""
+        with self._lock:
+            if self._closing or self._map is None:
+                raise self._evicted()
+            try:
+                pwrite_all(self.fd, body, block * BLOCK_SIZE_BYTES)
+            except OSError as error:
+                raise storage_error(self.volume.part_path(self.id), error) from error
+            self._map.set(block, block_checksum(body))
+
     def checksums(self) -> dict[int, int]:
-        return self._map.checksums() if self._map is not None else {}
+        """Of the blocks that are present. EvictedError (closed)."""
+        with self._lock:
+            if self._closing:
+                raise self._evicted()
+            return self._map.checksums() if self._map is not None else {}
 
     def drop_block(self, block: int) -> None:
         """The block is absent on return. Its bytes stay until they are written anew."""

@@ -39,7 +39,8 @@ class FaultProxy:
     share: of the requests that mode spoils, 0 to 1; others pass. passed_s: when each request that passed was answered.
     requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
     server checks signatures, it refuses them then. asked: of each request its method and path. put_delay_s: how long
-    each PUT and POST waits before the server has it."""
+    each PUT and POST waits before the server has it. flip_share: of the bodies of objects that are asked for, how many
+    come with one bit turned over, at random; flipped: how many did."""
 
     def __init__(self, server: Server, endpoint: str, door: _Door) -> None:
         self.server = server
@@ -49,9 +50,12 @@ class FaultProxy:
         self.put_delay_s = 0.0
         self.share = 1.0
         self.passed_s: list[float] = []
+        self.flip_share = 0.0
+        self.flipped = 0
         self.drops: frozenset[str] = frozenset()
         self.asked: list[tuple[str, str]] = []
         self._lock = threading.Lock()
+        self._chance = random.Random(5)
         self._mode = "pass"
         self._left: int | None = None
         self._losing = ""
@@ -115,6 +119,14 @@ class FaultProxy:
             spoils = self.share >= 1.0 or self._chance.random() < self.share
             return self._mode if spoils else "pass", self._changed
 
+    def flip(self, body: bytes) -> bytes:
+        with self._lock:
+            if not body or self._chance.random() >= self.flip_share:
+                return body
+            self.flipped += 1
+            at, bit = self._chance.randrange(len(body)), 1 << self._chance.randrange(8)
+        return body[:at] + bytes([body[at] ^ bit]) + body[at + 1 :]
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -146,6 +158,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if mode == "lost":
                 self.close_connection = True
                 return
+            if self.command == "GET" and status in (200, 206) and "list-type=" not in self.path:
+                body = self.proxy.flip(body)
             self._send(status, headers, body, whole=mode not in ("half", "stall"))
             if mode == "stall":
                 self.wfile.flush()

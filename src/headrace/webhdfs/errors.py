@@ -45,6 +45,7 @@ ERROR_MAP: dict[str, str] = {
     "origin.no_bucket": "FileNotFoundException",
     "origin.version_changed": "RetriableException",
     "origin.conflict": "IOException",
+    "origin.corrupt": "IOException",
     "origin.read_only": "AccessControlException",
     "deadline": "RetriableException",
     "store.no_space": "DSQuotaExceededException",

@@ -27,8 +27,16 @@ BODY = os.urandom(6 * MIB + 5)
 
 
 class World:
-    def __init__(self, folder: Path, *, capacity_bytes: int = 64 * MIB, boot_id: str = "1") -> None:
-        self.origin = MemoryOrigin("reads")
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        capacity_bytes: int = 64 * MIB,
+        boot_id: str = "1",
+        origin: MemoryOrigin | None = None,
+        verify_origin: bool = True,
+    ) -> None:
+        self.origin = origin or MemoryOrigin("reads")
         self.store = Store.open(
             str(folder / "v/index"), [Volume(0, str(folder / "v"), capacity_bytes)], boot_id=boot_id
         )
@@ -42,6 +50,7 @@ class World:
             small_file_bytes_max=MIB,
             readahead_bytes=MIB,
             whole_file_after_bytes=64 * MIB,
+            verify_origin=verify_origin,
         )
         self.reads = ReadPath(
             self.namespace,

@@ -1,0 +1,215 @@
+"""What an origin sends wrong: never kept where its version names a digest of the right bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import CorruptOriginError
+from headrace.base.model import Arrived, Entry, Version
+from headrace.dataplane import compare
+from headrace.origin.memory import MemoryOrigin
+from tests.unit.dataplane.test_read import MIB, World
+
+PART = 5 * MIB
+
+
+def md5(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+
+def parts_token(body: bytes, part_bytes: int) -> str:
+    sums = [
+        hashlib.md5(body[at : at + part_bytes], usedforsecurity=False).digest()
+        for at in range(0, len(body), part_bytes)
+    ]
+    return f'"{md5(b"".join(sums))}-{len(sums)}"'
+
+
+class SpoilingOrigin(MemoryOrigin):
+    """share: of the bodies, how many come with a bit turned over. read: keys, one for each read."""
+
+    def __init__(self) -> None:
+        super().__init__("spoils")
+        self.share = 0.0
+        self.read: list[str] = []
+        self.on_read: Callable[[str], None] = lambda _: None
+        self.chance = random.Random(11)
+
+    async def read_range(
+        self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
+    ) -> Arrived:
+        self.read.append(key)
+        self.on_read(key)
+        arrived = await super().read_range(key, start, end, version=version, deadline=deadline)
+        if self.chance.random() >= self.share:
+            return arrived
+        body = bytearray(arrived.body)
+        body[self.chance.randrange(len(body))] ^= 1 << self.chance.randrange(8)
+        return Arrived(body)
+
+
+class Spoiled(World):
+    def __init__(self, folder: Path, *, verify_origin: bool = True) -> None:
+        self.spoils = SpoilingOrigin()
+        super().__init__(folder, origin=self.spoils, capacity_bytes=256 * MIB, verify_origin=verify_origin)
+
+    def hold(self, key: str, size_bytes: int, token: str = "") -> bytes:
+        body = os.urandom(size_bytes)
+        self.spoils.hold(key, body, token=token or f'"{md5(body)}"')
+        return body
+
+    async def loaded(self, key: str) -> bytes:
+        entry = await self.entry(key)
+        await self.reads.load(entry)
+        return self.content(entry.id)
+
+    def count(self, name: str) -> int:
+        return self.reads.digests.statistics()[name]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Spoiled:
+    return Spoiled(tmp_path)
+
+
+def run(world: Spoiled, test: Callable[[Spoiled], Awaitable[None]]) -> None:
+    async def typed(_: World) -> None:
+        await test(world)
+
+    asyncio.run(world.run(typed))
+
+
+def test_what_comes_wrong_is_read_until_it_is_right(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        w.spoils.share = 0.3
+        truth = {f"s/{number}": w.hold(f"s/{number}", 1000 + number) for number in range(60)}
+        truth["s/block"] = w.hold("s/block", MIB)
+        truth |= {f"large/{number}": w.hold(f"large/{number}", 5 * MIB + number) for number in range(3)}
+        body = os.urandom(12 * MIB + 7)
+        w.spoils.hold("large/parts", body, token=parts_token(body, PART))
+        truth["large/parts"] = body
+        found = await asyncio.gather(*map(w.loaded, truth))
+        assert dict(zip(truth, found, strict=True)) == truth
+        assert w.count("files_wrong") > 10
+        assert w.count("files_compared") == len(truth)
+        assert w.count("files_other") == w.count("files_corrupt") == 0
+
+    run(world, test)
+
+
+def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        w.spoils.share = 1.0
+        w.hold("small", 1000)
+        w.hold("large", 3 * MIB)
+        for key in ("small", "large"):
+            entry = await w.entry(key)
+            with pytest.raises(CorruptOriginError, match="don't match the checksum"):
+                await w.reads.load(entry)
+            assert w.store.index.cached(entry.id) is None
+        asked = len(w.spoils.read)
+        with pytest.raises(CorruptOriginError):
+            await w.reads.load(await w.entry("large"))
+        assert len(w.spoils.read) == asked, "all of it was fetched again at once"
+        assert w.count("files_corrupt") == 2
+        w.spoils.share = 0.0
+        assert len(await w.loaded("small")) == 1000
+
+    run(world, test)
+
+
+@pytest.mark.parametrize("size", [1000, 3 * MIB])
+def test_a_token_that_is_no_digest_costs_a_second_read_for_the_first_files_only(
+    world: Spoiled, size: int
+) -> None:
+    async def test(w: Spoiled) -> None:
+        truth = {f"key/{n}": w.hold(f"key/{n}", size, token=f'"{os.urandom(16).hex()}"') for n in range(8)}
+        for key, body in truth.items():
+            assert await w.loaded(key) == body
+        once = len({key: None for key in w.spoils.read}) * -(-size // (2 * MIB))
+        again = compare.OTHERS_MAX
+        assert len(w.spoils.read) == once + again, w.spoils.read
+        assert w.count("files_other") == again
+        assert w.count("files_wrong") == 0
+
+    run(world, test)
+
+
+def test_parts_of_a_size_that_nobody_guesses_are_taken_as_they_come(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        body = os.urandom(7 * MIB)
+        for number in range(5):
+            w.spoils.hold(f"odd/{number}", body, token=parts_token(body, MIB + 1))
+        for number in range(5):
+            assert await w.loaded(f"odd/{number}") == body
+        assert w.count("files_compared") == w.count("files_other") == 0
+        assert w.count("reads_again") == 0
+
+    run(world, test)
+
+
+def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        body = w.hold("f", 3 * MIB + 5)
+        entry = await w.entry("f")
+        writer = w.store.create(entry)
+        wrong = bytearray(body)
+        wrong[2 * MIB + 1] ^= 4
+        writer.write(0, wrong)
+        writer.close()
+        assert await w.loaded("f") == body
+        assert w.store.verify(entry.id)
+
+    run(world, test)
+
+
+def test_a_file_that_goes_while_it_is_compared_is_fetched_anew(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        body = w.hold("f", 3 * MIB + 5)
+        entry = await w.entry("f")
+        wrong = bytearray(body)
+        wrong[5] ^= 1
+        writer = w.store.create(entry)
+        writer.write(0, wrong)
+        writer.close()
+
+        def go(_: str) -> None:
+            w.spoils.on_read = lambda _: None
+            w.store.free(entry.id)
+
+        w.spoils.on_read = go
+        assert await w.loaded("f") == body
+
+    run(world, test)
+
+
+def test_a_reader_of_all_of_it_has_a_file_that_becomes_whole(world: Spoiled) -> None:
+    async def test(w: Spoiled) -> None:
+        body = w.hold("f", 3 * MIB + 5)
+        entry: Entry = await w.entry("f")
+        await w.reads.fill(entry.id, 0, len(body))
+        await w.reads.load(entry)
+        assert w.content(entry.id) == body
+        assert w.whole == [entry.id]
+
+    run(world, test)
+
+
+def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
+    async def test(w: Spoiled) -> None:
+        for size in (1000, 3 * MIB):
+            w.hold(f"f{size}", size, token=f'"{os.urandom(16).hex()}"')
+        for size in (1000, 3 * MIB):
+            await w.loaded(f"f{size}")
+        assert len(w.spoils.read) == 3
+        assert not any(w.reads.digests.statistics().values())
+
+    run(Spoiled(tmp_path, verify_origin=False), test)
