@@ -91,7 +91,8 @@ class ReadSettings:
 
 
 class ReadPath:
-    """on_complete: told the ids of files that became whole."""
+    """on_complete: told the ids of files that became whole. on_spoiled: of those of which wrong bytes may have been read
+    before they were compared; they are right, or gone, when it is told."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class ReadPath:
         settings: ReadSettings,
         *,
         on_complete: Callable[[list[FileId]], None],
+        on_spoiled: Callable[[list[FileId]], None] = lambda _: None,
     ) -> None:
         self._namespace = namespace
         self._store = store
@@ -109,6 +111,7 @@ class ReadPath:
         self._disk = disk
         self._settings = settings
         self._on_complete = on_complete
+        self._on_spoiled = on_spoiled
         self.bring: Callable[[bytes, Entry], Awaitable[bool]] | None = None
         """Moves what was written on this node, and is at its origin, into the cache; False: there is no such file."""
         self._fills: dict[FileId, Fill] = {}
@@ -435,9 +438,9 @@ class ReadPath:
             if self._fills.get(id) is fill:
                 await self._drop(fill, error)
             return
-        self._complete(fill)
         if replaced:
-            self._store.on_evicted([id])  # who has it open may have wrong bytes: it should open it anew
+            self._on_spoiled([id])
+        self._complete(fill)
 
     async def _drop(self, fill: Fill, error: HeadraceError) -> None:
         """A whole file that may be wrong."""
@@ -450,6 +453,7 @@ class ReadPath:
                 del self._corrupt[next(iter(self._corrupt))]
         self.forget([id])
         self._store.free(id)
+        self._on_spoiled([id])
         if isinstance(error, VersionChangedError):
             await self._see_change(fill.entry)
 

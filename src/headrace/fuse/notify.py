@@ -1,7 +1,7 @@
 """Tells the kernel what is no longer true, from a thread of its own.
 
 Never from a thread that serves requests, nor from the client's: the kernel takes the directory's lock for a
-notification, and whoever holds it may be waiting for an answer of ours.
+notification, or a page's, and whoever holds it may be waiting for an answer of ours.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class Notifier:
     def listing_changed(self, directory: int) -> None:
         """What the kernel keeps of a listing: a name that it never looked up does not drop it."""
         self._queue.put(codec.inval_inode(directory))
+
+    def bytes_changed(self, file: int) -> None:
+        """Its pages were wrong. Those that somebody has mapped, too."""
+        self._queue.put(codec.inval_inode(file))
 
     def resend(self) -> None:
         """The kernel sends again what a session that is gone had taken and not answered."""

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
-from headrace.base.model import FileId
+from headrace.base.model import FileId, Kind
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
@@ -262,6 +262,8 @@ class Session:
         elif isinstance(event, Evicted):
             self._inodes.evict(event.ids)
             self._forget_files(event.ids)
+            for id in event.ids if event.spoiled else ():
+                self._notifier.bytes_changed(self._inodes.node_of(FileId(id), Kind.FILE))
         elif isinstance(event, Completed):
             self._forget_files(event.ids)
         elif isinstance(event, EventsLost):

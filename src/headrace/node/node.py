@@ -142,6 +142,9 @@ class Node:
                 verify_origin=config.verify_origin,
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
+            on_spoiled=lambda ids: self.subscribers.publish(
+                Evicted(ids=[int(id) for id in ids], spoiled=True)
+            ),
         )
         store.on_evicted = self._evicted
         self.jobs = Jobs(self.namespace, store, self.reads, self.disk)

@@ -321,9 +321,11 @@ class Written(Message, frozen=True):
 
 
 class Evicted(Message, frozen=True):
-    """Cache files that were dropped: let go of descriptors and backing ids."""
+    """Cache files that were dropped: let go of descriptors and backing ids. spoiled: some of their bytes were wrong, or
+    may have been: let go of what was read of them, too."""
 
     ids: list[int]
+    spoiled: bool = False
 
 
 class Completed(Message, frozen=True):

@@ -191,6 +191,11 @@ class MemoryClient:
             for id in ids:
                 os.unlink(f"{self.folder}/cache/{id:x}")
             on_event(Evicted(ids=ids))
+        elif kind == "replace":
+            for id in ids:
+                for block in list(self.filled[FileId(id)]):
+                    self.fill(FileId(id), block, None)
+            on_event(Evicted(ids=ids, spoiled=True))
         elif kind == "rename":
             parent, old, new = ids[0], os.fsencode(ids[1]), os.fsencode(ids[2])
             children = self._children[parent]

@@ -97,6 +97,22 @@ def test_eviction_of_an_open_file_keeps_its_bytes(mounter: Mounter) -> None:
 
 
 @pytest.mark.parametrize("io", MODES)
+def test_wrong_bytes_that_were_replaced_are_not_read_again(mounter: Mounter, io: str) -> None:
+    """Neither by who has the file open, nor by who opens it anew: the kernel has kept them until then."""
+    wrong, right = os.urandom(3_500_000), os.urandom(3_500_000)
+    m = mounter(io, {"f": wrong})
+    path = m.mount / "f"
+    with path.open("rb", buffering=0) as file:
+        assert file.read() == wrong
+        with (m.source / "f").open("r+b") as source:
+            source.write(right)
+        m.order("replace", [m.id_of("f")])
+        wait_until(lambda: path.read_bytes() == right)
+        file.seek(0)
+        assert file.read() == right
+
+
+@pytest.mark.parametrize("io", MODES)
 def test_many_readers_at_once(mounter: Mounter, io: str) -> None:
     files = {f"f{n}": os.urandom(50_000 + n) for n in range(60)} | {"big": BIG}
     m = mounter(io, files, slow_s=0.002)

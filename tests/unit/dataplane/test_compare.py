@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from headrace.base.errors import CorruptOriginError
 from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane import compare
 from headrace.origin.memory import MemoryOrigin
+from tests.unit.dataplane import test_many_nodes as many
 from tests.unit.dataplane.test_read import MIB, World
 
 PART = 5 * MIB
@@ -115,6 +117,7 @@ def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> N
             with pytest.raises(CorruptOriginError, match="don't match the checksum"):
                 await w.reads.load(entry)
             assert w.store.index.cached(entry.id) is None
+        assert w.spoiled == [entry.id]
         asked = len(w.spoils.read)
         with pytest.raises(CorruptOriginError):
             await w.reads.load(await w.entry("large"))
@@ -167,6 +170,7 @@ def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoi
         writer.close()
         assert await w.loaded("f") == body
         assert w.store.verify(entry.id)
+        assert w.spoiled == [entry.id]
 
     run(world, test)
 
@@ -213,3 +217,30 @@ def test_nothing_is_compared_where_it_is_not_wanted(tmp_path: Path) -> None:
         assert not any(w.reads.digests.statistics().values())
 
     run(Spoiled(tmp_path, verify_origin=False), test)
+
+
+def test_what_an_owner_handed_on_before_it_compared_is_not_kept_either(tmp_path: Path) -> None:
+    """The other node has wrong bytes with checksums of blocks that match, and asks the origin, not the owner again."""
+    world = many.World(tmp_path, nodes="ab")
+    body, spoilt = os.urandom(5 * MIB + 3), set[int]()
+    read_range = world.origin.read_range
+
+    async def spoil_once(key: str, start: int, end: int, **rest: Any) -> Arrived:
+        arrived = await read_range(key, start, end, **rest)
+        if start in spoilt:
+            return arrived
+        spoilt.add(start)
+        return Arrived(bytes([arrived.body[0] ^ 1]) + bytes(arrived.body[1:]))
+
+    async def test(world: many.World) -> None:
+        world.origin.hold("f", body, token=f'"{md5(body)}"')
+        world.origin.read_range = spoil_once  # type: ignore[method-assign]
+        owner = world.owner("f")
+        (other,) = (node for node in world.nodes.values() if node is not owner)
+        for node in (other, owner):
+            entry = await node.entry("f")
+            await node.reads.load(entry)
+            assert node.content(entry.id) == body, node.id
+        assert other.reads.digests.files_wrong == owner.reads.digests.files_wrong == 1
+
+    asyncio.run(world.run(test))

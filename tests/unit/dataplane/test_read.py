@@ -45,6 +45,7 @@ class World:
         self.namespace.attach(Mount("/", "memory://", self.origin, 3600.0))
         self.disk = ThreadPoolExecutor(2)
         self.whole: list[int] = []
+        self.spoiled: list[int] = []
         settings = ReadSettings(
             range_bytes=2 * MIB,
             small_file_bytes_max=MIB,
@@ -59,6 +60,7 @@ class World:
             self.disk,
             settings,
             on_complete=self.whole.extend,
+            on_spoiled=self.spoiled.extend,
         )
         self.store.on_evicted = self.reads.forget
         self.heard: list[object] = []
