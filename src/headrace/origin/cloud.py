@@ -126,6 +126,11 @@ def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
         config["skip_signature"] = True
     if path_style is not None:
         config["virtual_hosted_style_request"] = not path_style
+    sums = options.put_checksums
+    if sums or (sums is None and endpoint.startswith("http://")):
+        config["checksum_algorithm"] = (
+            "sha256"  # which the signature needs anyway; https guards bytes without it
+        )
     client, key = _client(options, endpoint), _key_of(options)
     return _clients(
         lambda retry, client: S3Store(

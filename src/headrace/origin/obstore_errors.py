@@ -29,6 +29,7 @@ _NOT_ASCII = re.compile(r"contained non UTF-8 characters")
 """Of headers of an answer: whatever the encoding, obstore takes those of visible ASCII only."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
+_SPOILT = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
 _BROKEN = re.compile(
     r"HTTP error|error sending request|error decoding|timed? ?out|connection|incomplete|unexpected end|broken pipe",
     re.IGNORECASE,
@@ -99,6 +100,8 @@ def translate_put(error: BaseException, what: str) -> HeadraceError:
     """Of a put: there a failed precondition is a conflict, and a 404 means the bucket."""
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return ConflictError(what, why="it was changed, made or removed at the origin")
+    if _SPOILT.search(str(error)):  # on its way: the store compared it with the checksum that was sent along
+        return OriginUnavailableError(what, why=reason(error))
     if "NoSuchUpload" in str(error):  # completed by an attempt whose answer was lost, or aborted by somebody
         return OriginUnavailableError(what, why=reason(error))
     found = translate(error, what)

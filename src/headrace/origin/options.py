@@ -26,6 +26,7 @@ class OriginOptions:
     profile: str = ""
     allow_http: bool = False
     path_style: bool | None = None
+    put_checksums: bool | None = None
     account_name: str = ""
     account_key: str = ""
     service_account_path: str = ""
@@ -61,7 +62,7 @@ def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict
 
 
 def _value(url: str, name: str, text: str) -> str | bool | float | int:
-    if name in ("anonymous", "allow_http", "path_style"):
+    if name in ("anonymous", "allow_http", "path_style", "put_checksums"):
         if text.lower() not in _TRUE + _FALSE:
             raise UsageError(url, why=f"option {name} is true or false")
         return text.lower() in _TRUE

@@ -40,7 +40,7 @@ class FaultProxy:
     requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
     server checks signatures, it refuses them then. asked: of each request its method and path. put_delay_s: how long
     each PUT and POST waits before the server has it. flip_share: of the bodies of objects that are asked for, how many
-    come with one bit turned over, at random; flipped: how many did."""
+    come with one bit turned over, at random; put_flip_share: the same of bodies that are put; flipped: how many did."""
 
     def __init__(self, server: Server, endpoint: str, door: _Door) -> None:
         self.server = server
@@ -50,7 +50,7 @@ class FaultProxy:
         self.put_delay_s = 0.0
         self.share = 1.0
         self.passed_s: list[float] = []
-        self.flip_share = 0.0
+        self.flip_share = self.put_flip_share = 0.0
         self.flipped = 0
         self.drops: frozenset[str] = frozenset()
         self.asked: list[tuple[str, str]] = []
@@ -119,9 +119,9 @@ class FaultProxy:
             spoils = self.share >= 1.0 or self._chance.random() < self.share
             return self._mode if spoils else "pass", self._changed
 
-    def flip(self, body: bytes) -> bytes:
+    def flip(self, body: bytes, share: float) -> bytes:
         with self._lock:
-            if not body or self._chance.random() >= self.flip_share:
+            if not body or self._chance.random() >= share:
                 return body
             self.flipped += 1
             at, bit = self._chance.randrange(len(body)), 1 << self._chance.randrange(8)
@@ -141,6 +141,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.command == "PUT":
+            sent = self.proxy.flip(sent, self.proxy.put_flip_share)
         self.proxy.asked.append((self.command, self.path))
         mode, changed = self.proxy.next_mode(self.command)
         if self.command in ("PUT", "POST"):
@@ -159,7 +161,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             if self.command == "GET" and status in (200, 206) and "list-type=" not in self.path:
-                body = self.proxy.flip(body)
+                body = self.proxy.flip(body, self.proxy.flip_share)
             self._send(status, headers, body, whole=mode not in ("half", "stall"))
             if mode == "stall":
                 self.wfile.flush()
