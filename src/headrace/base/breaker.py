@@ -1,7 +1,7 @@
 """Whether another side is worth asking. Pure: times and chance are handed in.
 
-Some failures in a row open it; then nobody asks, but for one probe after a pause that grows with each that failed.
-Anything that succeeds closes it.
+Some failures in a row open it, or one silence; then nobody asks, but for one probe after a pause that grows with each
+that failed. Anything that succeeds closes it.
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ class Breaker:
         self._failures = self._opened = 0
         self._probe_s = None
 
-    def failed(self, now_s: float, *, chance: float, wait_s: float = 0.0) -> None:
+    def failed(self, now_s: float, *, chance: float, wait_s: float = 0.0, silent: bool = False) -> None:
         """chance: 0 to 1; nodes that saw the same failure come back at different times. wait_s: what the other side
-        asked for: it opens at once, for so long at least."""
+        asked for: it opens at once, for so long at least. silent: it said nothing at all for as long as it may: it opens
+        at once, as whoever asked next would wait as long again."""
         self._failures += 1
         probed = self._probe_s is not None
         self._probe_s = None
-        if self.closed and self._failures < self._limits.failures_max and not wait_s:
+        if self.closed and self._failures < self._limits.failures_max and not (wait_s or silent):
             return
         if not self.closed and not probed:
             return  # requests that were under way when it opened: they say nothing new

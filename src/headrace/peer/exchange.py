@@ -1,8 +1,8 @@
 """One request to one peer, from connection to answer: what runs on the loop. Threads only move bytes (`talks.py`).
 
 A connection belongs to one request at a time; one whose request was cancelled or went wrong is closed. While a peer
-says nothing, no thread waits for it, and now and then it is asked on another connection whether it lives: a node that
-hangs is found out in seconds, one that waits for a slow origin is waited for.
+says nothing, no thread waits for it, and soon it is asked on another connection whether it lives: a node that hangs,
+or is cut off, is found out in SILENCE_S + PING_S, one that waits for a slow origin is waited for (decision 0037).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import random
 import ssl
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
-from headrace.peer.link import Link
+from headrace.peer.link import SILENCE_S, Link, SilentError
 from headrace.peer.talks import AskTalk, Talk
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
 
@@ -27,8 +27,11 @@ IDLE_S_MAX = 60.0
 """The other side waits longer (entry/peer/server.py), so that it is mostly this one that closes."""
 CONNECTING_MAX = 4
 """At once to one peer: one that accepts and says nothing can't take all threads."""
-SILENCE_S = 2.0
-PING_S = 2.0
+PING_S = 1.0
+PING_THREADS = 16
+"""Apart from the others, so that it is not for want of a thread that a peer seems to be dead."""
+CHECK_LIMIT_S = 10.0
+"""Of what ends by itself sooner, unless the loop stands still."""
 BREAKER = BreakerLimits(failures_max=3, pause_s=0.5, pause_s_max=15.0, probe_limit_s=30.0)
 """One failure may be a connection that died with a restart."""
 GRACE_S = 0.1
@@ -67,6 +70,7 @@ class Exchange:
         self._hello = hello
         self._tls = tls
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="peer")
+        self._ping_threads = ThreadPoolExecutor(PING_THREADS, thread_name_prefix="peer-ping")
         self._busy: set[Link] = set()
         self._closed = False
 
@@ -81,12 +85,14 @@ class Exchange:
         except (HeadraceError, TimeoutError) as error:
             peer.errors += 1
             now = time.monotonic()
-            if not limit.expired() or now - peer.heard_s > SILENCE_S + PING_S:
-                peer.breaker.failed(now, chance=random.random())
+            quiet = now - peer.heard_s > SILENCE_S + PING_S
+            if not limit.expired() or quiet:
+                silent = limit.expired() or isinstance(error, SilentError)
+                peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
             if not limit.expired():
                 peer.trouble = str(error)
                 raise
-            late = PeerError(f"node {peer.who}", why="no answer within the time allowed")
+            late = SilentError(f"node {peer.who}", why="no answer within the time allowed")
             peer.trouble = str(late)
             raise late from None
         peer.breaker.succeeded()
@@ -103,21 +109,26 @@ class Exchange:
         for link in self._busy:
             link.abort()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._ping_threads.shutdown(wait=False, cancel_futures=True)
 
     async def _converse(self, peer: Peer, talk: Talk, deadline: Deadline, *, watch: bool) -> None:
+        threads = self._threads if watch else self._ping_threads
         while True:
             link = _take_idle(peer)
             fresh = link is None
             if link is None:
-                link = await self._connect(peer, deadline)
-            link.set_deadline(deadline)
+                link = await self._connect(peer, deadline, threads)
+            if watch:
+                link.lend(deadline, self._checks(peer))
+            else:
+                link.lend(deadline)
             self._busy.add(link)
             try:
-                await self._drive(peer, link, talk, watch=watch)
+                await self._drive(peer, link, talk, threads, watch=watch)
                 break
-            except HeadraceError:
+            except HeadraceError as error:
                 link.close()
-                if fresh or link.answered:
+                if fresh or link.answered or isinstance(error, SilentError):
                     raise
                 peer.close_idle()  # it died while it was idle; so did the others, most likely
                 talk.restart()
@@ -125,15 +136,17 @@ class Exchange:
                 self._busy.discard(link)
         self._give_back(peer, link)
 
-    async def _drive(self, peer: Peer, link: Link, talk: Talk, *, watch: bool) -> None:
-        while not await self._in_thread(lambda: talk.run(link), link):
+    async def _drive(
+        self, peer: Peer, link: Link, talk: Talk, threads: ThreadPoolExecutor, *, watch: bool
+    ) -> None:
+        while not await self._in_thread(lambda: talk.run(link), link, threads):
             if link.answered:
                 peer.heard_s = time.monotonic()
             await self._readable(peer, link, watch=watch)
         peer.heard_s = time.monotonic()
 
-    async def _in_thread(self, call: Callable[[], Result], link: Link) -> Result:
-        work = self._submit(call, link.who)
+    async def _in_thread(self, call: Callable[[], Result], link: Link, threads: ThreadPoolExecutor) -> Result:
+        work = _submit(threads, call, link.who)
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError:
@@ -143,12 +156,6 @@ class Exchange:
             if self._closed and not _being_cancelled():
                 raise PeerError(f"node {link.who}", why="this node stops") from None
             raise
-
-    def _submit(self, call: Callable[[], Result], who: str) -> Future[Result]:
-        try:
-            return self._threads.submit(call)
-        except RuntimeError as error:
-            raise PeerError(f"node {who}", why="this node stops") from error
 
     async def _readable(self, peer: Peer, link: Link, *, watch: bool) -> None:
         """Until something came from the peer."""
@@ -179,15 +186,34 @@ class Exchange:
             peer.checking.add_done_callback(lambda done: _checked(peer, done))
         await asyncio.shield(peer.checking)
 
+    def _checks(self, peer: Peer) -> Callable[[], None]:
+        """_check, for a thread that waits in the middle of an answer."""
+        loop = asyncio.get_running_loop()
+
+        def check() -> None:
+            work = self._check(peer)
+            try:
+                checked = asyncio.run_coroutine_threadsafe(work, loop)
+            except RuntimeError:
+                work.close()
+                raise PeerError(f"node {peer.who}", why="this node stops") from None
+            try:
+                checked.result(CHECK_LIMIT_S)
+            except (CancelledError, TimeoutError):
+                raise PeerError(f"node {peer.who}", why="this node stops") from None
+
+        return check
+
     async def _ping_only(self, peer: Peer) -> None:
         await self.ping(peer, Deadline.after(PING_S))
 
-    async def _connect(self, peer: Peer, deadline: Deadline) -> Link:
+    async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> Link:
         began_s = time.monotonic()
         async with peer.connecting:
             if peer.unreached is not None and peer.unreached_s > began_s:
                 raise peer.unreached.copied()  # others tried while this one waited for its turn
-            work = self._submit(
+            work = _submit(
+                threads,
                 lambda: Link.connect(
                     peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
                 ),
@@ -219,6 +245,13 @@ class Exchange:
             return
         link.idle_since_s = time.monotonic()
         peer.idle.append(link)
+
+
+def _submit(threads: ThreadPoolExecutor, call: Callable[[], Result], who: str) -> Future[Result]:
+    try:
+        return threads.submit(call)
+    except RuntimeError as error:
+        raise PeerError(f"node {who}", why="this node stops") from error
 
 
 def _take_idle(peer: Peer) -> Link | None:

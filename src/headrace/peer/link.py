@@ -1,16 +1,20 @@
 """One connection to a peer, blocking; used by one thread at a time, and cut by any.
 
 The only file that speaks to sockets here: what they raise leaves it as PeerError. No call waits beyond the deadline
-that was set last, nor longer than `stall_s` for a peer that is in the middle of a sentence.
+that was set last. In the middle of a sentence a peer may be silent for STALL_S, if it lives: that is asked meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import ssl
 import struct
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, ProtocolError
@@ -18,13 +22,30 @@ from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 
-CONNECT_S_MAX = 3.0
+CONNECT_S_MAX = 1.5
 """A host that is there answers within a round trip; a SYN that was lost is sent again after one second."""
+SILENCE_S = 0.4
+"""After so long without a byte it is asked whether the peer lives."""
 STALL_S = 10.0
+DEAD_MS = 2000
+"""A connection is ended on which nothing that was sent has been acknowledged for so long: its way is dead, though
+others to the same peer may not be. The peer as a whole is found out sooner."""
+PROBED_AFTER_S = 1
 RECEIVE_BYTES = 64 << 10
 """Taken at once where messages are awaited. With small files that is most of a file: a call to the kernel for each
 header and each body would give the interpreter's lock away seven times a file, and it is long in coming back."""
 _TIMEVAL = struct.Struct("ll")
+
+Given = ParamSpec("Given")
+Moved = TypeVar("Moved")
+
+
+class SilentError(PeerError):
+    """Nothing came in the time allowed: to ask again at once would be in vain."""
+
+
+def _lives() -> None:
+    pass
 
 
 class Link:
@@ -38,6 +59,7 @@ class Link:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
         self._deadline = Deadline.never()
+        self._check_alive: Callable[[], None] = _lives
         self._waits_s = -1.0
         self._ahead = memoryview(b"")  # received, and not yet asked for
         self.welcome: PeerWelcome
@@ -51,7 +73,7 @@ class Link:
         sock = _connect(address, who, limit=limit, tls=tls)
         link = cls(sock, who, address)
         try:
-            link.set_deadline(limit)
+            link.lend(limit)
             link.send(hello)
             answer = link.receive()
             if isinstance(answer, Failure):
@@ -72,17 +94,15 @@ class Link:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def set_deadline(self, deadline: Deadline) -> None:
+    def lend(self, deadline: Deadline, check_alive: Callable[[], None] = _lives) -> None:
+        """For one request. check_alive: called by the thread that waits; PeerError when the peer does not live."""
         self._deadline = deadline
+        self._check_alive = check_alive
 
     def send(self, message: Message) -> None:
         body = memoryview(peer_frame.encode(message))
-        try:
-            while body:
-                self._limit()
-                body = body[self._sock.send(body) :]
-        except OSError as error:
-            raise self._failed(error) from error
+        while body:
+            body = body[self._move(self._sock.send, body) :]
 
     def receive(self) -> PeerAnswer:
         """The next message. Its Block's bytes, if it is one, are next: receive_into."""
@@ -97,18 +117,12 @@ class Link:
             whole = bytearray(count)
             self.receive_into(memoryview(whole))
             return bytes(whole)
-        try:
-            while len(self._ahead) < count:
-                self._limit()
-                part = self._sock.recv(RECEIVE_BYTES)
-                if not part:
-                    raise self.broken("it closed the connection")
-                self.answered = True
-                self._ahead = memoryview(bytes(self._ahead) + part)
-        except OSError as error:
-            if isinstance(error, PeerError):
-                raise
-            raise self._failed(error) from error
+        while len(self._ahead) < count:
+            part = self._move(self._sock.recv, RECEIVE_BYTES)
+            if not part:
+                raise self.broken("it closed the connection")
+            self.answered = True
+            self._ahead = memoryview(bytes(self._ahead) + part)
         body, self._ahead = self._ahead[:count], self._ahead[count:]
         return bytes(body)
 
@@ -117,18 +131,12 @@ class Link:
         count = min(len(view), len(self._ahead))
         view[:count], self._ahead, view = self._ahead[:count], self._ahead[count:], view[count:]
         flags = 0 if self._tls else socket.MSG_WAITALL
-        try:
-            while view:
-                self._limit()
-                received = self._sock.recv_into(view, 0, flags)
-                if received == 0:
-                    raise self.broken("it closed the connection")
-                self.answered = True
-                view = view[received:]
-        except OSError as error:
-            if isinstance(error, PeerError):
-                raise
-            raise self._failed(error) from error
+        while view:
+            received = self._move(self._sock.recv_into, view, 0, flags)
+            if received == 0:
+                raise self.broken("it closed the connection")
+            self.answered = True
+            view = view[received:]
 
     def waits(self, milliseconds: int) -> bool:
         """Whether nothing comes within that time."""
@@ -156,10 +164,22 @@ class Link:
         with contextlib.suppress(OSError):
             self._sock.close()
 
-    def _limit(self) -> None:
-        left_s = min(STALL_S, self._deadline.left_s())
-        if left_s <= 0:
-            raise TimeoutError
+    def _move(self, call: Callable[Given, Moved], *given: Given.args, **more: Given.kwargs) -> Moved:
+        """Bytes, one way or the other. Patient with a peer that lives."""
+        end_s = time.monotonic() + STALL_S
+        while True:
+            left_s = min(end_s - time.monotonic(), self._deadline.left_s())
+            if left_s <= 0:
+                raise SilentError(f"node {self.who}", why="it is silent")
+            try:
+                self._limit(min(left_s, SILENCE_S))
+                return call(*given, **more)
+            except OSError as error:
+                if not _is_timeout(error):
+                    raise self.broken(error.strerror or str(error)) from error
+            self._check_alive()
+
+    def _limit(self, left_s: float) -> None:
         if self._tls:
             self._sock.settimeout(left_s)
         elif not 0 <= self._waits_s - left_s < 0.1:  # a system call; near enough is good enough
@@ -168,10 +188,10 @@ class Link:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
             self._waits_s = left_s
 
-    def _failed(self, error: OSError) -> PeerError:
-        if isinstance(error, TimeoutError | BlockingIOError):
-            return self.broken("it is silent")
-        return self.broken(error.strerror or str(error))
+
+def _is_timeout(error: OSError) -> bool:
+    """Of this call; not of the connection, which the kernel ends with ETIMEDOUT."""
+    return isinstance(error, TimeoutError | BlockingIOError) and error.errno != errno.ETIMEDOUT
 
 
 def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
@@ -180,6 +200,10 @@ def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | N
     try:
         sock = socket.create_connection((host.strip("[]"), int(port)), timeout=max(0.01, limit.left_s()))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBED_AFTER_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBED_AFTER_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_MS)
         if tls is not None:
             sock.settimeout(max(0.01, limit.left_s()))
             sock = tls.wrap_socket(sock)
@@ -190,5 +214,7 @@ def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | N
         if sock is not None:
             sock.close()
         text = error.strerror if isinstance(error, OSError) else None
-        why = "no connection in time" if isinstance(error, TimeoutError) else text or str(error)
-        raise PeerError(f"node {who} can't be reached", why=why) from error
+        what = f"node {who} can't be reached"
+        if isinstance(error, TimeoutError):
+            raise SilentError(what, why="no connection in time") from error
+        raise PeerError(what, why=text or str(error)) from error

@@ -96,7 +96,7 @@ class Peers:
         """Exactly the bytes wanted, each block's checksum verified; extras as the peer tells them."""
         found: builtins.list[tuple[int, Fetched]] = []
         talk = FetchTalk(Fetch([wanted], cached_only=cached_only, epoch=epoch), found.extend)
-        await self._ask(self._peer(node), talk, deadline)
+        await self._ask_usable(self._peer(node), talk, deadline)
         arrived = found[0][1]
         if isinstance(arrived, HeadraceError):
             raise arrived
@@ -113,7 +113,7 @@ class Peers:
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
     ) -> Names:
         talk = AskTalk(LookupShared(path, name, epoch), Names)
-        await self._ask(self._peer(node), talk, deadline)
+        await self._ask_usable(self._peer(node), talk, deadline)
         return talk.result()
 
     async def forget(
@@ -146,7 +146,7 @@ class Peers:
 
     async def ask_written(self, node: NodeInfo, request: AskWritten, deadline: Deadline) -> WrittenNames:
         talk = AskTalk(request, WrittenNames)
-        await self._ask(self._peer(node), talk, deadline)
+        await self._ask_usable(self._peer(node), talk, deadline)
         return talk.result()
 
     async def settle(self, node: NodeInfo, request: Settle, deadline: Deadline) -> Settled:
@@ -177,7 +177,7 @@ class Peers:
         loop = asyncio.get_running_loop()
         pages: asyncio.Queue[Names | HeadraceError | None] = asyncio.Queue()
         talk = NamesTalk(ListShared(path, epoch, anew), lambda page: _on(loop, pages.put_nowait, page))
-        task = self._spawn(self._ask(self._peer(node), talk, deadline))
+        task = self._spawn(self._ask_usable(self._peer(node), talk, deadline))
         task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
         try:
             while (page := await pages.get()) is not None:
@@ -241,6 +241,13 @@ class Peers:
 
     # ------------------------------------------------------------ beneath
 
+    async def _ask_usable(self, peer: Peer, talk: Talk, deadline: Deadline) -> None:
+        """For what somebody waits for who can ask others: not one that was given up, perhaps while this waited for its
+        turn."""
+        if not peer.breaker.closed:
+            raise PeerError(f"node {peer.who}", why=f"given up for now: {peer.trouble}")
+        await self._ask(peer, talk, deadline)
+
     async def _ask(self, peer: Peer, talk: Talk, deadline: Deadline) -> None:
         began = time.monotonic()
         self._sweep_later()
@@ -269,7 +276,7 @@ class Peers:
         talk = FetchTalk(request, lambda files: _on(loop, resolve, files))
         deadline = Deadline(max(one.deadline.at_s for one in batch))
         try:
-            await self._ask(peer, talk, deadline)
+            await self._ask_usable(peer, talk, deadline)
         except HeadraceError as error:
             for one in batch:
                 one.resolve(error.copied())

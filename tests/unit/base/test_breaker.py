@@ -27,6 +27,14 @@ def test_failures_in_a_row_open_it_and_others_do_not() -> None:
     opened()
 
 
+def test_one_silence_opens_it() -> None:
+    breaker = Breaker(LIMITS)
+    breaker.failed(0.0, chance=1.0, silent=True)
+    assert not breaker.closed
+    assert not breaker.take_probe(PAUSE_S * 0.99)
+    assert breaker.take_probe(PAUSE_S)
+
+
 def test_one_probe_after_the_pause_closes_it() -> None:
     breaker = opened()
     assert not breaker.take_probe(PAUSE_S * 0.99)
