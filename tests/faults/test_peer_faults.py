@@ -23,9 +23,10 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError, UsageError
 from headrace.base.tls import Contexts, build_contexts
 from headrace.peer.batch import UNDER_WAY_MAX
+from headrace.peer.exchange import GRACE_S, LATE_S, PING_S, Exchange, Peer
 from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
-from headrace.wire.peer_messages import FILES_MAX, Wanted
+from headrace.wire.peer_messages import FILES_MAX, PeerWelcome, Wanted
 from tests.integration.peer_desk import CLUSTER, MIB, Serving, nothing_leaks, serving, soon
 
 pytestmark = pytest.mark.timeout(60)
@@ -297,6 +298,34 @@ def test_an_owner_that_waits_for_its_origin_is_waited_for(run: Run, tmp_path: Pa
             assert [await small, await large] == [pair.desk.body(one) for one in files]
             assert pair.desk.requests == [1, 1]
             assert pair.peers.statistics()["b"]["errors"] == 0
+
+    run(work())
+
+
+def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer came long ago when its loop goes on, and so did the end of the time for it."""
+    asked = 0
+    ping = Exchange.ping
+
+    async def ping_and_stand_still(self: Exchange, peer: Peer, deadline: Deadline) -> PeerWelcome:
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # over a connection that is there
+            asyncio.get_running_loop().call_soon(time.sleep, PING_S + GRACE_S + 2 * LATE_S)
+        return await ping(self, peer, deadline)
+
+    monkeypatch.setattr(Exchange, "ping", ping_and_stand_still)
+
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            wanted = pair.desk.add("f", MIB, landed=False)
+            waiting = asyncio.ensure_future(pair.fetch(wanted))
+            await until(lambda: asked > 2 or waiting.done())
+            pair.desk.files[wanted.path].land(0)
+            assert await waiting == pair.desk.body(wanted)
+            assert pair.peers.statistics()["b"]["breaker"] == "closed"
 
     run(work())
 

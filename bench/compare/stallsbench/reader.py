@@ -1,4 +1,4 @@
-"""Reads folders of a mount and says how long each call took: `reader.py MOUNT TRUTH THREADS FOLDER…`.
+"""Reads folders of a mount and says how long each call took: `reader.py MOUNT TRUTH THREADS BETWEEN_S FOLDER…`.
 
 Each folder is listed, and each file in it looked up, opened, and read in steps; every byte is held against the truth.
 A line of JSON for each call that took SLOW_S or longer, and one at the end. Uses nothing of headrace's.
@@ -18,14 +18,14 @@ from typing import TypeVar
 
 SLOW_S = 0.25
 STEP_BYTES = 1 << 20
-BETWEEN_S = 0.03
 
 Result = TypeVar("Result")
 
 
 class Reader:
-    def __init__(self, mount: str, truth: str, folders: list[str]) -> None:
+    def __init__(self, mount: str, truth: str, folders: list[str], *, between_s: float) -> None:
         self._mount = mount
+        self._between_s = between_s
         self._truth = truth
         self._folders: SimpleQueue[str] = SimpleQueue()
         for folder in folders:
@@ -54,7 +54,7 @@ class Reader:
                 self._read_file(path)
             except OSError as error:
                 self.errors.append(f"{path}: {error}")
-            time.sleep(BETWEEN_S)
+            time.sleep(self._between_s)
 
     def _read_file(self, path: str) -> None:
         file = self._timed("open", path, lambda: os.open(f"{self._mount}/{path}", os.O_RDONLY))
@@ -85,8 +85,8 @@ class Reader:
 
 
 def main() -> None:
-    mount, truth, threads, *folders = sys.argv[1:]
-    reader = Reader(mount, truth, folders)
+    mount, truth, threads, between_s, *folders = sys.argv[1:]
+    reader = Reader(mount, truth, folders, between_s=float(between_s))
     workers = [threading.Thread(target=reader.run) for _ in range(int(threads))]
     for worker in workers:
         worker.start()

@@ -27,7 +27,12 @@ IDLE_S_MAX = 60.0
 """The other side waits longer (entry/peer/server.py), so that it is mostly this one that closes."""
 CONNECTING_MAX = 4
 """At once to one peer: one that accepts and says nothing can't take all threads."""
-PING_S = 1.0
+PING_S = 0.8
+SILENCE_S_MIN = 0.05
+"""Where it was heard of elsewhere meanwhile."""
+PINGS_MAX = 3
+LATE_S = 0.3
+"""A limit that is met so much later than it was set for says that this node stood still, and nothing of the peer."""
 PING_THREADS = 16
 """Apart from the others, so that it is not for want of a thread that a peer seems to be dead."""
 CHECK_LIMIT_S = 10.0
@@ -85,7 +90,7 @@ class Exchange:
         except (HeadraceError, TimeoutError) as error:
             peer.errors += 1
             now = time.monotonic()
-            quiet = now - peer.heard_s > SILENCE_S + PING_S
+            quiet = now - peer.heard_s > SILENCE_S + PING_S and not _late(limit)
             if not limit.expired() or quiet:
                 silent = limit.expired() or isinstance(error, SilentError)
                 peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
@@ -162,14 +167,16 @@ class Exchange:
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
         number = link.fileno()
+        limit_s = SILENCE_S if watch else None
         loop.add_reader(number, came.set)
         try:
             while not came.is_set():
                 try:
-                    async with asyncio.timeout(SILENCE_S if watch else None):
+                    async with asyncio.timeout(limit_s):
                         await came.wait()
                 except TimeoutError:
                     await self._check(peer)
+                    limit_s = max(SILENCE_S_MIN, peer.heard_s + SILENCE_S - time.monotonic())
         except BaseException:
             loop.remove_reader(number)
             link.close()
@@ -205,7 +212,14 @@ class Exchange:
         return check
 
     async def _ping_only(self, peer: Peer) -> None:
-        await self.ping(peer, Deadline.after(PING_S))
+        for left in reversed(range(PINGS_MAX)):
+            late_s = time.monotonic() + PING_S + GRACE_S + LATE_S
+            try:
+                await self.ping(peer, Deadline.after(PING_S))
+                return
+            except SilentError:
+                if not left or time.monotonic() < late_s:
+                    raise
 
     async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> Link:
         began_s = time.monotonic()
@@ -269,6 +283,11 @@ def _checked(peer: Peer, task: asyncio.Task[None]) -> None:
     peer.checking = None
     if not task.cancelled():
         task.exception()  # looked at: those who wait for it may have left
+
+
+def _late(limit: asyncio.Timeout) -> bool:
+    when = limit.when()
+    return limit.expired() and when is not None and asyncio.get_running_loop().time() > when + LATE_S
 
 
 def _being_cancelled() -> bool:

@@ -22,7 +22,7 @@ from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
 
-CONNECT_S_MAX = 1.5
+CONNECT_S_MAX = 1.3
 """A host that is there answers within a round trip; a SYN that was lost is sent again after one second."""
 SILENCE_S = 0.4
 """After so long without a byte it is asked whether the peer lives."""
