@@ -365,12 +365,14 @@ class Client:
                 time.sleep(TROUBLE_PAUSE_S)
 
     def _renew(self, welcome: Welcome) -> None:
-        """A node that made its index anew has other ids: read that one from now on. The old one is left open, as
-        other threads may be reading it. One with other settings has other modes of writing, or one more disk."""
+        """A node that made its index anew has other ids: read that one from now on, as one that compacted it. The old
+        one is left open while other threads may be reading it. One with other settings has other modes of writing, or one more disk."""
         with self._renewing:
             before = self.local
             if welcome.generation != before.generation:
                 log.warning("index was made anew generation=%d", welcome.generation)
+                self.local = LocalCache(welcome, self.touch)
+            elif before.index.is_replaced:  # by a smaller copy, with the same ids
                 self.local = LocalCache(welcome, self.touch)
             elif (welcome.write, welcome.volumes) != (before.write, before.volumes):
                 self.local = LocalCache(welcome, self.touch, before.index)

@@ -31,32 +31,46 @@ def newest_meta(data_path: str) -> bytes:
     """The meta page of the last commit. The caller keeps anyone from committing. CorruptIndexError if none
     is sound."""
     with open(data_path, "rb") as file:
-        pages = [page for page in (file.read(PAGE_BYTES), file.read(PAGE_BYTES)) if _sound(page)]
-    if not pages:
+        page = newest_of(file.read(2 * PAGE_BYTES))
+    if page is None:
         raise CorruptIndexError(f"index {data_path} is corrupt", why="no sound meta page")
-    return max(pages, key=_txnid)
+    return page
 
 
-def write_checkpoint(folder: str, boot_id: str) -> None:
-    """The newest commit, which must be synced already, is what a power loss falls back to. Durable on
+def newest_of(both: bytes) -> bytes | None:
+    """The newer of the two meta pages that a data file begins with; None when neither is sound."""
+    pages = [page for page in (both[:PAGE_BYTES], both[PAGE_BYTES:]) if _sound(page)]
+    return max(pages, key=_txnid, default=None)
+
+
+def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
+    """The commit of that meta page, which must be synced already, is what a power loss falls back to. Durable on
     return."""
-    page = newest_meta(f"{folder}/data.mdb")
-    boot = boot_id.encode().ljust(64, b"\0")
     fresh = f"{folder}/checkpoint.new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    write_page(fresh, boot_id, page)
+    failpoint.hit("checkpoint.written")
+    os.rename(fresh, f"{folder}/checkpoint")
+    failpoint.hit("checkpoint.renamed")
+    sync_folder(folder)
+
+
+def write_page(path: str, boot_id: str, page: bytes) -> None:
+    """A file that `restore` understands, durable but for its name."""
+    boot = boot_id.encode().ljust(64, b"\0")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page)
         os.fdatasync(fd)
     finally:
         os.close(fd)
-    failpoint.hit("checkpoint.written")
-    os.rename(fresh, f"{folder}/checkpoint")
-    failpoint.hit("checkpoint.renamed")
-    folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder_fd)
+        os.fsync(fd)
     finally:
-        os.close(folder_fd)
+        os.close(fd)
 
 
 def restore(folder: str, boot_id: str) -> bool:
@@ -100,4 +114,5 @@ def _sound(page: bytes) -> bool:
 
 
 def _txnid(page: bytes) -> int:
+    """The number of the commit."""
     return int(struct.unpack_from("<Q", page, _TXNID_AT)[0])

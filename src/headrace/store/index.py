@@ -1,4 +1,4 @@
-"""The index: names, ids, and what is cached of each. The only file that speaks to LMDB.
+"""The index: names, ids, and what is cached of each. It speaks to LMDB, through environment.py.
 
 Any process of the host reads; the node alone writes. A read is a transaction of its own (about 2 us) and
 sees the last commit. Writes may come from several threads of the node: `batch` is a lock, too. On return of
@@ -8,6 +8,7 @@ survives kill -9; it survives a power loss after the next `checkpoint` (see chec
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,13 +23,13 @@ import msgspec
 from headrace.base import failpoint
 from headrace.base.errors import (
     CorruptIndexError,
-    NoSpaceError,
     NotSupportedError,
     PathNotFoundError,
-    StoreError,
 )
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId, Kind, Version
-from headrace.store import checkpoint
+from headrace.store import compaction
+from headrace.store.checkpoint import PAGE_BYTES
+from headrace.store.environment import Environment, translated
 from headrace.store.listing import ListingWriter
 from headrace.store.schema import (
     COMPLETE,
@@ -51,13 +52,11 @@ from headrace.store.volume import take_lock
 
 __all__ = ["Index", "ListingWriter"]
 
-MAP_BYTES = 64 << 30
+log = logging.getLogger(__name__)
+
 NAME_BYTES_MAX = 255
 CHILDREN_BATCH = 512
-GROWTH_PAGES_MAX = 65536
-"""256 MiB of pages that only the checkpoint can see: then it is renewed unasked."""
 
-_DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
 _AFTER_POWER_LOSS_IDS = 1 << 20
 """Ids given away after the checkpoint are unknown after a power loss; their cache files may still lie
 about."""
@@ -102,14 +101,14 @@ class Index:
         self._txn: Any = None
         self._owner = 0
         self._depth = 0
-        self._pin: Any = None
-        self._pin_pages = 0
         self._next_id = self._saved_next_id = FileId(ROOT_ID + 1)
         self.created = self.clean = False
         self._lock_fd = take_lock(f"{folder}/lock", f"index {folder}") if writable else -1
         self._listings: dict[FileId, list[ListingWriter]] = {}
         try:
             self._open()
+            if self._environment.is_bloated:
+                self._compact()
         except BaseException:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
@@ -130,18 +129,37 @@ class Index:
         if self._writable and clean:
             self._set_meta(b"clean", b"1")
             self.checkpoint()
-        if self._pin is not None:
-            self._pin.abort()
-        self._env.close()
+        self._environment.close()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def _compact(self) -> None:
+        """Goes on with a copy that has no free pages. Clients that have the file of before open see in it that no
+        listing is good, ask the node, and open the copy. Nothing changes where the disk has no room for it."""
+        if not self._environment.copy_compacted():
+            return
+        restored, clean = self.restored, self.clean
+        with self.batch():
+            self._txn.drop(self._directories, delete=False)
+        self._environment.close()
+        try:
+            compaction.install(self.folder)
+        except OSError as error:
+            log.warning("index not compacted error=%s", error)
+        self._open()
+        self.restored, self.clean = restored, clean
+
+    @property
+    def is_replaced(self) -> bool:
+        """A smaller copy, with the same ids, lies in the place of the file that is open here."""
+        return self._environment.is_replaced
 
     def reopen_after_fork(self) -> None:
         """In a child, of a reader: LMDB must not be used across a fork. The parent's is not touched. Errors as of
         open."""
         assert not self._writable
-        self._env.close()
+        self._environment.close()
         self._open()
 
     # ------------------------------------------------------------ reads
@@ -173,7 +191,7 @@ class Index:
         except lmdb.BadValsizeError:  # nothing has so long a name
             return None
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
         if cached is None or head & KIND_BITS != KIND_FILE or int.from_bytes(fresh, "little") <= now_ns:
             return None
         volume, flags = cached_head(cached)
@@ -239,12 +257,23 @@ class Index:
             after = batch[-1].id
 
     def statistics(self) -> dict[str, int]:
-        """entries: names in the tree; files: cached files; bytes: of the index file."""
+        """entries: names in the tree; files: cached files; bytes: of the index file; live_bytes: of that, what names
+        and records are on."""
         with self._reading() as txn:
             entries = txn.stat(self._names)["entries"]
             files = txn.stat(self._files)["entries"]
-        pages = self._env.info()["last_pgno"] + 1
-        return {"entries": entries, "files": files, "bytes": pages * checkpoint.PAGE_BYTES}
+            live_pages = self._environment.live_pages(txn)
+        return {
+            "entries": entries,
+            "files": files,
+            "bytes": self.size_bytes,
+            "live_bytes": live_pages * PAGE_BYTES,
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the index file."""
+        return self._environment.pages * PAGE_BYTES
 
     def mounts(self) -> dict[str, dict[str, str]]:
         with self._reading() as txn:
@@ -264,7 +293,7 @@ class Index:
             if self._depth == 0:
                 self._begin()
             self._depth += 1
-            done = False
+            done, renewal = False, None
             try:
                 yield
                 done = True
@@ -272,6 +301,9 @@ class Index:
                 self._depth -= 1
                 if self._depth == 0:
                     self._end(commit=done)
+                    renewal = self._environment.renew_if_needed()
+        if renewal is not None:
+            renewal.join()
 
     def put_mount(self, path: str, record: dict[str, str]) -> None:
         with self.batch():
@@ -395,37 +427,15 @@ class Index:
             self._delete(self._files, KEY.pack(id))
 
     def checkpoint(self, synced_sequence: int | None = None, *, synced_ns: int = 0) -> None:
-        """Everything committed so far survives a power loss on return. Blocks: two or three disk flushes, of
-        which most is done outside the lock. synced_sequence: files up to it have their bytes on the disk, if
-        they were renamed before synced_ns (wall clock)."""
-        try:
-            self._env.reader_check()  # slots of clients that were killed: they keep pages, and there are 1024
-            self._env.sync(True)
-            with self._lock:
-                assert self._txn is None, "a checkpoint within a batch"
-                if synced_sequence is not None:
-                    with self.batch():
-                        self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
-                        self._set_meta(b"synced_ns", synced_ns.to_bytes(8, "little"))
-                self._env.sync(True)
-                failpoint.hit("checkpoint.synced")
-                checkpoint.write_checkpoint(self.folder, self._boot_id)
-                self._take_pin()
-                self.unsettled = False
-        except lmdb.Error as error:
-            raise self._translated(error) from error
-        except OSError as error:
-            raise StoreError(
-                f"index {self.folder} can't be synced", why=error.strerror or str(error)
-            ) from error
-
-    def _take_pin(self) -> None:
-        """No page that the last commit can see is used anew while the pin is held."""
-        pin = self._env.begin()  # before the old one goes, so that no page is free between
-        if self._pin is not None:
-            self._pin.abort()
-        self._pin = pin
-        self._pin_pages = self._env.info()["last_pgno"]
+        """Everything committed so far survives a power loss on return. Blocks: three disk flushes. synced_sequence:
+        files up to it have their bytes on the disk, if they were renamed before synced_ns (wall clock)."""
+        assert self._owner != get_ident() or self._txn is None, "a checkpoint within a batch"
+        if synced_sequence is not None:
+            with self.batch():
+                self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
+                self._set_meta(b"synced_ns", synced_ns.to_bytes(8, "little"))
+        self._environment.checkpoint()
+        self.unsettled = False
 
     # ------------------------------------------------------------ names, inside
 
@@ -517,53 +527,27 @@ class Index:
     # ------------------------------------------------------------ LMDB, inside
 
     def _open(self) -> None:
-        data = f"{self.folder}/data.mdb"
+        self._environment = Environment(
+            self.folder, writable=self._writable, boot_id=self._boot_id, lock=self._lock
+        )
+        self._env = self._environment.env
+        self._entries, self._names, self._directories, self._files, self._mounts, self._meta = (
+            self._environment.databases
+        )
         try:
-            if self._writable:
-                self.restored = checkpoint.restore(self.folder, self._boot_id)
-            if os.path.exists(data):
-                checkpoint.newest_meta(data)
-            self._env = lmdb.open(
-                self.folder,
-                map_size=MAP_BYTES,
-                max_dbs=len(_DATABASES),
-                max_readers=1024,
-                readonly=not self._writable,
-                create=self._writable,
-                sync=False,
-                readahead=False,
-                # a kept transaction keeps its reader slot, and a forked child would use the same one: its pages
-                # would then be given away while one of the two reads them. Costs 0.1 µs a read
-                max_spare_txns=8 if self._writable else 0,
-            )
-        except lmdb.Error as error:
-            raise self._translated(error) from error
-        try:
-            self._open_databases(data)
-        except lmdb.Error as error:
-            self._env.close()
-            raise CorruptIndexError(f"index {self.folder} is corrupt", why=str(error)) from error
+            self._read_meta()
         except BaseException:
-            if self._pin is not None:
-                self._pin.abort()
-            self._env.close()
+            self._environment.close()
             raise
 
-    def _open_databases(self, data: str) -> None:
-        info = self._env.info()
-        checkpoint.check_length(data, info["last_pgno"])
-        fresh = info["last_txnid"] == 0
-        self.created = fresh
-        self._entries, self._names, self._directories, self._files, self._mounts, self._meta = (
-            self._env.open_db(name, create=self._writable) for name in _DATABASES
-        )
-        if self._writable:
-            self._env.reader_check()
-            if fresh:
-                with self.batch():
-                    self._put(self._meta, b"format", FORMAT.to_bytes(2, "little"))
-                    self._put(self._meta, b"generation", new_generation().to_bytes(4, "little"))
-                    self._put(self._meta, b"next", _first_id().to_bytes(8, "little"))
+    def _read_meta(self) -> None:
+        fresh = self.created = self._environment.is_new
+        self.restored = self._environment.restored
+        if self._writable and fresh:
+            with self.batch():
+                self._put(self._meta, b"format", FORMAT.to_bytes(2, "little"))
+                self._put(self._meta, b"generation", new_generation().to_bytes(4, "little"))
+                self._put(self._meta, b"next", _first_id().to_bytes(8, "little"))
         found = int.from_bytes(self._get(self._meta, b"format") or b"", "little")
         if found != FORMAT:
             raise CorruptIndexError(
@@ -579,7 +563,7 @@ class Index:
             self.unsettled = fresh or (self.restored and not self.clean)
             if self.restored and not self.clean:
                 self._next_id = FileId(self._next_id + _AFTER_POWER_LOSS_IDS)
-                self._take_pin()
+                self._environment.hold_checkpoint()
             self._set_meta(b"clean", b"0")
             if not self.unsettled:
                 self.checkpoint()
@@ -588,7 +572,7 @@ class Index:
         try:
             txn = self._env.begin(write=True)
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
         # the owner first: else the one before it would take this transaction for its own, and two threads in
         # one transaction corrupt it
         self._owner = get_ident()
@@ -607,12 +591,9 @@ class Index:
             else:
                 txn.abort()
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
         finally:
             self._txn = None
-        grown = self._env.info()["last_pgno"] - self._pin_pages if self._pin is not None else 0
-        if grown > GROWTH_PAGES_MAX and not self.unsettled:
-            self.checkpoint()
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -624,7 +605,7 @@ class Index:
                 with self._env.begin() as txn:
                     yield txn
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
 
     def _get(self, database: Any, key: bytes) -> bytes | None:
         try:
@@ -633,20 +614,20 @@ class Index:
             with self._env.begin(database) as txn:
                 return txn.get(key)
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
 
     def _put(self, database: Any, key: bytes, value: bytes, *, append: bool = False) -> None:
         """append: the key is beyond all others; pages are then filled instead of halved."""
         try:
             self._txn.put(key, value, db=database, append=append)
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
 
     def _delete(self, database: Any, key: bytes) -> None:
         try:
             self._txn.delete(key, db=database)
         except lmdb.Error as error:
-            raise self._translated(error) from error
+            raise translated(self.folder, error) from error
 
     def _last_key(self, database: Any) -> bytes:
         with self._reading() as txn:
@@ -656,18 +637,3 @@ class Index:
     def _set_meta(self, word: bytes, value: bytes) -> None:
         with self.batch():
             self._put(self._meta, word, value)
-
-    def _translated(self, error: lmdb.Error) -> StoreError | NoSpaceError:
-        if isinstance(error, lmdb.MapFullError):
-            return NoSpaceError(f"index {self.folder} is full", why=f"it has {MAP_BYTES >> 30} GiB")
-        kinds = (
-            lmdb.CorruptedError,
-            lmdb.InvalidError,
-            lmdb.VersionMismatchError,
-            lmdb.PageNotFoundError,
-            lmdb.PanicError,
-            lmdb.BadTxnError,  # after a damaged page was met in the same transaction
-        )
-        if isinstance(error, kinds):
-            return CorruptIndexError(f"index {self.folder} is corrupt", why=str(error))
-        return StoreError(f"index {self.folder} can't be used", why=str(error))

@@ -58,21 +58,19 @@ class Store:
         low: float,
         borrowed_share: float,
     ) -> None:
-        self.index = index
-        self.volumes = volumes
+        self.index, self.volumes = index, volumes
         self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
         self.evicted_files = 0
         self._high, self._low, self._borrowed_share = high, low, borrowed_share
         self._accounts = Accounts(volumes, policy)
         self._draining: set[int] = set()  # volumes that were above the high watermark
         self._sync_failed = False
-        self._written_bytes = 0
-        self._superseded: deque[FileId] = deque()
+        self._written_bytes = self._index_bytes = 0
+        self._superseded = deque[FileId]()
         self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._home = threading.get_ident()
-        self._untold: list[FileId] = []
-        self._closed = False
+        self._untold, self._closed = list[FileId](), False
         index.on_superseded = self._superseded.append
         index.on_redated = partial(unnote, volumes)
         self.unverified_found = recover(index, volumes)
@@ -115,11 +113,13 @@ class Store:
 
     @property
     def used_bytes(self) -> int:
-        return self._accounts.used_bytes
+        """By files and what was written, without the index."""
+        return self._accounts.used_bytes - self._index_bytes
 
     def statistics(self) -> dict[str, int]:
         return {
             **self._accounts.statistics(),
+            "used_bytes": self.used_bytes,
             "files_evicted": self.evicted_files,
             "files_unverified_found": self.unverified_found,
         }
@@ -198,8 +198,7 @@ class Store:
         for entry, body in files:
             if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
                 raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
-        told = numbers_of([entry for entry, _ in files], extras)
-        places: list[Volume] = []
+        told, places = numbers_of([entry for entry, _ in files], extras), list[Volume]()
         try:
             with self._lock:
                 self._discard([entry.id for entry, _ in files])
@@ -376,11 +375,18 @@ class Store:
             self.volumes[0].used_bytes += size_bytes - self._written_bytes
             self._written_bytes = size_bytes
 
+    def _count_index(self) -> None:
+        """It takes its part of the first volume, but half of that at most: an index can't be evicted."""
+        before, half = self._index_bytes, self.volumes[0].capacity_bytes // 2
+        self._index_bytes = min(self.index.size_bytes, half)
+        self.volumes[0].used_bytes += self._index_bytes - before
+
     def evict_if_needed(self) -> list[FileId]:
         """Brings each volume that is above its high watermark a step towards the low one; the ids that went.
         Call it again while it returns some: in between, others get the lock."""
         with self._lock:
             gone: list[FileId] = []
+            self._count_index()
             for volume in self.volumes:
                 if volume.used_bytes > self._high * volume.capacity_bytes:
                     self._draining.add(volume.number)
@@ -474,8 +480,7 @@ class Store:
         return gone
 
     def _superseded_on(self, volume: Volume, _: int, keep: FileId | None) -> list[FileId]:
-        found: dict[FileId, None] = {}
-        others: list[FileId] = []
+        found, others = dict[FileId, None](), list[FileId]()
         while self._superseded:
             id = self._superseded.popleft()
             cached = self.index.cached(id)

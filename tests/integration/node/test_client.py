@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,9 +16,9 @@ from msgspec.structs import replace
 
 import headrace
 from headrace.base.errors import ReadOnlyError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry
 from headrace.config.schema import CacheVolume
-from headrace.sdk.client import Client, EventsLost
+from headrace.sdk.client import MISS, Client, EventsLost
 from headrace.sdk.connection import Connection
 from headrace.sdk.touches import Touches
 from headrace.wire.messages import JobStart, JobState, Message, Touch
@@ -62,6 +64,38 @@ def test_an_index_made_anew_gives_other_ids(running: Running) -> None:
         assert whole(client, b"/" + name) == (running.source / name.decode()).read_bytes()
         assert client.resolve(b"/" + name).id != id
         assert client.entry(id) is None
+    client.close()
+
+
+def test_an_index_made_small_by_a_start_is_read_from_then_on(running: Running) -> None:
+    """The client has the file of before mapped, which nobody writes to any more."""
+    client = running.client()
+    assert whole(client, b"/small") == (running.source / "small").read_bytes()
+    client.ensure_listed(ROOT_ID)
+    before = client.lookup_fast(ROOT_ID, b"small")
+    assert isinstance(before, Entry)
+    running.process.kill()
+    running.process.wait(20)
+    code = (
+        "import sys; from headrace.store.index import Index\n"
+        "index = Index.open(sys.argv[1], writable=True)\n"
+        "with index._env.begin():\n"  # while somebody reads, no page is used again
+        "    for number in range(2000): index.put_mount('/m', {'url': str(number)})\n"
+        "    index.drop_mount('/m')\n"
+        "index.close(clean=False)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, running.base / "cache/index"], check=True, timeout=60)
+    size_bytes = client.local.index.size_bytes
+    assert size_bytes > 8 * MIB
+    running.start()
+    (running.source / "later").write_bytes(b"later")
+    assert client.lookup_fast(ROOT_ID, b"small") is MISS  # so it asks
+    assert client.lookup_fast(ROOT_ID, b"later") is MISS
+    client.ensure_listed(ROOT_ID)
+    assert client.local.index.size_bytes < MIB
+    assert client.lookup_fast(ROOT_ID, b"small") == before
+    assert whole(client, b"/later") == b"later"
+    assert whole(client, b"/small") == (running.source / "small").read_bytes()
     client.close()
 
 

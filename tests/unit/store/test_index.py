@@ -297,9 +297,11 @@ def test_power_loss_goes_back_to_the_checkpoint(folder: str) -> None:
         index.put_file(ROOT_ID, b"before%d" % number, V1)
     index.checkpoint()
     at_checkpoint = (Path(folder) / "data.mdb").read_bytes()
-    for number in range(300):
-        index.put_file(ROOT_ID, b"after%d" % number, V1)
-        index.remove(ROOT_ID, b"before%d" % number)
+    for tens in range(0, 300, 10):  # few commits: after many, the checkpoint is renewed
+        with index.batch():
+            for number in range(tens, tens + 10):
+                index.put_file(ROOT_ID, b"after%d" % number, V1)
+                index.remove(ROOT_ID, b"before%d" % number)
     lost = index._next_id
     after = (Path(folder) / "data.mdb").read_bytes()
     index.close(clean=False)

@@ -208,11 +208,33 @@ def test_superseded_files_go_first_then_abandoned_ones(open_store: OpenStore) ->
     writer.write(0, bytes(3 * MIB))
     writer.close()
     del writer
-    store.volumes[0].capacity_bytes = 17 * MIB
+    index_bytes = int(store.index.size_bytes / 0.9)
+    store.volumes[0].capacity_bytes = 17 * MIB + index_bytes
     assert store.evict_if_needed() == [old]
-    store.volumes[0].capacity_bytes = 14 * MIB
+    store.volumes[0].capacity_bytes = 14 * MIB + index_bytes
     assert store.evict_if_needed() == [partial.id]
     assert all(store.index.cached(id) for id in good)
+
+
+def test_the_index_takes_its_part_of_the_capacity(open_store: OpenStore) -> None:
+    store = open_store(20 * MIB)
+    with store.index.batch():
+        for number in range(30_000):
+            store.index.put_file(ROOT_ID, b"name-%06d" % number, Version(1, 1, "t" * 40))
+    index_bytes = store.index.size_bytes
+    assert 3 * MIB < index_bytes < 5 * MIB
+    fill(store, b"a", 10 * MIB)
+    assert store.evict_if_needed() == []
+    fill(store, b"b", 6 * MIB)
+    while store.evict_if_needed():
+        pass
+    assert index_bytes + store.used_bytes <= 20 * MIB
+    assert index_bytes + store.statistics()["used_bytes"] <= 20 * MIB
+    store.volumes[0].capacity_bytes = 8 * MIB  # of which it takes half at most: files are still cached
+    fill(store, b"c", 2 * MIB)
+    while store.evict_if_needed():
+        pass
+    assert store.used_bytes >= 2 * MIB
 
 
 def test_a_full_filesystem_is_no_space(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,210 @@
+"""The LMDB environment of an index: opens it, keeps its checkpoint, bounds its file, copies it without free pages.
+
+index.py reads and writes through it. No other file speaks to LMDB.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import lmdb
+
+from headrace.base import failpoint
+from headrace.base.errors import CorruptIndexError, HeadraceError, NoSpaceError, StoreError
+from headrace.store import checkpoint, compaction
+from headrace.store.growth import Growth
+
+log = logging.getLogger(__name__)
+
+MAP_BYTES = 64 << 30
+
+DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
+
+
+class Environment:
+    """env, databases: LMDB's. is_new: nothing was ever committed in it. restored: it went back to its checkpoint.
+    lock: held by who commits."""
+
+    def __init__(self, folder: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
+        """CorruptIndexError, StoreError."""
+        self.folder = folder
+        self.restored = False
+        self._writable, self._boot_id, self._lock = writable, boot_id, lock
+        self._pin: Any = None
+        self._growth: Growth | None = None
+        self._checkpointing = threading.Lock()
+        self._renewal: threading.Thread | None = None
+        try:
+            with compaction.files_stay(folder):
+                self._open(f"{folder}/data.mdb")
+        except lmdb.Error as error:
+            raise translated(folder, error) from error
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise StoreError(f"index {folder} can't be opened", why=error.strerror or str(error)) from error
+
+    def _open(self, data: str) -> None:
+        if self._writable:
+            compaction.recover(self.folder)
+            self.restored = checkpoint.restore(self.folder, self._boot_id)
+        if os.path.exists(data):
+            checkpoint.newest_meta(data)
+        self.env = lmdb.open(
+            self.folder,
+            map_size=MAP_BYTES,
+            max_dbs=len(DATABASES),
+            max_readers=1024,
+            readonly=not self._writable,
+            create=self._writable,
+            sync=False,
+            readahead=False,
+            # a kept transaction keeps its reader slot, and a forked child would use the same one: its pages
+            # would then be given away while one of the two reads them. Costs 0.1 µs a read
+            max_spare_txns=8 if self._writable else 0,
+        )
+        try:
+            stat = os.stat(data)
+            self._identity = stat.st_dev, stat.st_ino
+            info = self.env.info()
+            checkpoint.check_length(data, info["last_pgno"])
+            self.is_new = info["last_txnid"] == 0
+            self.databases = [self.env.open_db(name, create=self._writable) for name in DATABASES]
+            if self._writable:
+                self.env.reader_check()
+                self._growth = Growth(data)
+        except lmdb.Error as error:
+            self.close()
+            raise CorruptIndexError(f"index {self.folder} is corrupt", why=str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.join()
+        if self._pin is not None:
+            self._pin.abort()
+            self._pin = None
+        self.env.close()
+        if self._growth is not None:
+            self._growth.close()
+            self._growth = None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Another file lies in the place of the one that is open here."""
+        try:
+            stat = os.stat(f"{self.folder}/data.mdb")
+        except OSError:
+            return False
+        return (stat.st_dev, stat.st_ino) != self._identity
+
+    @property
+    def pages(self) -> int:
+        """Of the data file."""
+        return int(self.env.info()["last_pgno"]) + 1
+
+    def live_pages(self, txn: Any) -> int:
+        """Those that the names and records of a commit are on, without free ones and the lists of them."""
+        stats = [txn.stat(database) for database in self.databases]
+        return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+
+    # ------------------------------------------------------------ the checkpoint
+
+    def checkpoint(self) -> None:
+        """Everything committed so far survives a power loss on return. Blocks: three disk flushes, all of them outside
+        the lock."""
+        try:
+            with self._checkpointing:
+                self.env.reader_check()  # slots of clients that were killed: they keep pages, and there are 1024
+                with self._lock:
+                    pin = self.env.begin()  # before the old one goes, so that no page is free between
+                    page = checkpoint.newest_meta(f"{self.folder}/data.mdb")
+                try:
+                    self.env.sync(True)
+                    failpoint.hit("checkpoint.synced")
+                    checkpoint.write_checkpoint(self.folder, self._boot_id, page)
+                except BaseException:
+                    pin.abort()
+                    raise
+                live = self.live_pages(pin)
+                with self._lock:
+                    self._hold(pin)
+                    assert self._growth is not None
+                    self._growth.rebase(pin.id(), live)
+        except lmdb.Error as error:
+            raise translated(self.folder, error) from error
+        except HeadraceError:
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"index {self.folder} can't be synced", why=error.strerror or str(error)
+            ) from error
+
+    def hold_checkpoint(self) -> None:
+        """Keeps the pages of the checkpoint that was just restored until there is another one."""
+        self._hold(self.env.begin())
+
+    def _hold(self, pin: Any) -> None:
+        """No page that its commit can see is used anew while the pin is held."""
+        if self._pin is not None:
+            self._pin.abort()
+        self._pin = pin
+
+    # ------------------------------------------------------------ the size of the file
+
+    def renew_if_needed(self) -> threading.Thread | None:
+        """After a commit, under the lock: has the checkpoint renewed before the file grows more than it should. The
+        thread that does, when the caller has to wait for it, without the lock."""
+        if self._growth is None:
+            return None
+        pages, renewal = self.pages, self._renewal
+        if renewal is None or not renewal.is_alive():
+            if not self._growth.needs_checkpoint(pages):
+                return None
+            renewal = self._renewal = threading.Thread(target=self._renew, name="checkpoint", daemon=True)
+            renewal.start()
+        return renewal if self._growth.outruns_disk(pages) else None
+
+    def _renew(self) -> None:
+        try:
+            self.checkpoint()
+        except HeadraceError as error:  # who syncs next is told
+            log.warning("checkpoint of the index failed error=%s", error)
+
+    @property
+    def is_bloated(self) -> bool:
+        """Most of the file is free pages."""
+        return self._growth is not None and self._growth.is_bloated(self.pages)
+
+    def copy_compacted(self) -> bool:
+        """Makes a durable copy without free pages beside the file; False where the disk has no room for it."""
+        try:
+            with open(compaction.copy_path(self.folder), "wb") as file:
+                self.env.copyfd(file.fileno(), compact=True)
+            compaction.settle_copy(self.folder, self._boot_id)
+        except (lmdb.Error, OSError) as error:
+            log.warning("index not compacted error=%s", error)
+            compaction.recover(self.folder)
+            return False
+        return True
+
+
+def translated(folder: str, error: lmdb.Error) -> StoreError | NoSpaceError:
+    if isinstance(error, lmdb.MapFullError):
+        return NoSpaceError(f"index {folder} is full", why=f"it has {MAP_BYTES >> 30} GiB")
+    kinds = (
+        lmdb.CorruptedError,
+        lmdb.InvalidError,
+        lmdb.VersionMismatchError,
+        lmdb.PageNotFoundError,
+        lmdb.PanicError,
+        lmdb.BadTxnError,  # after a damaged page was met in the same transaction
+    )
+    if isinstance(error, kinds):
+        return CorruptIndexError(f"index {folder} is corrupt", why=str(error))
+    return StoreError(f"index {folder} can't be used", why=str(error))
