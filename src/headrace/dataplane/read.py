@@ -91,8 +91,8 @@ class ReadSettings:
 
 
 class ReadPath:
-    """on_complete: told the ids of files that became whole. on_spoiled: of those of which wrong bytes may have been read
-    before they were compared; they are right, or gone, when it is told."""
+    """on_complete: told the ids of files that became whole. on_damaged: has clients forget the bytes of files that were
+    found to be wrong."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ReadPath:
         settings: ReadSettings,
         *,
         on_complete: Callable[[list[FileId]], None],
-        on_spoiled: Callable[[list[FileId]], None] = lambda _: None,
+        on_damaged: Callable[[list[FileId]], Awaitable[None]],
     ) -> None:
         self._namespace = namespace
         self._store = store
@@ -111,7 +111,7 @@ class ReadPath:
         self._disk = disk
         self._settings = settings
         self._on_complete = on_complete
-        self._on_spoiled = on_spoiled
+        self._on_damaged = on_damaged
         self.bring: Callable[[bytes, Entry], Awaitable[bool]] | None = None
         """Moves what was written on this node, and is at its origin, into the cache; False: there is no such file."""
         self._fills: dict[FileId, Fill] = {}
@@ -331,6 +331,8 @@ class ReadPath:
         if not sound:
             path = os.fsdecode(self._store.index.path_of(id) or b"")
             log.warning("cached file failed its checksum, bad blocks are dropped id=%x path=%s", id, path)
+            self.forget([id])
+            await self._on_damaged([id])
 
     async def _fetch_small(
         self,
@@ -430,7 +432,8 @@ class ReadPath:
         """Bytes that can't be told right are dropped, and fetched anew when they are wanted."""
         id = fill.entry.id
         try:
-            replaced = await comparison.settle()
+            if await comparison.settle():
+                await self._on_damaged([id])
             if self._fills.get(id) is not fill:
                 raise EvictedError(f"cache file {id:x}", why="it went while it was compared")
         except HeadraceError as error:
@@ -438,8 +441,6 @@ class ReadPath:
             if self._fills.get(id) is fill:
                 await self._drop(fill, error)
             return
-        if replaced:
-            self._on_spoiled([id])
         self._complete(fill)
 
     async def _drop(self, fill: Fill, error: HeadraceError) -> None:
@@ -453,7 +454,7 @@ class ReadPath:
                 del self._corrupt[next(iter(self._corrupt))]
         self.forget([id])
         self._store.free(id)
-        self._on_spoiled([id])
+        await self._on_damaged([id])
         if isinstance(error, VersionChangedError):
             await self._see_change(fill.entry)
 

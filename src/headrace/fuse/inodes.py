@@ -22,16 +22,17 @@ UPPER = 1 << 47
 has no incarnations."""
 IDLE_BACKINGS_MAX = 16384
 REFUSED_MAX = 1 << 20
+INCARNATIONS_TOLD_MAX = 256
 
 
 class Backing:
-    __slots__ = ("backing_id", "evicted", "opens", "slot")
+    __slots__ = ("backing_id", "damaged", "evicted", "opens", "slot")
 
     def __init__(self, backing_id: int, slot: int, opens: int) -> None:
         self.backing_id = backing_id
         self.slot = slot
         self.opens = opens
-        self.evicted = False
+        self.evicted = self.damaged = False
 
 
 class Inodes:
@@ -77,9 +78,9 @@ class Inodes:
             if backing is None:
                 return 0
             opens = backing.opens
+            if backing.evicted and (opens == 0 or backing.damaged):
+                return 0
             if opens == 0:
-                if backing.evicted:
-                    return 0
                 self._idle.pop(node, None)
             backing.opens = opens = opens + 1
             self._ledger.count(backing.slot, opens)
@@ -179,6 +180,30 @@ class Inodes:
                 backing.evicted = True
                 if backing.opens == 0:
                     self._drop(node)
+
+    def damage(self, ids: Iterable[int]) -> list[int]:
+        """As evict, of files whose bytes were wrong: who opens one from now on gets another node, and other bytes. All
+        nodes under which the kernel may have pages of them."""
+        damaged = list(ids)
+        self.evict(damaged)
+        with self._lock:
+            for id in damaged:
+                node = self.node_of(FileId(id), Kind.FILE)
+                backing = self._backings.get(node)
+                if backing is not None:
+                    backing.damaged = True
+                    self._incarnations[id] = self._ledger.raise_incarnation((node >> NODE_SHIFT) + 1)
+            return [
+                incarnation << NODE_SHIFT | id
+                for id in damaged
+                for newest in (self._incarnations.get(id, self._start),)
+                for incarnation in range(max(0, newest - INCARNATIONS_TOLD_MAX), newest + 1)
+            ]
+
+    def is_damaged(self, node: int) -> bool:
+        """Its backing file has bytes that were wrong, and somebody has it open."""
+        backing = self._backings.get(node)
+        return backing is not None and backing.damaged
 
     def ids(self) -> list[int]:
         """Of the files that have backing ids."""

@@ -16,11 +16,13 @@ from headrace.fuse import codec
 
 log = logging.getLogger(__name__)
 
+FLUSH_LIMIT_S = 10.0
+
 
 class Notifier:
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="notify").start()
 
     def name_changed(self, parent: int, name: bytes) -> None:
@@ -30,9 +32,15 @@ class Notifier:
         """What the kernel keeps of a listing: a name that it never looked up does not drop it."""
         self._queue.put(codec.inval_inode(directory))
 
-    def bytes_changed(self, file: int) -> None:
-        """Its pages were wrong. Those that somebody has mapped, too."""
-        self._queue.put(codec.inval_inode(file))
+    def pages_changed(self, node: int) -> None:
+        """Pages of a file: reads that begin after `flush` ask for them anew."""
+        self._queue.put(codec.inval_inode(node))
+
+    def flush(self) -> None:
+        """The kernel has heard all that it was to be told before, on return, or takes very long."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait(FLUSH_LIMIT_S)
 
     def resend(self) -> None:
         """The kernel sends again what a session that is gone had taken and not answered."""
@@ -41,6 +49,9 @@ class Notifier:
     def _run(self) -> None:
         while True:
             message = self._queue.get()
+            if isinstance(message, threading.Event):
+                message.set()
+                continue
             try:
                 os.write(self._fd, message)
             except OSError as error:

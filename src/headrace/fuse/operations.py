@@ -169,7 +169,9 @@ class Operations:
             log.warning("passthrough refused, served through the session reason=%s", error)
             return 0
 
-    def _open_cached(self, unique: int, node: int) -> bytes:
+    def _open_cached(self, unique: int, node: int) -> Answer:
+        if self._inodes.is_damaged(node) and self._inodes.refuse(node):
+            return errno.ESTALE
         backing_id = self._inodes.open_cached(node)
         if backing_id:
             return abi.OPEN_REPLY.pack(32, 0, unique, FH_PASSTHROUGH, _PASSTHROUGH_FLAGS, backing_id)

@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError
-from headrace.base.model import FileId, Kind
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
@@ -260,14 +259,21 @@ class Session:
         elif isinstance(event, Written):
             self._written(event)
         elif isinstance(event, Evicted):
-            self._inodes.evict(event.ids)
-            self._forget_files(event.ids)
-            for id in event.ids if event.spoiled else ():
-                self._notifier.bytes_changed(self._inodes.node_of(FileId(id), Kind.FILE))
+            self._evicted(event)
         elif isinstance(event, Completed):
             self._forget_files(event.ids)
         elif isinstance(event, EventsLost):
             self._catch_up()
+
+    def _evicted(self, event: Evicted) -> None:
+        nodes = self._inodes.damage(event.ids) if event.damaged else []
+        self._inodes.evict(event.ids)
+        self._forget_files(event.ids)
+        for node in nodes:  # pages that are being read now are theirs, and go when they are there
+            self._notifier.pages_changed(node)
+        if event.receipt:
+            self._notifier.flush()
+            self._client.forgot(event.receipt)
 
     def _written(self, event: Written) -> None:
         """What another session wrote: names that the kernel believes in may mean something else."""
@@ -277,9 +283,9 @@ class Session:
                 operations.tell_kernel(path)
 
     def _catch_up(self) -> None:
-        """What was dropped while nobody told us would keep its space. Names expire by themselves."""
-        ids = self._inodes.ids()
-        self._inodes.evict(id for id in ids if self._client.complete_path(FileId(id)) is None)
+        """What was dropped while nobody told us would keep its space, and its bytes may have been wrong. Names expire
+        by themselves."""
+        self._inodes.evict(self._inodes.ids())
         self._forget_files(self._files.ids())
 
     def _forget_files(self, ids: list[int]) -> None:

@@ -61,13 +61,23 @@ class _Progress:
 
 
 class Jobs:
-    """disk: where the check of cached files runs; it takes one of its threads for as long as it lasts."""
+    """disk: where the check of cached files runs; it takes one of its threads for as long as it lasts. on_damaged: has
+    the host's clients forget the bytes of files that were found to be wrong."""
 
-    def __init__(self, namespace: Namespace, store: Store, reads: ReadPath, disk: Executor) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        store: Store,
+        reads: ReadPath,
+        disk: Executor,
+        *,
+        on_damaged: Callable[[list[FileId]], Awaitable[None]],
+    ) -> None:
         self.namespace = namespace
         self.store = store
         self.files = FileWork(store, reads, disk)
         self._disk = disk
+        self._on_damaged = on_damaged
 
     async def run(self, kind: str, path: str, options: dict[str, str]) -> AsyncIterator[JobState]:
         """UsageError for an unknown kind or option; PathNotFoundError for an unknown path."""
@@ -177,6 +187,8 @@ class Jobs:
             report = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.fsck, seen)
         finally:
             stop.set()
+        if report.faults:
+            await self._on_damaged([id for id, _ in report.faults])
         for id, reason in report.faults:
             path = self.store.index.path_of(id)
             progress.failed_one(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)

@@ -142,12 +142,10 @@ class Node:
                 verify_origin=config.verify_origin,
             ),
             on_complete=lambda ids: self.subscribers.publish(Completed(ids=[int(id) for id in ids])),
-            on_spoiled=lambda ids: self.subscribers.publish(
-                Evicted(ids=[int(id) for id in ids], spoiled=True)
-            ),
+            on_damaged=lambda ids: self.subscribers.drop_damaged([int(id) for id in ids]),
         )
         store.on_evicted = self._evicted
-        self.jobs = Jobs(self.namespace, store, self.reads, self.disk)
+        self.jobs = Jobs(self.namespace, store, self.reads, self.disk, on_damaged=self._damaged)
         welcome = Welcome(
             protocol=1,
             index=index_folder(config),
@@ -489,6 +487,12 @@ class Node:
     def _evicted(self, ids: list[FileId]) -> None:
         self.reads.forget(ids)
         self.subscribers.publish(Evicted(ids=[int(id) for id in ids]))
+
+    async def _damaged(self, ids: list[FileId]) -> None:
+        """What fsck, or a peer that met a bad block, had dropped is read by nobody of this host any more on return, but
+        for who has it open."""
+        self.reads.forget(ids)
+        await self.subscribers.drop_damaged([int(id) for id in ids])
 
     async def _keep_up(self) -> None:
         """Eviction ahead of need, and syncing what was filled, so that a power loss costs little."""

@@ -37,6 +37,7 @@ from headrace.wire.messages import (
     Claim,
     Describe,
     Described,
+    Forgot,
     List,
     Lookup,
     Message,
@@ -288,6 +289,10 @@ class Client:
 
     # ------------------------------------------------------------ the rest
 
+    def forgot(self, receipt: int) -> None:
+        """Tells the node that what an event with that receipt asked for is done."""
+        self._ask(Forgot(receipt=receipt))
+
     def subscribe(self, on_event: Callable[[Answer | EventsLost], None]) -> None:
         """Calls on_event from a thread of its own, for ever; after the node was away, goes on with the new one, and
         first says EventsLost."""
@@ -366,7 +371,8 @@ class Client:
 
     def _renew(self, welcome: Welcome) -> None:
         """A node that made its index anew has other ids: read that one from now on, as one that compacted it. The old
-        one is left open while other threads may be reading it. One with other settings has other modes of writing, or one more disk."""
+        one is left open while other threads may be reading it. One with other settings has other modes of writing, or
+        one more disk."""
         with self._renewing:
             before = self.local
             if welcome.generation != before.generation:

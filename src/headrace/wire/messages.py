@@ -68,6 +68,12 @@ class Touch(Message, frozen=True):
     ids: list[int]
 
 
+class Forgot(Message, frozen=True):
+    """What an Evicted with this receipt asked for is done. An unknown one is no error. → Done."""
+
+    receipt: int
+
+
 class Subscribe(Message, frozen=True):
     """From now on this connection carries only events, from the node. → Invalidated, Evicted, … until closed."""
 
@@ -321,11 +327,12 @@ class Written(Message, frozen=True):
 
 
 class Evicted(Message, frozen=True):
-    """Cache files that were dropped: let go of descriptors and backing ids. spoiled: some of their bytes were wrong, or
-    may have been: let go of what was read of them, too."""
+    """Cache files that were dropped: let go of descriptors and backing ids. damaged: their bytes were not what was
+    fetched, so the kernel's pages go, too. receipt: not 0: send it back by Forgot when that is done."""
 
     ids: list[int]
-    spoiled: bool = False
+    damaged: bool = False
+    receipt: int = 0
 
 
 class Completed(Message, frozen=True):
@@ -342,6 +349,7 @@ Request = (
     | OpenMany
     | Fill
     | Touch
+    | Forgot
     | Subscribe
     | Resolve
     | MountAdd

@@ -168,6 +168,9 @@ class MemoryClient:
     def touch(self, id: FileId) -> None:
         pass
 
+    def forgot(self, receipt: int) -> None:
+        pass
+
     def subscribe(self, on_event: Callable[[Any], None]) -> None:
         threading.Thread(target=self._watch, args=(on_event,), daemon=True).start()
 
@@ -195,7 +198,7 @@ class MemoryClient:
             for id in ids:
                 for block in list(self.filled[FileId(id)]):
                     self.fill(FileId(id), block, None)
-            on_event(Evicted(ids=ids, spoiled=True))
+            on_event(Evicted(ids=ids, damaged=True))
         elif kind == "rename":
             parent, old, new = ids[0], os.fsencode(ids[1]), os.fsencode(ids[2])
             children = self._children[parent]

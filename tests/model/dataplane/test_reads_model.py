@@ -91,6 +91,7 @@ class World:
                 whole_file_after_bytes=4 * MIB,
             ),
             on_complete=lambda _: None,
+            on_damaged=lambda _: asyncio.sleep(0),
         )
         self.store.on_evicted = self.reads.forget
         self.complaints: list[str] = []

@@ -117,7 +117,7 @@ def test_what_never_comes_right_is_an_error_and_is_not_kept(world: Spoiled) -> N
             with pytest.raises(CorruptOriginError, match="don't match the checksum"):
                 await w.reads.load(entry)
             assert w.store.index.cached(entry.id) is None
-        assert w.spoiled == [entry.id]
+        assert w.damaged == [entry.id]
         asked = len(w.spoils.read)
         with pytest.raises(CorruptOriginError):
             await w.reads.load(await w.entry("large"))
@@ -170,7 +170,7 @@ def test_a_file_that_was_whole_before_a_kill_is_compared_at_its_open(world: Spoi
         writer.close()
         assert await w.loaded("f") == body
         assert w.store.verify(entry.id)
-        assert w.spoiled == [entry.id]
+        assert w.damaged == [entry.id]
 
     run(world, test)
 

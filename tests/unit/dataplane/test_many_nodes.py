@@ -169,6 +169,7 @@ class OneNode:
                 whole_file_after_bytes=64 * MIB,
             ),
             on_complete=lambda _: None,
+            on_damaged=lambda _: asyncio.sleep(0),
         )
         self.desk = Desk(
             self.namespace,

@@ -45,7 +45,7 @@ class World:
         self.namespace.attach(Mount("/", "memory://", self.origin, 3600.0))
         self.disk = ThreadPoolExecutor(2)
         self.whole: list[int] = []
-        self.spoiled: list[int] = []
+        self.damaged: list[int] = []
         settings = ReadSettings(
             range_bytes=2 * MIB,
             small_file_bytes_max=MIB,
@@ -60,10 +60,13 @@ class World:
             self.disk,
             settings,
             on_complete=self.whole.extend,
-            on_spoiled=self.spoiled.extend,
+            on_damaged=self._damaged,
         )
         self.store.on_evicted = self.reads.forget
         self.heard: list[object] = []
+
+    async def _damaged(self, ids: list[FileId]) -> None:
+        self.damaged += ids
 
     async def entry(self, name: str) -> Entry:
         return await self.namespace.resolve(b"/" + name.encode())

@@ -71,6 +71,37 @@ def test_an_evicted_file_keeps_its_backing_id_while_open(kernel: Kernel, make: M
     assert inodes.open_cached(node) == 0
 
 
+def test_a_damaged_file_is_opened_anew_beside_those_who_have_it_open(kernel: Kernel, make: Maker) -> None:
+    inodes = make()
+    id = FileId(7)
+    node = inodes.node_of(id, Kind.FILE)
+    bad = inodes.open_passthrough(node, kernel.register)
+    assert inodes.open_hit(node) == bad
+    assert node in inodes.damage([id])
+    assert inodes.open_hit(node) == 0
+    assert inodes.is_damaged(node)
+    assert not inodes.may_pass(node)
+    assert inodes.refuse(node)  # ESTALE: the kernel looks the name up again
+    fresh = inodes.node_of(id, Kind.FILE)
+    assert fresh != node
+    assert not inodes.is_damaged(fresh)
+    good = inodes.open_passthrough(fresh, kernel.register)
+    assert good not in (0, bad)
+    inodes.evict([id])
+    assert {node, fresh} <= set(inodes.damage([id]))
+    for unique in range(1000, 1004, 2):
+        assert inodes.release_passthrough(node, unique)
+    assert kernel.live == {good}
+    assert inodes.release_passthrough(fresh, 1010)
+    assert kernel.live == set()
+    idle = inodes.node_of(id, Kind.FILE)
+    inodes.open_passthrough(idle, kernel.register)
+    inodes.release_passthrough(idle, 1012)
+    assert idle in inodes.damage([id])
+    assert kernel.live == set()
+    assert inodes.node_of(id, Kind.FILE) == idle  # nobody has it open: it need not move
+
+
 def test_no_passthrough_beside_cached(kernel: Kernel, make: Maker) -> None:
     inodes = make()
     node = inodes.node_of(FileId(5), Kind.FILE)

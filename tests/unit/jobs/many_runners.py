@@ -173,12 +173,13 @@ class Runner:
             self.disk,
             settings,
             on_complete=lambda _: None,
+            on_damaged=lambda _: asyncio.sleep(0),
         )
         self.store.on_evicted = self.reads.forget
         self.jobs = ClusterJobs(
             id,
             records,
-            Jobs(self.namespace, self.store, self.reads, self.disk),
+            Jobs(self.namespace, self.store, self.reads, self.disk, on_damaged=lambda _: asyncio.sleep(0)),
             view=lambda: world.view,
             replicas=world.replicas,
             segment_bytes=world.segment_bytes,

@@ -17,7 +17,10 @@ from headrace.wire import frame
 from headrace.wire.messages import (
     PROTOCOL,
     Answer,
+    Done,
+    Evicted,
     Failure,
+    Forgot,
     Hello,
     JobStart,
     Message,
@@ -30,6 +33,7 @@ from headrace.wire.messages import (
 log = logging.getLogger(__name__)
 
 EVENTS_WAITING_MAX = 10_000
+FORGET_LIMIT_S = 5.0
 
 Answerer = Callable[[Request], Awaitable[Answer]]
 Streamer = Callable[[JobStart | OpenMany], AsyncIterator[Answer]]
@@ -40,15 +44,50 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Answer | None]] = set()
+        self._receipts: dict[int, tuple[asyncio.Queue[Answer | None], asyncio.Future[None]]] = {}
+        self._receipt = 0
 
     def publish(self, event: Answer) -> None:
         for queue in list(self._queues):
-            if queue.qsize() >= EVENTS_WAITING_MAX:
-                log.warning("a session does not read its events, cut off")
-                self._queues.discard(queue)
+            self._put(queue, event)
+
+    def _put(self, queue: asyncio.Queue[Answer | None], event: Answer) -> None:
+        if queue.qsize() >= EVENTS_WAITING_MAX:
+            log.warning("a session does not read its events, cut off")
+            self._leave(queue)
+            queue.put_nowait(None)
+        else:
+            queue.put_nowait(event)
+
+    async def drop_damaged(self, ids: list[int]) -> None:
+        """Every session that follows has forgotten the bytes of these files on return, or was cut off, as one that
+        does not answer in time is."""
+        waiting: dict[int, asyncio.Future[None]] = {}
+        for queue in list(self._queues):
+            self._receipt += 1
+            waiting[self._receipt] = future = asyncio.get_running_loop().create_future()
+            self._receipts[self._receipt] = queue, future
+            self._put(queue, Evicted(ids=ids, damaged=True, receipt=self._receipt))
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=FORGET_LIMIT_S)
+        for receipt in waiting:
+            queue, future = self._receipts.pop(receipt)
+            if not future.done():
+                log.warning("a session does not answer, cut off")
+                self._leave(queue)
                 queue.put_nowait(None)
-            else:
-                queue.put_nowait(event)
+
+    def forgot(self, receipt: int) -> None:
+        """A session sent the receipt back."""
+        _, future = self._receipts.get(receipt, (None, None))
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _leave(self, queue: asyncio.Queue[Answer | None]) -> None:
+        self._queues.discard(queue)
+        for waiting, future in self._receipts.values():
+            if waiting is queue and not future.done():
+                future.set_result(None)
 
     async def follow(self) -> AsyncIterator[Answer]:
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
@@ -57,7 +96,7 @@ class Subscribers:
             while (event := await queue.get()) is not None:
                 yield event
         finally:
-            self._queues.discard(queue)
+            self._leave(queue)
 
 
 class _Doorstep(asyncio.StreamReaderProtocol):
@@ -163,6 +202,10 @@ class RpcServer:
                 async for event in self._subscribers.follow():
                     await _send(writer, event)
                 raise NodeUnavailableError("events were lost", why="this client read too slowly")
+            if isinstance(request, Forgot):
+                self._subscribers.forgot(request.receipt)
+                await _send(writer, Done())
+                return
             if isinstance(request, JobStart | OpenMany):
                 async for state in self._stream(request):
                     await _send(writer, state)
