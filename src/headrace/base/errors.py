@@ -74,6 +74,14 @@ class PathExistsError(HeadraceError, FileExistsError):
     __str__ = HeadraceError.__str__
 
 
+class PathDeniedError(HeadraceError, PermissionError):
+    """The system does not let this user read or write there."""
+
+    code = "path.denied"
+
+    __str__ = HeadraceError.__str__
+
+
 class DirectoryNotEmptyError(HeadraceError, OSError):
     code = "path.not_empty"
 
@@ -90,6 +98,14 @@ class NotSupportedError(HeadraceError, OSError):
     """What can't be done truly is refused."""
 
     code = "not_supported"
+
+    __str__ = HeadraceError.__str__
+
+
+class MissingExtraError(HeadraceError, ModuleNotFoundError):
+    """An optional package is not installed; the line says which extra of Headrace brings it."""
+
+    code = "extra.missing"
 
     __str__ = HeadraceError.__str__
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.base.errors import NotSupportedError
+from headrace.base.missing_extras import needs_extra
 from headrace.bench.compare import CompareResult, WayResult
 from headrace.bench.page import made_on, table
 from headrace.config.sizes import show_size
@@ -89,12 +89,8 @@ def html_page(one: CompareResult, svg: str) -> str:
 
 def plots(one: CompareResult) -> Any:
     """A matplotlib figure: AU by epoch, first batch, bytes of the origin, processor time."""
-    try:
+    with needs_extra("plots"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise NotSupportedError(
-            "plots", why="matplotlib is not installed", hint="pip install 'headrace[bench]'"
-        ) from error
     ways = [way for way in one.ways if way.training is not None]
     figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots(2, 2)

@@ -91,14 +91,14 @@ def data_set(one: Workload, *, steps: int, accelerators: int, seed: int) -> Data
 
 
 def found(place: Place) -> DataSet | None:
-    """What is in a place. HeadraceError for a note that can't be read."""
+    """Return what is in a place, None where nothing is. HeadraceError or OSError for a note that can't be read."""
     try:
         body = place.get(NOTE)
     except FileNotFoundError:
         return None
+    except (HeadraceError, OSError):
+        raise
     except READ_ERRORS as error:
-        if "NotFound" in str(error) or "not found" in str(error):
-            return None
         raise HeadraceError(NOTE, why=str(error)) from error
     try:
         return msgspec.json.decode(body, type=DataSet)

@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
 import msgspec
 
-from headrace.base.errors import HeadraceError, NotSupportedError, UsageError
+from headrace.base.errors import (
+    HeadraceError,
+    NotSupportedError,
+    OriginDeniedError,
+    OriginError,
+    OriginUnavailableError,
+    PathNotFoundError,
+    UsageError,
+)
+from headrace.base.missing_extras import needs_extra
 
 BUFFER_BYTES = 256 << 10
 """What TensorFlow's reader of tfrecords asks for at a time, and so MLPerf Storage."""
 STREAM_BYTES = 8 << 20
 """Of a large object at a time, where it is streamed: with 256 KiB a request would be all latency."""
+WHY_LETTERS_MAX = 200
+CREDENTIALS_HINT = (
+    "-o access_key_id=… -o secret_access_key=…, --profile NAME, or --anonymous for a public bucket"
+)
+_CREDENTIALS = re.compile(r"Credential|Unauthenticated|PermissionDenied|TokenRetrieval|latest/api/token")
+_NETWORK = re.compile(
+    r"Connect|Timeout|Resolv|HTTP error|HTTPClientError|Incomplete|error sending request|\b50[0234]\b"
+)
 READ_ERRORS: tuple[type[Exception], ...] = (HeadraceError, OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 
@@ -124,12 +143,8 @@ class _Renamed(io.FileIO):
 
 class FsspecPlace:
     def __init__(self, one: Where) -> None:
-        try:
+        with needs_extra(one.root, extra="bench"):
             import fsspec
-        except ImportError as error:
-            raise NotSupportedError(
-                one.root, why="fsspec is not installed", hint="pip install 'headrace[bench]'"
-            ) from error
         scheme = one.root.partition("://")[0]
         options = s3fs_options(one.options) if scheme == "s3" else dict(one.options)
         try:
@@ -139,27 +154,32 @@ class FsspecPlace:
         self._fs.invalidate_cache()
 
     def names(self, below: str) -> dict[str, int]:
-        found = self._fs.find(self._path(below), detail=True)
+        with _explained(self._path(below)):
+            found = self._fs.find(self._path(below), detail=True)
         start = len(self._root.rstrip("/")) + 1
         return {path[start:]: int(about["size"]) for path, about in found.items()}
 
     def create(self, name: str) -> IO[bytes]:
-        opened: IO[bytes] = self._fs.open(self._path(name), "wb")
+        with _explained(self._path(name)):
+            opened: IO[bytes] = self._fs.open(self._path(name), "wb")
         return opened
 
     def get(self, name: str) -> bytes:
-        body: bytes = self._fs.cat_file(self._path(name))
+        with _explained(self._path(name)):
+            body: bytes = self._fs.cat_file(self._path(name))
         return body
 
     def source(self, name: str) -> IO[bytes]:
         return io.BytesIO(self.get(name))
 
     def stream(self, name: str) -> IO[bytes]:
-        opened: IO[bytes] = self._fs.open(self._path(name), "rb", block_size=STREAM_BYTES)
+        with _explained(self._path(name)):
+            opened: IO[bytes] = self._fs.open(self._path(name), "rb", block_size=STREAM_BYTES)
         return opened
 
     def window(self, name: str, start: int, end: int) -> bytes:
-        body: bytes = self._fs.cat_file(self._path(name), start=start, end=end)
+        with _explained(self._path(name)):
+            body: bytes = self._fs.cat_file(self._path(name), start=start, end=end)
         return body
 
     def _path(self, name: str) -> str:
@@ -182,17 +202,19 @@ class ObstorePlace:
     def names(self, below: str) -> dict[str, int]:
         import obstore
 
-        return {one["path"]: one["size"] for part in obstore.list(self._store, below) for one in part}
+        with _explained(below):
+            return {one["path"]: one["size"] for part in obstore.list(self._store, below) for one in part}
 
     def create(self, name: str) -> IO[bytes]:
         import obstore
 
-        return obstore.open_writer(self._store, name)  # type: ignore[return-value]  # it has write and close
+        with _explained(name):
+            return obstore.open_writer(self._store, name)  # type: ignore[return-value]  # it has write and close
 
     def get(self, name: str) -> bytes:
         import obstore
 
-        with _as_os_error(name):
+        with _explained(name):
             return bytes(obstore.get(self._store, name).bytes())
 
     def source(self, name: str) -> IO[bytes]:
@@ -201,14 +223,14 @@ class ObstorePlace:
     def stream(self, name: str) -> IO[bytes]:
         import obstore
 
-        with _as_os_error(name):
+        with _explained(name):
             opened: Any = obstore.open_reader(self._store, name, buffer_size=STREAM_BYTES)
         return io.BufferedReader(_Raw(opened, name), BUFFER_BYTES)
 
     def window(self, name: str, start: int, end: int) -> bytes:
         import obstore
 
-        with _as_os_error(name):
+        with _explained(name):
             return bytes(obstore.get_range(self._store, name, start=start, end=end))
 
 
@@ -222,24 +244,34 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with _as_os_error(self._name):
+        with _explained(self._name):
             body = bytes(self._opened.read(len(buffer)))
         buffer[: len(body)] = body
         return len(body)
 
 
-class _as_os_error:  # reads as a word
-    def __init__(self, name: str) -> None:
-        self._name = name
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """A library's own errors become ours: of credentials, of an endpoint that can't be reached, others."""
+    try:
+        yield
+    except (HeadraceError, OSError, ValueError, EOFError):
+        raise
+    except Exception as error:
+        raise _ours(name, error) from error
 
-    def __enter__(self) -> None:
-        return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from obstore.exceptions import BaseError
-
-        if isinstance(error, BaseError):
-            raise OSError(f"{self._name}: {str(error)[:200]}") from error
+def _ours(name: str, error: Exception) -> HeadraceError:
+    kind, why = type(error).__name__, " ".join(str(error).split())[:WHY_LETTERS_MAX]
+    if _CREDENTIALS.search(f"{kind} {error}"):
+        return OriginDeniedError(
+            name, why=f"no credentials found, or wrong ones: {why}", hint=CREDENTIALS_HINT
+        )
+    if _NETWORK.search(f"{kind} {error}"):
+        return OriginUnavailableError(name, why=why, hint="is --endpoint right, and does its server run?")
+    if kind == "NotFoundError":
+        return PathNotFoundError(name, why=why)
+    return OriginError(name, why=f"{kind}: {why}")
 
 
 def s3fs_options(options: Mapping[str, str]) -> dict[str, Any]:

@@ -288,15 +288,6 @@ def steps_by_the_rules(plan: TrainingPlan) -> int:
     return max(workloads.STEPS_MIN, math.ceil(wanted / (one.sample_bytes * one.samples(1, plan.world))))
 
 
-def need_torch(command: str) -> None:
-    """NotSupportedError where what the benchmark needs is not installed."""
-    for name in ("torch", "numpy", "google_crc32c"):
-        if importlib.util.find_spec(name) is None:
-            raise NotSupportedError(
-                command, why=f"{name} is not installed", hint="pip install 'headrace[bench]'"
-            )
-
-
 def _check(plan: TrainingPlan) -> None:
     if plan.accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator {plan.accelerator}", why="unknown", hint=", ".join(ACCELERATORS))

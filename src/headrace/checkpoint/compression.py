@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.base.errors import CorruptCheckpointError, NotSupportedError
+from headrace.base.errors import CorruptCheckpointError
+from headrace.base.missing_extras import needs_extra
 from headrace.checkpoint.memory import Bytes
 
 LEVEL = 1
@@ -92,10 +93,6 @@ def unshuffle(shuffled: Bytes, target: Bytes, item_bytes: int) -> None:
 
 
 def _zstandard() -> Any:
-    try:
+    with needs_extra("compression"):
         import zstandard
-    except ImportError:
-        raise NotSupportedError(
-            "compression", why="zstandard is not installed", hint="pip install 'headrace[checkpoint]'"
-        ) from None
     return zstandard

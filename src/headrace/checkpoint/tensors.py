@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from headrace.base.errors import CheckpointMismatchError, CorruptCheckpointError, NotSupportedError
+from headrace.base.missing_extras import needs_extra
 from headrace.checkpoint.manifest import Leaf
 from headrace.checkpoint.manifest_check import NUMPY_KINDS, item_bytes_of, items_of
 from headrace.checkpoint.memory import Bytes, page_aligned
@@ -318,12 +319,8 @@ def _tensor_types(torch: Any) -> tuple[type, ...]:
 
 
 def _torch() -> Any:
-    try:
+    with needs_extra("a torch tensor"):
         import torch
-    except ImportError:
-        raise NotSupportedError(
-            "a torch tensor", why="torch is not installed", hint="pip install 'headrace[torch]'"
-        ) from None
     return torch
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from headrace.base.errors import UsageError
+from headrace.base.missing_extras import require
 from headrace.cli import bench_options as own
 from headrace.cli import options
 from headrace.cli.render import print_json, say, warn
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from headrace.bench.dataset import Progress
     from headrace.bench.hosts import Hosts
     from headrace.bench.training import TrainingPlan
+
+PACKAGES = ("torch", "numpy", "google_crc32c")
+"""What a run of training needs, in this process or in those of its ranks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,11 +72,11 @@ def training(
     """
     if ssh:
         _over_ssh(ssh, remote)
+    require(PACKAGES, "bench training", extra="bench")
     from headrace.bench import training as bench
     from headrace.bench.places import where as place_of
     from headrace.cli.up import origin_options
 
-    bench.need_torch("bench training")
     given = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
@@ -182,11 +186,11 @@ def compare(
 
     Same data, same run, each way cold at first. What is not installed is left out, and the page says so.
     """
+    require(PACKAGES, "bench compare", extra="bench")
     from headrace.bench import compare as bench
-    from headrace.bench.training import TrainingPlan, need_torch
+    from headrace.bench.training import TrainingPlan
     from headrace.cli.up import origin_options
 
-    need_torch("bench compare")
     given = origin_options(
         endpoint=endpoint, region=region, profile=None, anonymous=False, pairs=option or []
     )

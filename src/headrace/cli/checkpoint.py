@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,6 @@ import typer
 from headrace.base.errors import (
     CorruptCheckpointError,
     HeadraceError,
-    NotSupportedError,
     PathNotFoundError,
     UsageError,
 )
@@ -257,10 +255,6 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(folder: str) -> Place:
-    if importlib.util.find_spec("numpy") is None:
-        raise NotSupportedError(
-            "checkpoint", why="numpy is not installed", hint="pip install 'headrace[checkpoint]'"
-        )
     if "://" not in folder and not os.path.isdir(folder):
         raise PathNotFoundError(folder, why="no such folder")
     from headrace.checkpoint.place import place_of

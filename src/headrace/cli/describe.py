@@ -48,7 +48,7 @@ _MEANINGS = {
     "path.is_a_directory": "A directory is where a file is needed.",
     "path.exists": "Something is there already.",
     "path.not_empty": "The directory has something in it.",
-    "path.read_only": "Mounts are read-only.",
+    "path.read_only": "Nothing can be written there.",
     "origin.no_bucket": "The bucket or container doesn't exist.",
     "store.corrupt_index": "The index can't be read; the node puts it aside and makes a new one.",
     "deadline": "It took longer than it may.",

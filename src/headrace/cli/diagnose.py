@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ PID_SECONDS = 30.0
 COMMAND_SECONDS = 300.0
 KILLED_BASE = 128
 """A shell's way to say which signal ended a program."""
+NOT_FOUND, NOT_RUN = 127, 126
+"""A shell's way to say that a program is not there, or can't be executed."""
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +34,7 @@ def diagnose(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="The job to start and watch.")
     ] = None,
-    pid: Annotated[int | None, typer.Option("--pid", metavar="PID", help="A job that runs.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", metavar="PID", help="A job that runs.", min=1)] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -52,7 +55,7 @@ def diagnose(
 
     The job and its loader's workers are sampled without a change to their code; docs/diagnose.md says how. The report
     comes when the job ends, when the time to watch is over (the job then goes on), or with ^C (which a job that was
-    started here gets too). The exit status is the job's own; with --pid it is 0.
+    started here gets too). The exit status is the job's own, 127 or 126 where it can't be started; with --pid it is 0.
     """
     from headrace.diagnose.sampler import Sampler
 
@@ -62,13 +65,21 @@ def diagnose(
         )
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):
-            raise PathNotFoundError(f"process {pid}")
+            raise PathNotFoundError(
+                f"--pid {pid}", why="no process has this id", hint="for example: pgrep -f train.py"
+            )
         sampler = Sampler(pid, _status_of, rate)
         _watch(sampler, seconds or PID_SECONDS, lambda: False)
         _report(sampler, timeline, as_json=json)
         return 0
     assert command is not None
-    job = _start(command, quiet=json)
+    try:
+        job = subprocess.Popen(
+            command, stdout=sys.stderr.fileno() if json else None
+        )  # stdout is the report's
+    except OSError as error:
+        warn(f"diagnose: {command[0]}: {_why_not_started(error, command[0])}")
+        return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
     signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's word is for the job
     sampler = Sampler(job.pid, _status_of, rate)
     _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)
@@ -76,14 +87,18 @@ def diagnose(
     return _status(_end(job))
 
 
-def _start(command: list[str], *, quiet: bool) -> subprocess.Popen[bytes]:
-    """quiet: what it prints goes to stderr, as stdout is for the report."""
-    try:
-        return subprocess.Popen(command, stdout=sys.stderr.fileno() if quiet else None)
-    except FileNotFoundError:
-        raise PathNotFoundError(command[0]) from None
-    except OSError as error:
-        raise UsageError(command[0], why=str(error.strerror)) from None
+def _why_not_started(error: OSError, program: str) -> str:
+    if error.errno == errno.ENOENT and not os.path.exists(program):
+        return "no such program" + ("" if "/" in program else " on PATH")
+    if error.errno == errno.ENOENT:
+        return "the interpreter that its first line names is missing"
+    if error.errno == errno.EACCES and os.path.isdir(program):
+        return "it is a directory"
+    if error.errno == errno.EACCES:
+        return "it may not be executed (chmod +x, or name its interpreter: python FILE)"
+    if error.errno == errno.ENOEXEC:
+        return "it is no program (name its interpreter: python FILE)"
+    return (error.strerror or str(error)).lower()
 
 
 def _watch(sampler: Sampler, limit_s: float, ended: Any) -> None:

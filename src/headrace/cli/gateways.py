@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.logs import log_to_stderr
+from headrace.base.missing_extras import require
 from headrace.cli.process import Child, start_gateway
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.state import State, make_run_folder, remove_state, write_state
@@ -51,8 +52,11 @@ def kind_of(word: str) -> Kind:
 
 
 def wanted(config: Config) -> list[Kind]:
-    """Those that the settings give an address."""
-    return [kind for kind in KINDS if getattr(config, kind.setting)]
+    """Return those that the settings give an address. MissingExtraError where their packages are not installed."""
+    kinds = [kind for kind in KINDS if getattr(config, kind.setting)]
+    for kind in kinds:
+        require(("httptools",), f"setting {kind.setting}", extra=kind.word)
+    return kinds
 
 
 class KeptGateway:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from headrace.base import errors
 from headrace.base.errors import HeadraceError, UsageError
 
 if TYPE_CHECKING:
@@ -46,8 +48,9 @@ def main() -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.stderr.write(f"{error}\n")
             return 2
-        if hasattr(error, "format_message"):  # the parser's: Click's or Typer's own copy of it
-            return _report(_usage_error(error))
+        ours = _ours(error, words[0] if words else "")
+        if ours is not None:
+            return _report(ours)
         if type(error).__name__ == "Abort":  # their word for ^C
             return 130
         if _trace_wanted():
@@ -67,7 +70,8 @@ def build_app(first_word: str = "") -> typer.Typer:
 
     app = typer.Typer(
         help=_HELP,
-        add_completion=False,
+        add_completion=first_word
+        not in COMMANDS,  # a shell that completes gives no word; others needn't wait for it
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -103,6 +107,38 @@ def _trace_wanted() -> bool:
     from headrace.config.load import trace_wanted
 
     return trace_wanted()
+
+
+def _ours(error: Exception, word: str) -> HeadraceError | None:
+    """Return the error that a foreign one means: a wrong word of the user, or a missing package of an extra."""
+    if hasattr(error, "format_message"):  # the parser's: Click's or Typer's own copy of it
+        return _usage_error(error)
+    if isinstance(error, ModuleNotFoundError):
+        from headrace.base.missing_extras import missing_extra_of
+
+        return missing_extra_of(error, word, extra=word)
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        return _of_the_system(error, error.filename)
+    return None
+
+
+def _of_the_system(error: OSError, path: str) -> HeadraceError | None:
+    """Return the error of a path that the user named, or that lies below it; None where the cause is another."""
+    kinds: dict[int | None, type[HeadraceError]] = {
+        errno.ENOENT: errors.PathNotFoundError,
+        errno.ENOTDIR: errors.NotADirectoryPathError,
+        errno.EISDIR: errors.IsADirectoryPathError,
+        errno.EEXIST: errors.PathExistsError,
+        errno.ENOTEMPTY: errors.DirectoryNotEmptyError,
+        errno.EACCES: errors.PathDeniedError,
+        errno.EPERM: errors.PathDeniedError,
+        errno.EROFS: errors.ReadOnlyError,
+        errno.ENOSPC: errors.NoSpaceError,
+        errno.EDQUOT: errors.NoSpaceError,
+        errno.ENAMETOOLONG: errors.UsageError,
+    }
+    kind = kinds.get(error.errno)
+    return kind(path, why=(error.strerror or "").lower()) if kind is not None else None
 
 
 def _usage_error(error: Any) -> UsageError:

@@ -72,6 +72,7 @@ class Supervisor:
     # ------------------------------------------------------------ start
 
     def _start(self) -> None:
+        kinds = wanted(self._config) if self._config is not None else []
         if self._config is not None:
             self._start_node()
         if self.state.mountpoint:
@@ -88,11 +89,11 @@ class Supervisor:
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
             self._holder_fd = self._holder.exit_fd
-        if self._config is not None:
-            for kind in wanted(self._config):
-                gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
-                self._gateways.append(gateway)
-                setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
+        for kind in kinds:
+            assert self._config is not None
+            gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
+            self._gateways.append(gateway)
+            setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""

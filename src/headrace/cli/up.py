@@ -61,7 +61,7 @@ def up(
     """Mount ORIGIN at MOUNTPOINT, cached.
 
     Runs a node and a mount of it until ^C, SIGTERM or `headrace down`. Without ORIGIN what is attached is what the
-    configuration names; without MOUNTPOINT nothing is mounted.
+    configuration names, or `headrace mount add` attached before; without MOUNTPOINT nothing is mounted.
     """
     began_s = time.monotonic()
     if detach:
@@ -85,6 +85,7 @@ def up(
         },
         file=config,
     )
+    check_has_origin(loaded.config)
     supervisor = _supervisor(
         loaded.config,
         mountpoint,
@@ -114,6 +115,21 @@ def load_with_origin(
         return loaded
     mounts = {**loaded.config.mounts, "/": MountConfig(url=url_of(origin), options=given)}
     return Loaded(msgspec.structs.replace(loaded.config, mounts=mounts), loaded.sources)
+
+
+def check_has_origin(config: Config) -> None:
+    """UsageError where a node would have nothing to serve: no ORIGIN, no configured or remembered mount, no cluster.
+    Who runs a gateway attaches origins later."""
+    if config.mounts or config.cluster or gateways.wanted(config):
+        return
+    from headrace.node.cache import remembers_mounts
+
+    if not remembers_mounts(config):
+        raise UsageError(
+            "up",
+            why="no ORIGIN is given, and no mount is configured",
+            hint="for example: headrace up s3://bucket/prefix /mnt/data --cache /nvme0/headrace:800GiB",
+        )
 
 
 def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: MountOptions) -> Supervisor:

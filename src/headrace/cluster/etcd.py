@@ -16,7 +16,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from headrace.base.errors import ClusterUnavailableError, UsageError
+from headrace.base.errors import ClusterUnavailableError
+from headrace.base.missing_extras import needs_extra
 from headrace.cluster.records import Followers, Heard
 
 log = logging.getLogger(__name__)
@@ -306,10 +307,6 @@ def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
 
 
 def _library() -> Any:
-    try:
+    with needs_extra("setting cluster"):
         import aetcd
-    except ImportError as error:
-        raise UsageError(
-            "setting cluster", why="the library for etcd is missing", hint="pip install 'headrace[cluster]'"
-        ) from error
     return aetcd

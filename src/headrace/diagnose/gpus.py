@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from headrace.base.missing_extras import missing_extra_of
+
 LOOK_EVERY_S = 0.1
 """NVML's own figure is the mean of its last sampling period, which is no shorter."""
 
@@ -12,6 +14,7 @@ LOOK_EVERY_S = 0.1
 class GpuWatch:
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
+        self.missing = ""
         self._nvml: Any = None
         self._devices: list[Any] = []
         try:
@@ -22,8 +25,11 @@ class GpuWatch:
             self._devices = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(count)]
             self.names = tuple(_text(pynvml.nvmlDeviceGetName(one)) for one in self._devices)
             self._nvml = pynvml
-        except Exception as error:  # noqa: BLE001  # NVML's errors are classes of its own making; none says no GPU
-            self.why = type(error).__name__
+        except ModuleNotFoundError as error:
+            missing = missing_extra_of(error, "")
+            self.missing = f"{missing.why} ({missing.hint})" if missing is not None else str(error)
+        except Exception:  # noqa: BLE001  # NVML's errors are classes of its own making; none says no GPU
+            self.missing = "none was seen by NVML"
         self._at_s = float("-inf")
         self._busy: float | None = None
 

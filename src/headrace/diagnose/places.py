@@ -59,7 +59,7 @@ class PlaceWatch:
         self._status_of = status_of
         self._pid = pid
         self._began = _disks()
-        self._mounts = mounts(pid)
+        self._mounts = _mounts_of_job(pid)
         self._node = status_of("")
         self._nodes = {
             one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
@@ -120,6 +120,14 @@ class PlaceWatch:
             peer_bytes=int(grown.get("peer_bytes", 0)),
             peer_reads=int(grown.get("peer_reads", 0)),
         )
+
+
+def _mounts_of_job(pid: int) -> list[_Mount]:
+    """Return those of this process where the job has ended already, or does not let itself be looked at."""
+    try:
+        return mounts(pid)
+    except (OSError, ValueError):
+        return mounts(os.getpid())
 
 
 def mounts(pid: int) -> list[_Mount]:

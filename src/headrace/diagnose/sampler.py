@@ -224,9 +224,8 @@ class Sampler:
                 "/proc/sys/kernel/yama/ptrace_scope at 0, or root; in a container: --cap-add SYS_PTRACE)"
             )
         if not self._gpus.names:
-            said.append(
-                "GPUs: none was seen by NVML, so time in a step counts as compute, whatever the step does"
-            )
+            why = self._gpus.missing or "NVML knows none"
+            said.append(f"GPUs: {why}, so time in a step counts as compute, whatever the step does")
         return tuple(said)
 
 

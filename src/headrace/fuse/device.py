@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from headrace.fuse import abi
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
 MNT_DETACH = 2
 FSTYPE = "fuse.headrace"
+MOUNTING_NEEDS = "mounting needs root (CAP_SYS_ADMIN); without MOUNTPOINT, a node needs none"
 READ_AHEAD_KB = 4096
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,7 +34,8 @@ def open_device() -> int:
     try:
         return os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        hint = "load the fuse module; in a container pass --device /dev/fuse"
+        denied = error.errno in (errno.EACCES, errno.EPERM)
+        hint = MOUNTING_NEEDS if denied else "load the fuse module; in a container pass --device /dev/fuse"
         raise MountError("cannot open /dev/fuse", why=str(error.strerror), hint=hint) from error
 
 
@@ -44,9 +47,9 @@ def mount(fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True
     flags = MS_NOSUID | MS_NODEV | MS_NOATIME | (MS_RDONLY if read_only else 0)
     target = os.fsencode(mountpoint)
     if _libc.mount(b"headrace", target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
-        why = os.strerror(ctypes.get_errno())
-        hint = "mounting needs root (CAP_SYS_ADMIN)"
-        raise MountError(f"cannot mount at {mountpoint}", why=why, hint=hint)
+        number = ctypes.get_errno()
+        hint = MOUNTING_NEEDS if number == errno.EPERM else "is /dev/fuse the kernel's, its module loaded?"
+        raise MountError(f"cannot mount at {mountpoint}", why=os.strerror(number), hint=hint)
 
 
 def unmount(mountpoint: str, *, detach: bool) -> int:

@@ -17,6 +17,8 @@ ERRNO: dict[str, int] = {
     "path.not_empty": errno.ENOTEMPTY,
     "path.read_only": errno.EROFS,
     "not_supported": errno.ENOTSUP,
+    "path.denied": errno.EACCES,
+    "extra.missing": errno.ENOTSUP,
     "origin.failed": errno.EIO,
     "origin.unavailable": errno.EHOSTUNREACH,
     "origin.denied": errno.EACCES,

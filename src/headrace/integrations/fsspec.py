@@ -18,10 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
-from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.core import OpenFile
-from fsspec.spec import AbstractFileSystem
-from fsspec.utils import isfilelike, other_paths, stringify_path
+from headrace.base.missing_extras import needs_extra
+
+with needs_extra(__name__):
+    from fsspec.callbacks import DEFAULT_CALLBACK
+    from fsspec.core import OpenFile
+    from fsspec.spec import AbstractFileSystem
+    from fsspec.utils import isfilelike, other_paths, stringify_path
 
 from headrace.base.errors import (
     HeadraceError,

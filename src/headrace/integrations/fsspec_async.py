@@ -13,7 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from fsspec.asyn import AsyncFileSystem
+from headrace.base.missing_extras import needs_extra
+
+with needs_extra(__name__):
+    from fsspec.asyn import AsyncFileSystem
+
 
 THREADS = 32
 _END = object()

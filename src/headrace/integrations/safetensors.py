@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import torch
+
+from headrace.base.missing_extras import needs_extra
+
+with needs_extra(__name__):
+    import torch
 
 from headrace.base.errors import CorruptCheckpointError, NotSupportedError, PathNotFoundError
 from headrace.checkpoint.export import TORCH_WORDS

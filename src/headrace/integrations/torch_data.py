@@ -22,8 +22,18 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
+from headrace.base.missing_extras import needs_extra
+
+with needs_extra(__name__):
+    import torch
+    from torch.utils.data import (
+        DataLoader,
+        Dataset,
+        IterableDataset,
+        Sampler,
+        default_collate,
+        get_worker_info,
+    )
 
 from headrace.base.errors import PathNotFoundError, UsageError
 from headrace.sdk.places import files_at, place_at

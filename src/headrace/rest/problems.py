@@ -23,6 +23,8 @@ STATUS: dict[str, int] = {
     "path.not_empty": 409,
     "path.stale": 503,
     "not_supported": 422,
+    "path.denied": 403,
+    "extra.missing": 500,
     "origin.failed": 502,
     "origin.unavailable": 503,
     "origin.denied": 502,

@@ -63,6 +63,8 @@ ERROR_MAP: dict[str, str] = {
     "path.not_empty": "BucketNotEmpty",
     "path.read_only": "AccessDenied",
     "not_supported": "NotImplemented",
+    "path.denied": "AccessDenied",
+    "extra.missing": "NotImplemented",
     "origin.failed": "InternalError",
     "origin.unavailable": "ServiceUnavailable",
     "origin.denied": "AccessDenied",

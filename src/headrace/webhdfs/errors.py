@@ -39,6 +39,8 @@ ERROR_MAP: dict[str, str] = {
     "path.not_empty": "PathIsNotEmptyDirectoryException",
     "path.read_only": "AccessControlException",
     "not_supported": "UnsupportedOperationException",
+    "path.denied": "AccessControlException",
+    "extra.missing": "UnsupportedOperationException",
     "origin.failed": "IOException",
     "origin.unavailable": "RetriableException",
     "origin.denied": "AccessControlException",

@@ -104,9 +104,43 @@ def test_words_that_make_no_sense() -> None:
     assert run().returncode == 2
     assert run("--pid", "1", "--", "true").returncode == 2
     assert run("--pid", str(2**22 + 1)).returncode == 3
-    done = run("--", "/no/such/program")
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
+    assert "no process has this id" in run("--pid", str(2**22 + 1)).stderr
+    assert run("--pid", "0").returncode == 2
+
+
+def test_a_command_that_cannot_be_started_says_why_with_a_shells_status(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    cases = {
+        "/no/such/program": (127, "no such program"),
+        "no-such-program": (127, "no such program on PATH"),
+        str(script): (126, "chmod +x"),
+        str(tmp_path): (126, "it is a directory"),
+    }
+    for program, (status, why) in cases.items():
+        done = run("--", program)
+        assert (done.returncode, done.stdout) == (status, ""), done.stderr
+        assert done.stderr.count("\n") == 1
+        assert program in done.stderr
+        assert why in done.stderr
+
+
+def test_a_job_that_ends_at_once_gives_its_status() -> None:
+    for words, status in ((["true"], 0), (["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -KILL $$"], 137)):
+        done = run("--json", "--", *words)
+        assert done.returncode == status, done.stderr
+        assert json.loads(done.stdout)["moments"] >= 0
+
+
+def test_a_job_that_ended_before_it_was_looked_at_is_reported() -> None:
+    from headrace.diagnose.attribute import attribute
+    from headrace.diagnose.sampler import Sampler
+
+    with subprocess.Popen(["true"]) as job:
+        os.waitid(os.P_PID, job.pid, os.WEXITED | os.WNOWAIT)  # a zombie now: its mounts are nobody's
+        sampler = Sampler(job.pid, lambda mountpoint: None)
+        sampler.run(lambda: job.poll() is not None, 1.0)
+        assert attribute(sampler.recording()).wall_s == 0
 
 
 def test_a_job_that_is_no_python_is_told_apart() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import UsageError
-from headrace.bench.places import FolderPlace, Where, s3fs_options, where
+from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError, UsageError
+from headrace.bench import dataset
+from headrace.bench.places import FolderPlace, Where, open_place, s3fs_options, where
 
 
 def test_words_are_folders_or_urls() -> None:
@@ -48,3 +50,33 @@ def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
         raise KeyError
     assert place.names("train") == {"train/a": 4}
     assert place.window("train/a", 1, 3) == b"al"
+
+
+@pytest.mark.parametrize(
+    ("by", "credentials", "expected"),
+    [
+        ("fsspec", False, OriginDeniedError),
+        ("obstore", True, OriginUnavailableError),
+    ],
+)
+def test_an_object_store_that_cannot_be_asked_is_explained(
+    by: str,
+    credentials: bool,
+    expected: type[OriginError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        options = {"endpoint": f"http://127.0.0.1:{listening.getsockname()[1]}", "region": "us-east-1"}
+    if credentials:
+        options |= {"access_key_id": "a", "secret_access_key": "b"}
+    with pytest.raises(expected) as raised:
+        dataset.found(open_place(where("s3://bucket/prefix", options, by=by)))
+    assert dataset.NOTE in raised.value.what
+    assert raised.value.hint

@@ -1,0 +1,95 @@
+"""What somebody meets who just installed it: completion, `up` without an origin, errors of the system in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import MountError, UsageError
+from headrace.cli import main
+from headrace.cli.up import check_has_origin
+from headrace.config.schema import CacheVolume, Config, MountConfig
+from headrace.fuse import device
+from headrace.store.index import Index
+
+
+def completed(*words: str) -> list[str]:
+    """What the shell is offered for the last word."""
+    environment = {
+        **os.environ,
+        "_HEADRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("headrace", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-c", "import sys; from headrace.cli.main import main; sys.exit(main())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.split()
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    assert completed("un") == ["unpin"]
+    assert completed("bench", "tr") == ["training"]
+    assert completed("up", "--endp") == ["--endpoint"]
+
+
+def test_up_without_an_origin_asks_for_one(tmp_path: Path) -> None:
+    bare = Config(cache=[CacheVolume(str(tmp_path / "cache"), 1 << 30)])
+    with pytest.raises(UsageError, match=r"no ORIGIN is given.*for example: headrace up s3://"):
+        check_has_origin(bare)
+    assert not (tmp_path / "cache").exists()
+    Index.open(str(tmp_path / "cache/index"), writable=True).close(clean=True)
+    with pytest.raises(UsageError, match="no ORIGIN"):
+        check_has_origin(bare)
+
+
+def test_up_without_an_origin_takes_what_is_configured_or_remembered(tmp_path: Path) -> None:
+    cache = [CacheVolume(str(tmp_path / "cache"), 1 << 30)]
+    check_has_origin(Config(cache=cache, mounts={"/": MountConfig(url="file:///data")}))
+    check_has_origin(Config(cache=cache, cluster="etcd://127.0.0.1:1/x"))
+    check_has_origin(Config(cache=cache, rest_address="127.0.0.1:0"))
+    index = Index.open(str(tmp_path / "cache/index"), writable=True)
+    index.put_mount("/data", {"url": "file:///data"})
+    index.close(clean=True)
+    check_has_origin(Config(cache=cache))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(errno.EACCES, 26), (errno.ENOENT, 3), (errno.ENOTDIR, 4), (errno.EROFS, 7), (errno.ENOSPC, 20)],
+)
+def test_an_error_of_the_system_is_one_line_with_its_path(
+    number: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_words: object, **_options: object) -> int:
+        raise OSError(number, os.strerror(number), "/data/x")
+
+    def built(_word: str) -> Callable[..., Any]:
+        return fails
+
+    monkeypatch.setattr(main, "build_app", built)
+    monkeypatch.setattr(sys, "argv", ["headrace", "bench"])
+    assert main.main() == status
+    assert capsys.readouterr().err == f"headrace: /data/x: {os.strerror(number).lower()}\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"), [(errno.EACCES, "root"), (errno.ENOENT, "--device /dev/fuse"), (errno.ENODEV, "load")]
+)
+def test_a_device_that_cannot_be_opened_names_the_remedy(
+    number: int, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_words: object) -> int:
+        raise OSError(number, os.strerror(number), "/dev/fuse")
+
+    monkeypatch.setattr(device.os, "open", fails)
+    with pytest.raises(MountError) as raised:
+        device.open_device()
+    assert raised.value.why == os.strerror(number)
+    assert hint in raised.value.hint
