@@ -6,6 +6,7 @@ over the slowest rank's seconds.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -183,8 +184,8 @@ def _paths(made: Sequence[tuple[str, Sequence[str]]], number: int) -> list[str]:
 def _check(plan: CheckpointPlan) -> None:
     if plan.mode not in MODES:
         raise UsageError(f"--mode {plan.mode}", why="unknown", hint=" or ".join(MODES))
-    if plan.scale <= 0 or plan.writes < 1 or plan.reads < 0:
-        raise UsageError("bench checkpoint", why="--scale is above 0, --writes 1 or more")
+    if not 0 < plan.scale < math.inf or plan.writes < 1 or plan.reads < 0:
+        raise UsageError("bench checkpoint", why="--scale is above 0, --writes 1 or more, --reads 0 or more")
     for folder, _ in plan.folders:
         if not os.path.isdir(folder):
             raise PathNotFoundError(folder, why="no such folder")

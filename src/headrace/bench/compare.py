@@ -24,7 +24,7 @@ from headrace.bench import contenders, dataset, prices, training
 from headrace.bench.contenders import Bucket, Seat, Way
 from headrace.bench.counting import Counts
 from headrace.bench.hosts import PORT, Hosts
-from headrace.bench.places import Where, open_place
+from headrace.bench.places import Where, check_folder, open_place
 from headrace.bench.process import Process
 from headrace.bench.processor import processor_s
 from headrace.bench.training import Say, Spot, TrainingPlan, TrainingResult, Watch
@@ -362,6 +362,11 @@ def _check(plan: ComparePlan) -> None:
         raise UsageError(f"--only {unknown[0]}", why="unknown", hint=", ".join(WAYS))
     if plan.origin and not plan.origin.startswith("s3://"):
         raise UsageError(f"origin {plan.origin}", why="the ways have S3 in common", hint="s3://BUCKET/PREFIX")
+    training.check_numbers(plan.training)
+    for folder in plan.folders:
+        check_folder(Where("folder", folder))
+    if plan.work:
+        check_folder(Where("folder", plan.work))
     if not 0 <= plan.nodes <= 64:
         raise UsageError(f"--nodes {plan.nodes}", why="0 to 64")
     if plan.rate_bits_s and not plan.nodes:

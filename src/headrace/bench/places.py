@@ -18,6 +18,7 @@ import msgspec
 
 from headrace.base.errors import (
     HeadraceError,
+    NotADirectoryPathError,
     NotSupportedError,
     OriginDeniedError,
     OriginError,
@@ -81,6 +82,18 @@ def where(text: str, options: Mapping[str, str] | None = None, *, by: str = "") 
         raise UsageError(f"--by {by}", why="unknown", hint="fsspec or obstore")
     scheme, _, rest = text.partition("://")
     return Where(by or "fsspec", f"{scheme}://{rest.rstrip('/') or '/'}", dict(options or {}))
+
+
+def check_folder(place: Where) -> None:
+    """PathNotFoundError or NotADirectoryPathError for a folder that is not there: a missing mount, a slip of the
+    pen. A benchmark would measure another disk than was meant."""
+    if place.kind != "folder" or os.path.isdir(place.root):
+        return
+    if os.path.lexists(place.root):
+        raise NotADirectoryPathError(place.root, why="not a folder")
+    raise PathNotFoundError(
+        place.root, why="no such folder", hint=f"mkdir -p {place.root}, or mount it first"
+    )
 
 
 def open_place(one: Where) -> Place:

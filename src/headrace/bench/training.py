@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -22,7 +21,7 @@ from headrace.bench.dataset import DataSet
 from headrace.bench.feed import LOADERS, TENSORFLOW, TORCH, Feed, RankPlan
 from headrace.bench.figures import Epoch, EpochTimes, epoch_of
 from headrace.bench.hosts import Hosts, MeetingPlace, address
-from headrace.bench.places import Where, open_place
+from headrace.bench.places import Where, check_folder, open_place
 from headrace.bench.workloads import ACCELERATORS, Rule, Workload
 from headrace.testing.servers import free_ports
 
@@ -292,18 +291,26 @@ def _check(plan: TrainingPlan) -> None:
     if plan.accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator {plan.accelerator}", why="unknown", hint=", ".join(ACCELERATORS))
     _check_loader(plan)
-    numbers: dict[str, Any] = {"accelerators": plan.accelerators, "epochs": plan.epochs}
-    for name, value in numbers.items():
-        if value < 1:
-            raise UsageError(f"--{name} {value}", why="1 or more")
-    if plan.steps < 2:
-        raise UsageError(f"--steps {plan.steps}", why="2 or more: the first one does not count")
-    if plan.sizes <= 0 or plan.times <= 0:
-        raise UsageError("--scale", why="above 0")
+    check_numbers(plan)
     if not 0 <= plan.hosts.number < plan.hosts.count:
         raise UsageError(f"--host {plan.hosts.number}", why=f"there are {plan.hosts.count}, from 0")
     if plan.hosts.count > 1:
         address(plan.hosts.meet)
+    check_folder(plan.where)
+
+
+def check_numbers(plan: TrainingPlan) -> None:
+    """UsageError for counts and factors that make no run."""
+    numbers: dict[str, int] = {"accelerators": plan.accelerators, "epochs": plan.epochs}
+    for name, value in numbers.items():
+        if value < 1:
+            raise UsageError(f"--{name} {value}", why="1 or more")
+    if (plan.readers or 0) < 0 or plan.seed < 0:
+        raise UsageError("--readers and --seed", why="0 or more")
+    if plan.steps < 2:
+        raise UsageError(f"--steps {plan.steps}", why="2 or more: the first one does not count")
+    if not (0 < plan.sizes < math.inf and 0 < plan.times < math.inf):
+        raise UsageError("--scale", why="a number above 0")
 
 
 def _check_loader(plan: TrainingPlan) -> None:

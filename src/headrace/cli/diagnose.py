@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -63,6 +64,8 @@ def diagnose(
         raise UsageError(
             "diagnose", why="it takes either a command or --pid", hint="headrace diagnose -- python train.py"
         )
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UsageError(f"--seconds {seconds:g}", why="a number above 0")
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):
             raise PathNotFoundError(

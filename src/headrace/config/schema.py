@@ -6,6 +6,7 @@ docs/configuration.md (`config/describe.py`) are made from. Values only: nothing
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from typing import Annotated
@@ -251,6 +252,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_volumes(self.cache)
         _one_of("eviction_policy", self.eviction_policy, POLICIES)
         _one_of("log_level", self.log_level, LOG_LEVELS)
+        _check_numbers(self)
         if not 0 < self.watermark_low <= self.watermark_high <= 1:
             raise UsageError("settings watermark_low, watermark_high", why="must be 0 < low <= high <= 1")
         for name in (
@@ -340,6 +342,14 @@ def _check_cluster(config: Config) -> None:
         names = f"{gateway}_tls_certificate", f"{gateway}_tls_key"
         if len({bool(getattr(config, name)) for name in names}) > 1:
             raise UsageError(f"settings {', '.join(names)}", why="both are needed, or none of them")
+
+
+def _check_numbers(config: Config) -> None:
+    """No setting is negative, infinite or no number: processes hand settings on as JSON, which knows few of these."""
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise UsageError(f"setting {name} = {value}", why="must be a number, 0 or more")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

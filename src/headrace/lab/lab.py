@@ -80,6 +80,8 @@ class Lab:
         HeadraceError."""
         if not 1 <= plan.nodes <= NODES_MAX:
             raise UsageError(f"--nodes {plan.nodes}", why=f"1 to {NODES_MAX}")
+        if not 0 <= plan.zones <= plan.nodes:
+            raise UsageError(f"--zones {plan.zones}", why=f"0 to {plan.nodes}, the number of nodes")
         if state.read(self._path) is not None:
             raise UsageError("a lab runs already", hint="headrace lab down")
         if not network.why_no_namespaces():

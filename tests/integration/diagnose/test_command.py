@@ -106,6 +106,8 @@ def test_words_that_make_no_sense() -> None:
     assert run("--pid", str(2**22 + 1)).returncode == 3
     assert "no process has this id" in run("--pid", str(2**22 + 1)).stderr
     assert run("--pid", "0").returncode == 2
+    assert run("--seconds", "nan", "--", "true").returncode == 2
+    assert run("--seconds", "-1", "--", "true").returncode == 2
 
 
 def test_a_command_that_cannot_be_started_says_why_with_a_shells_status(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_shell_completes_commands_and_options() -> None:
 
 
 def test_up_without_an_origin_asks_for_one(tmp_path: Path) -> None:
-    bare = Config(cache=[CacheVolume(str(tmp_path / "cache"), 1 << 30)])
+    bare = Config(run_folder=str(tmp_path), cache=[CacheVolume(str(tmp_path / "cache"), 1 << 30)])
     with pytest.raises(UsageError, match=r"no ORIGIN is given.*for example: headrace up s3://"):
         check_has_origin(bare)
     assert not (tmp_path / "cache").exists()
@@ -51,13 +51,15 @@ def test_up_without_an_origin_asks_for_one(tmp_path: Path) -> None:
 
 def test_up_without_an_origin_takes_what_is_configured_or_remembered(tmp_path: Path) -> None:
     cache = [CacheVolume(str(tmp_path / "cache"), 1 << 30)]
-    check_has_origin(Config(cache=cache, mounts={"/": MountConfig(url="file:///data")}))
-    check_has_origin(Config(cache=cache, cluster="etcd://127.0.0.1:1/x"))
-    check_has_origin(Config(cache=cache, rest_address="127.0.0.1:0"))
+    check_has_origin(
+        Config(run_folder=str(tmp_path), cache=cache, mounts={"/": MountConfig(url="file:///data")})
+    )
+    check_has_origin(Config(run_folder=str(tmp_path), cache=cache, cluster="etcd://127.0.0.1:1/x"))
+    check_has_origin(Config(run_folder=str(tmp_path), cache=cache, rest_address="127.0.0.1:0"))
     index = Index.open(str(tmp_path / "cache/index"), writable=True)
     index.put_mount("/data", {"url": "file:///data"})
     index.close(clean=True)
-    check_has_origin(Config(cache=cache))
+    check_has_origin(Config(run_folder=str(tmp_path), cache=cache))
 
 
 @pytest.mark.parametrize(

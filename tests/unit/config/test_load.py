@@ -59,6 +59,9 @@ def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "cache = [{capacity_bytes = '1GiB'}]",
         "[mounts.'/x']\nurl = 's3://b'\nsecret = 1",
         "log_level = 'loud'",
+        "origin_timeout_s = nan",
+        "sync_interval_s = inf",
+        "persist_delay_s = -1",
     ],
 )
 def test_refused(tmp_path: Path, text: str) -> None:
