@@ -42,6 +42,13 @@ SPARE_CORES_FROM = 0.75
 
 _LOADER = (Phase.LOADER_START, Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
 _TRAINING = (*_LOADER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COPY, Phase.CHECKPOINT)
+_ASKS = (Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
+_STEP = (*_ASKS, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
+"""None is seen before the first batch is asked for. A step may show none of them, so that a first one proves that
+steps began at it or before it."""
+_SETUP = (Phase.LOADER_START, Phase.IMPORT)
+SETUP_GAP = 10
+"""Looks between two of _SETUP that still are no step, at least: as many as the setup took until then."""
 _FILES = (Call.READ, Call.OPEN, Call.FAULT, Call.WRITE)
 _ANSWERS = (Call.SOCKET, Call.WAIT, Call.LOCK)
 _UNSETTLED = "one core"
@@ -125,8 +132,9 @@ def attribute(recording: Recording) -> Diagnosis:
 
 def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
     """Without what came before, and the seconds of that, of the trainer that took longest. Of a job whose imports were
-    seen: from its first step on, as benchmarks leave out the first batch, too. Else from the first sight of a loader
-    on. Of a job that ended, without what came after its last batch: an interpreter takes its time to end."""
+    seen: from its first step on, as benchmarks leave out the first batch, too; imports, the building of a model and the
+    start of an accelerator may follow the start of the loader. Else from the first sight of a loader on. Of a job that
+    ended, without what came after its last batch: an interpreter takes its time to end."""
     kept: list[Moment] = []
     before_s = 0.0
     for trainer in sorted({one.trainer for one in recording.moments}):
@@ -143,12 +151,36 @@ def _training(moments: list[Moment], *, ended: bool) -> tuple[int, int]:
     seen = [at for at, one in enumerate(phases) if one in _LOADER or moments[at].workers]
     if seen:
         first, last = seen[0], max(at for at, one in enumerate(phases) if one in _TRAINING or at == seen[-1])
-        if Phase.IMPORT in phases[:first]:
-            first = next((at for at in range(first, last) if phases[at] not in (*_LOADER, None)), first)
+        step = _first_step(moments, phases, first, last)
+        if Phase.IMPORT in phases[:step]:
+            first = next((at for at in range(step, last) if phases[at] not in (*_LOADER, None)), step)
     else:
         known = [at for at, one in enumerate(phases) if one not in (None, Phase.IMPORT)]
         first, last = (known[0], known[-1]) if known else (0, len(moments))
     return first, last + 1 if ended else len(moments)
+
+
+def _first_step(moments: list[Moment], phases: list[Phase | None], start: int, last: int) -> int:
+    """Return where steps begin, the wait for the first batch among them. start: the first sight of a loader. Code of
+    the script's own is a step where its line is seen again after the first sure sign of steps; else it is setup."""
+    sign = next((at for at in range(start, last + 1) if phases[at] in _STEP or moments[at].marked), None)
+    if sign is None:
+        return _end_of_setup(phases, start)
+    repeated = {_line(one.main) for one in moments[sign + 1 :]}
+    own = (Phase.OWN, Phase.COPY)
+    steps = (at for at in range(start, sign) if phases[at] in own and _line(moments[at].main) in repeated)
+    return next(steps, sign)
+
+
+def _end_of_setup(phases: list[Phase | None], start: int) -> int:
+    """Return where imports and the start of workers end, for a job of which no phase of a step is known."""
+    end = start
+    for at in range(start, len(phases)):
+        if at - end > max(SETUP_GAP, end - start):
+            break
+        if phases[at] in _SETUP:
+            end = at + 1
+    return min(end, len(phases) - 1)
 
 
 def trainer_does(moment: Moment) -> Phase:

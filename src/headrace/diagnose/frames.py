@@ -59,7 +59,7 @@ _PHASES: tuple[tuple[Phase, str, _NAME], ...] = (
     (Phase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
     (Phase.WAIT_DATA, r"torch/utils/data/dataloader\.py", r"_next_data|_get_data|_try_get_data|__next__"),
     (Phase.BACKWARD, r"torch/_tensor\.py|torch/autograd/.*", r"backward|_engine_run_backward"),
-    (Phase.OPTIMIZER, r"torch/optim/.*", r".*"),
+    (Phase.OPTIMIZER, r"torch/optim/.*", r"(?!__init__$|add_param_group$).*"),
     (Phase.OPTIMIZER, r"torch/nn/utils/clip_grad\.py", r".*"),
     (Phase.FORWARD, r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl"),
     (Phase.COPY, r"torch/nn/modules/module\.py", r"to|cuda|convert"),

@@ -53,6 +53,17 @@ def test_a_job_that_is_started_keeps_its_exit_status_and_its_time_line_is_whole(
     assert asleep > STEPS * 0.1 * 1e6  # of steps that sleep for 0.15 s each
 
 
+def test_imports_and_a_model_that_is_built_after_the_loaders_start_are_no_cause(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = str(SCRIPTS / "late_setup.py")
+    done = run("--rate", "50", "--json", "--", sys.executable, script, str(tmp_path), str(STEPS))
+    assert done.returncode == 7, done.stderr
+    found = json.loads(done.stdout)
+    assert found["before_s"] > 2.5  # 1.5 s of an import and 1 s in build(), all on one core
+    assert "compute.unparallel" not in {one["cause"] for one in found["causes"]}
+    assert not any("build" in line for one in found["causes"] for line in one["evidence"])
+
+
 def test_interrupted_it_reports_what_was_seen_and_the_job_gets_the_signal_too(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text("import time\nprint('trains', flush=True)\nwhile True:\n    time.sleep(0.1)\n")

@@ -205,6 +205,50 @@ def test_what_comes_before_the_first_batch_and_after_the_last_is_left_out() -> N
     assert attribute(recording(*moments)).wall_s == pytest.approx(0.8)
 
 
+IMPORTS = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+LOADER_STARTS = stepping(Call.RUN, stack=STARTS)
+BUILDS = stepping(
+    Call.RUN, stack=(SCRIPT, Frame("Model.__init__", "/home/me/model.py", 12, "self.x = mix(y)"))
+)
+MOVES = stepping(Call.RUN, stack=(Frame("<module>", "/home/me/train.py", 15, "model.to(device)"),))
+COMPUTES = stepping(Call.RUN, stack=(SCRIPT, Frame("step", "/home/me/train.py", 30, "y = mix(x)")))
+
+
+@pytest.mark.parametrize("setup", [(IMPORTS,), (BUILDS,), (MOVES,), (IMPORTS, BUILDS, MOVES)])
+@pytest.mark.parametrize("waits", [0, 5])
+def test_what_comes_between_the_loaders_start_and_the_first_step_is_no_cause(
+    setup: tuple[Moment, ...], waits: int
+) -> None:
+    before = [(20, IMPORTS), (3, LOADER_STARTS), *((40, moment) for moment in setup)]
+    steps = [(waits, waiting(AT_MOUNT)), (10, stepping()), (1, waiting(AT_MOUNT)), (29, stepping())]
+    found = attribute(recording(*before, *steps))
+    assert found.before_s == pytest.approx(0.02 * (23 + 40 * len(setup) + waits))
+    assert shares(found) == {"storage.disk": 0.025}
+
+
+def test_steps_before_the_first_wait_for_data_that_is_seen_are_steps() -> None:
+    before = [(20, IMPORTS), (3, LOADER_STARTS), (10, BUILDS)]
+    steps = [(30, COMPUTES), (1, waiting(AT_MOUNT)), (30, COMPUTES)]
+    found = attribute(recording(*before, *steps))
+    assert found.before_s == pytest.approx(0.02 * 33)
+    assert found.wall_s == pytest.approx(0.02 * 61)
+    assert found.causes[0].cause == "compute.unparallel"
+
+
+def test_of_a_job_without_a_sign_of_steps_imports_after_the_loaders_start_are_left_out() -> None:
+    before = [(20, IMPORTS), (3, LOADER_STARTS), (4, BUILDS), (40, IMPORTS)]
+    found = attribute(recording(*before, (60, COMPUTES), (1, IMPORTS), (100, COMPUTES)))
+    assert found.before_s == pytest.approx(0.02 * 67)
+    assert found.wall_s == pytest.approx(0.02 * 161)  # an import amid the steps ends no setup
+
+
+def test_of_a_job_that_ran_before_nothing_is_taken_for_its_setup() -> None:
+    found = attribute(recording((20, BUILDS), (5, waiting(AT_MOUNT)), (20, stepping())))
+    assert found.before_s == pytest.approx(0.02 * 20)  # no loader was seen until then
+    ran = attribute(recording((1, waiting(AT_MOUNT)), (20, BUILDS), (5, waiting(AT_MOUNT)), (20, stepping())))
+    assert ran.before_s == 0
+
+
 def test_each_trainer_has_a_beginning_of_its_own() -> None:
     imports = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
     one = [imports] * 10 + [stepping(), waiting(AT_MOUNT)] * 5

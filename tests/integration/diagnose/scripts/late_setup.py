@@ -1,0 +1,39 @@
+"""A healthy job that starts its loader first; then it imports and builds a model, which takes processors longer."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Light(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((64, 64), float(index))
+
+
+def work(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+def build() -> None:
+    work(1.0)
+
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+batches = iter(DataLoader(Light(), batch_size=16, num_workers=1))
+(folder / "slow_to_import.py").write_text("import __main__\n__main__.work(1.5)\n")
+sys.path.insert(0, str(folder))
+import slow_to_import  # type: ignore[import-not-found]  # noqa: E402, F401
+
+build()
+for number, _ in enumerate(batches):
+    time.sleep(0.15)
+    if number + 1 == steps:
+        sys.exit(7)
