@@ -90,7 +90,7 @@ def test_a_device_that_cannot_be_opened_names_the_remedy(
     def fails(*_words: object) -> int:
         raise OSError(number, os.strerror(number), "/dev/fuse")
 
-    monkeypatch.setattr(device.os, "open", fails)
+    monkeypatch.setattr("headrace.fuse.device.os.open", fails)
     with pytest.raises(MountError) as raised:
         device.open_device()
     assert raised.value.why == os.strerror(number)
