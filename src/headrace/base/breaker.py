@@ -59,8 +59,8 @@ class Breaker:
 
     def failed(self, now_s: float, *, chance: float, wait_s: float = 0.0, silent: bool = False) -> None:
         """chance: 0 to 1; nodes that saw the same failure come back at different times. wait_s: what the other side
-        asked for: it opens at once, for so long at least. silent: it said nothing at all for as long as it may: it opens
-        at once, as whoever asked next would wait as long again."""
+        asked for: it opens at once, for so long at least. silent: it said nothing for as long as it may: it opens at
+        once, as whoever asked next would wait as long again."""
         self._failures += 1
         probed = self._probe_s is not None
         self._probe_s = None
