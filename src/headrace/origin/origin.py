@@ -1,6 +1,6 @@
 """What the node asks of a place where data lives.
 
-One implementation a file; retry, throttle and measure each wrap an Origin in an Origin; `locate.py` builds the
+One implementation a file; hedge, retry, throttle and measure each wrap an Origin in an Origin; `locate.py` builds the
 right one from a URL. All calls are async and cancel-safe: a cancelled call leaves nothing behind.
 """
 

@@ -30,6 +30,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ObjectInfo, Version
 from headrace.origin.origin import Origin
+from headrace.origin.retry import PATIENCE_S
 
 Result = TypeVar("Result")
 
@@ -162,7 +163,7 @@ async def listing_of(origin: Origin, key: str) -> Listing:
 
 
 def soon() -> Deadline:
-    return Deadline.after(TIMEOUT_S)
+    return Deadline.after(TIMEOUT_S, patience_s=PATIENCE_S)
 
 
 async def read(origin: Origin, info: ObjectInfo, start: int, end: int) -> bytes:
