@@ -93,8 +93,6 @@ UPKEEP_INTERVAL_S = 1.0
 SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
-CHECK_PATIENCE_S = 0.5
-"""One that does not answer while somebody watches is told of at once."""
 CONFIGURED = "configured"
 """Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
@@ -444,7 +442,8 @@ class Node:
             )
         if check:
             limit_s = min(CHECK_LIMIT_S, self.config.origin_timeout_s)
-            await check_origin(origin, Deadline.after(limit_s, patience_s=CHECK_PATIENCE_S))
+            # somebody watches: one that does not answer is told of at once
+            await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
         mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s, origin.circuit)
         self.namespace.attach(mount, known=known)
 
