@@ -2,9 +2,10 @@
 
 Each node goes through what it has cached, and offers a file to those that own it now and perhaps don't have it: what
 it owned and owns no more to all of its owners; what it still owns, where it is the first that did before, to those
-that came to own it. An owner that has the file already says so at once, so an offer too many costs little. When the
-owners have it, this node's copy is a borrowed one: the first to be dropped. A borrowed one that this node owns
-again, since the one that took it over went, is an owned one from then on.
+that came to own it. Of a file that is being filled it offers the parts that are there, last of all. An owner that has
+the file already says so at once, so an offer too many costs little. When the owners have it, this node's copy is a
+borrowed one: the first to be dropped. A borrowed one that this node owns again, since the one that took it over went,
+is an owned one from then on.
 Only one walk goes on; another change of the ring begins a new one.
 """
 
@@ -21,6 +22,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import FileId
 from headrace.ring.ring import Ring, key_of
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
+from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
@@ -116,7 +118,7 @@ class Rebalance:
         waiting: dict[str, list[Offer]] = {}
         self.files_looked_at = self.files_handed_over = self.bytes_handed_over = self.files_refused = 0
         self._refused.clear()
-        for cached in self._store.index.cached_files():
+        for cached in self._whole_first():
             self.files_looked_at += 1
             if self.files_looked_at % LOOKS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -129,8 +131,18 @@ class Rebalance:
             await self._offer(view, view.nodes[id], batch)
         log.info("hand-over ended epoch=%d files=%d", view.epoch, self.files_handed_over)
 
+    def _whole_first(self) -> Iterator[CachedFile]:
+        """Files that are being filled come last: what arrives meanwhile is handed over, too."""
+        being_filled: list[FileId] = []
+        for cached in self._store.index.cached_files():
+            if cached.complete:
+                yield cached
+            else:
+                being_filled.append(cached.id)
+        yield from filter(None, map(self._store.index.cached, being_filled))
+
     def _offers(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, Wanted]]:
-        if not cached.trusted or cached.superseded:
+        if cached.unverified or cached.superseded:
             return
         path = self._store.index.path_of(cached.id)
         if path is None or not cached.size_bytes:
@@ -139,11 +151,30 @@ class Rebalance:
             if not self._owns_some(view, path, cached.size_bytes):
                 return
             self._store.set_borrowed(cached.id, borrowed=False)
-        for start in range(0, cached.size_bytes, SEGMENT_BYTES):
-            end = min(cached.size_bytes, start + SEGMENT_BYTES)
+        for start, end in self._parts(cached):
             wanted = Wanted(path, cached.size_bytes, cached.mtime_ns, cached.token, start, end)
             for node in self._lacking(view, path, start // SEGMENT_BYTES):
                 yield node, wanted
+
+    def _parts(self, cached: CachedFile) -> Iterator[tuple[int, int]]:
+        """What is here of the file: segments of a whole one, else what is there of each, run by run."""
+        for start in range(0, cached.size_bytes, SEGMENT_BYTES):
+            end = min(cached.size_bytes, start + SEGMENT_BYTES)
+            if cached.complete:
+                yield start, end
+            else:
+                yield from self._present(cached, start, end)
+
+    def _present(self, cached: CachedFile, start: int, end: int) -> list[tuple[int, int]]:
+        try:
+            reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
+        except HeadraceError as error:  # evicted, or whole by now
+            log.info("file that is being filled is not handed over error=%s", error)
+            return []
+        try:
+            return reader.present_runs(start, end)
+        finally:
+            reader.close()
 
     def _lacking(self, view: ClusterView, path: bytes, segment: int) -> list[NodeInfo]:
         """The owners to which this node should offer a segment that it has."""

@@ -26,7 +26,6 @@ from headrace.layer.extras import extras_of
 from headrace.layer.told import extras_by
 from headrace.layer.written import PREFIX
 from headrace.namespace.tree import Namespace
-from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.messages import Done
@@ -227,7 +226,7 @@ class Desk:
         entry = await self._claimed(one)
         async with self._takes.enter(one.end - one.start, background=True):
             began_s = time.monotonic()
-            if one.size_bytes <= SEGMENT_BYTES:
+            if (one.start, one.end) == (0, one.size_bytes):
                 await self._reads.load(entry)
             else:
                 await self._reads.load_part(entry, one.start, one.end)

@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 HEDGE_FACTOR = 2.0
 HEDGE_S = 0.05
 """Where nothing is known of how long others take; a guess."""
+HEDGED_SHARE, HEDGED_BYTES_MIN = 0.02, 32 << 20
+"""Of what came from peers, what may be asked for elsewhere as soon as a slow peer is late with it; so much in any case.
+Beyond that, large ranges wait longer."""
+HEDGE_LATE_S = 1.5
 IN_VAIN_MAX = 64
 """A node that had nothing of what it owned before, so often in a row, is not asked again until members change."""
 EARLY_IN_VAIN_MAX = 3
@@ -168,6 +172,7 @@ class ClusterSources(Sources):
         self.small_bytes_max = small_bytes_max
         self.peer_timeout_s = timeout_s
         self.bytes_from_peers = self.reads_from_peers = self.reads_failed = self.reads_hedged = 0
+        self._bytes_hedged = 0
         self._ring = view().ring
         self._changed_s = float("-inf")
         self._in_vain: dict[str, int] = {}
@@ -211,6 +216,14 @@ class ClusterSources(Sources):
             moving=since_s < MOVING_S,
             handing_over=since_s < HANDING_OVER_S,
         )
+
+    def may_hedge_now(self, size_bytes: int) -> bool:
+        """Whether a read that a slow peer is late with may be asked for elsewhere already; it counts then."""
+        allowed = HEDGED_BYTES_MIN + HEDGED_SHARE * self.bytes_from_peers
+        if size_bytes > self.small_bytes_max and self._bytes_hedged + size_bytes > allowed:
+            return False
+        self._bytes_hedged += size_bytes
+        return True
 
     def worth_asking(self, hop: Hop) -> bool:
         """Not one that is down, nor one that was asked in vain again and again for what it may have had before."""
@@ -299,9 +312,12 @@ class PeersFirst:
         """A slow peer has as long as others usually take; then the next one, or the origin, is asked as well, and the
         first answer counts."""
         usual_s = self.sources.peers.usual_s(end - start)
+        patience_s = HEDGE_FACTOR * usual_s if usual_s else HEDGE_S
         asked = {asyncio.ensure_future(self._ask(hop, start, end))}
         try:
-            done, _ = await asyncio.wait(asked, timeout=HEDGE_FACTOR * usual_s if usual_s else HEDGE_S)
+            done, _ = await asyncio.wait(asked, timeout=patience_s)
+            if not done and patience_s < HEDGE_LATE_S and not self.sources.may_hedge_now(end - start):
+                done, _ = await asyncio.wait(asked, timeout=HEDGE_LATE_S - patience_s)
             if not done:
                 self.sources.reads_hedged += 1
                 second = self._ask(rest[0], start, end) if rest else self._ask_origin(start, end)

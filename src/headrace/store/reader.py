@@ -59,6 +59,16 @@ class CacheReader:
         assert self._map is not None
         return self._map.has_all(first, last + 1)
 
+    def present_runs(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What may be read of start..end, which begins at a block: as few ranges as possible, in order."""
+        runs: list[tuple[int, int]] = []
+        for at in range(start, end, BLOCK_SIZE_BYTES):
+            stop = min(end, at + BLOCK_SIZE_BYTES)
+            if self.present(at, stop):
+                first = runs.pop()[0] if runs and runs[-1][1] == at else at
+                runs.append((first, stop))
+        return runs
+
     def checksum(self, block: int) -> int:
         """xxh3 of a block that is present, as it was when it was fetched."""
         return self._checksum if self._map is None else self._map.checksum(block)

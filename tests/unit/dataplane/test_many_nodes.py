@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.base.deadline import Deadline
@@ -21,6 +22,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, Entry, Extras, FileId
+from headrace.dataplane import source
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.rebalance import Rebalance
@@ -102,7 +104,7 @@ class DirectPeers:
     ) -> Arrived:
         self.asked += 1
         if node.id in self.world.slow:
-            await asyncio.sleep(3600)
+            await asyncio.sleep(self.world.slow_s)
         (file,) = await self._desk(node).open_many([wanted], cached_only=cached_only, epoch=epoch)
         if isinstance(file, HeadraceError):
             raise file
@@ -214,6 +216,7 @@ class World:
         self.bodies: dict[str, bytes] = {}
         self.down: set[str] = set()
         self.slow: set[str] = set()
+        self.slow_s = 3600.0
         self.replicas = replicas
         self.view = self._view_of(nodes, None)
         self.nodes = {id: OneNode(self, id, replicas=replicas) for id in nodes}
@@ -228,6 +231,17 @@ class World:
             if id not in self.nodes:
                 self.nodes[id] = OneNode(self, id, replicas=self.replicas)
         self.view = self._view_of(ids, self.view)
+
+    def drain(self, leaving: str) -> None:
+        """It owns nothing any more, and is still there."""
+        infos = {
+            id: msgspec.structs.replace(info, draining=id == leaving) for id, info in self.view.nodes.items()
+        }
+        self.view = next_view(self.view, infos, epoch=self.view.epoch + 1)
+
+    def view_with(self, ids: str) -> ClusterView:
+        """What `change` would make."""
+        return self._view_of(ids, self.view)
 
     def put(self, name: str, body: bytes) -> None:
         self.bodies[name] = body
@@ -570,3 +584,83 @@ def test_borrowed_files_go_first(world: World) -> None:
         assert node.store.evicted_files > 0
 
     asyncio.run(world.run(test))
+
+
+@pytest.mark.parametrize("wholly", [False, True])
+def test_what_a_leaving_node_has_of_a_file_is_handed_over(tmp_path: Path, *, wholly: bool) -> None:
+    """Also of one that is not whole there: else its bytes would be fetched from the origin again."""
+
+    async def test(world: World) -> None:
+        name, size = "large", 24 * MIB + 5
+        world.put(name, body_of(size, 3)[:size])
+        for node in world.nodes.values():
+            node.rebalance.on_view(world.view)
+        leaving = world.owner(name)
+        entry = await leaving.entry(name)
+        parts = [(0, size)] if wholly else [(2 * MIB, 7 * MIB), (9 * MIB, 10 * MIB), (20 * MIB, size)]
+        for start, end in parts:
+            await leaving.reads.fill(entry.id, start, end, sequential=False)
+        before = world.origin.bytes_read
+        assert before < size or wholly
+        world.drain(leaving.id)
+        for node in world.nodes.values():
+            node.rebalance.on_view(world.view)
+        await leaving.rebalance.wait()
+        assert world.origin.bytes_read == before  # it asks for nothing that nobody wanted
+        assert leaving.rebalance.files_refused == 0
+        assert leaving.rebalance.bytes_handed_over >= sum(end - start for start, end in parts)
+        world.down.add(leaving.id)
+        for node in world.nodes.values():
+            if node is not leaving:
+                assert await node.read(name) == world.bodies[name]
+        assert world.origin.bytes_read == size
+
+    asyncio.run(World(tmp_path, nodes="abc").run(test))
+
+
+def test_a_joining_node_is_given_what_is_being_filled(tmp_path: Path) -> None:
+    async def test(world: World) -> None:
+        name = next(
+            f"large-{number}"
+            for number in range(100)
+            if world.view_with("abc").owners(b"/large-%d" % number)[0].id == "c"
+        )
+        size = 24 * MIB
+        world.put(name, body_of(size, 3)[:size])
+        for node in world.nodes.values():
+            node.rebalance.on_view(world.view)
+        owner = world.owner(name)
+        entry = await owner.entry(name)
+        await owner.reads.fill(entry.id, 4 * MIB, 12 * MIB, sequential=False)
+        world.change("abc")
+        for node in world.nodes.values():
+            node.rebalance.on_view(world.view)
+        await owner.rebalance.wait()
+        world.down.add(owner.id)
+        assert await world.nodes["c"].read(name) == world.bodies[name]
+        assert world.origin.bytes_read == size
+
+    asyncio.run(World(tmp_path, nodes="ab").run(test))
+
+
+def test_a_slow_node_that_hands_over_is_not_passed_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ranges of it come a little late; the origin is asked for few of them again."""
+    monkeypatch.setattr(source, "HEDGED_BYTES_MIN", 2 * MIB)
+
+    async def test(world: World) -> None:
+        for number in range(4):
+            world.put(f"large-{number}", body_of(16 * MIB, number)[: 16 * MIB])
+        for name, body in world.bodies.items():
+            assert await world.owner(name).read(name) == body
+        size_bytes = world.origin.bytes_read
+        assert size_bytes == sum(map(len, world.bodies.values()))
+        world.slow, world.slow_s = {"a", "b"}, 0.2
+        world.change("abc")
+        for name, body in world.bodies.items():
+            assert await world.nodes["c"].read(name) == body
+        assert world.nodes["c"].sources.reads_hedged <= 2
+        assert world.origin.bytes_read <= 1.05 * size_bytes
+
+    asyncio.run(World(tmp_path, nodes="ab").run(test))
