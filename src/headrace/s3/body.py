@@ -9,21 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from headrace.http.body import TRAILERS_MAX, Stream, chunk_size
 from headrace.http.messages import Request, is_number
+from headrace.s3.checksums import ALGORITHMS, Checksum, Hash, make_checksum, text_of
 from headrace.s3.errors import S3Error
 from headrace.s3.signature import ChunkSigner
-
-CHECKSUMS = ("crc32", "crc32c", "crc64nvme", "sha1", "sha256")
-
-
-class Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-    def digest(self) -> bytes: ...
 
 
 class AwsChunks:
@@ -81,10 +73,17 @@ def _extension(words: list[bytes], name: bytes) -> str:
 class Payload:
     """The bytes that are meant, checked against all that the request says of them.
 
-    word: what the request says of the body's hash (signature.payload_word), or "". signer: of signed chunks."""
+    word: what the request says of the body's hash (signature.payload_word), or "". signer: of signed chunks. also: a
+    checksum to calculate whether it is given or not."""
 
     def __init__(
-        self, request: Request, pieces: Iterator[bytes], word: str, signer: ChunkSigner | None
+        self,
+        request: Request,
+        pieces: Iterator[bytes],
+        word: str,
+        signer: ChunkSigner | None,
+        *,
+        also: str = "",
     ) -> None:
         self.md5 = hashlib.md5(usedforsecurity=False)
         self.size_bytes = 0
@@ -103,9 +102,9 @@ class Payload:
         else:
             self._pieces = pieces
         self._sha256 = hashlib.sha256() if _is_hex(word) else None
-        for name in CHECKSUMS:
+        for name in ALGORITHMS:
             given = request.header(f"x-amz-checksum-{name}")
-            if given or self._announced == f"x-amz-checksum-{name}":
+            if given or name == also or self._announced == f"x-amz-checksum-{name}":
                 self._sums[name] = make_checksum(name)
                 self._given[name] = given
 
@@ -130,12 +129,9 @@ class Payload:
             parts.append(piece)
         return b"".join(parts)
 
-    def checksum_headers(self) -> list[tuple[str, str]]:
-        """Of those that were checked, for the answer."""
-        return [
-            (f"x-amz-checksum-{name}", base64.b64encode(one.digest()).decode())
-            for name, one in self._sums.items()
-        ]
+    def checksums(self) -> list[Checksum]:
+        """All that were checked, or asked for, once the bytes have ended."""
+        return [Checksum(name, text_of(one.digest())) for name, one in self._sums.items()]
 
     def _check(self) -> None:
         if self._declared is not None and self._declared != self.size_bytes:
@@ -181,32 +177,3 @@ def _from_base64(text: str, size_bytes: int, name: str) -> bytes | None:
     if len(value) != size_bytes:
         raise S3Error("InvalidDigest", f"{name} is not {size_bytes} bytes in base64")
     return value
-
-
-class _Crc:
-    """step: (data, the sum so far) → the sum."""
-
-    def __init__(self, step: Callable[[bytes, int], int], size_bytes: int) -> None:
-        self._step, self._size_bytes = step, size_bytes
-        self._value = 0
-
-    def update(self, data: bytes, /) -> None:
-        self._value = self._step(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(self._size_bytes, "big")
-
-
-def make_checksum(name: str) -> Hash:
-    """One of CHECKSUMS. NotImplemented where the library for it is not installed."""
-    if name == "crc32":
-        return _Crc(zlib.crc32, 4)
-    if name in ("sha1", "sha256"):
-        return hashlib.new(name, usedforsecurity=False)
-    try:
-        from awscrt import checksums
-    except ImportError:
-        raise S3Error(
-            "NotImplemented", f"{name} needs awscrt on this host: pip install 'headrace[s3]'"
-        ) from None
-    return _Crc(checksums.crc32c, 4) if name == "crc32c" else _Crc(checksums.crc64nvme, 8)

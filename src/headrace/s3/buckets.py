@@ -6,6 +6,7 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Iterable
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError
 from headrace.base.model import Entry
@@ -27,8 +28,8 @@ _XML = [("Content-Type", "application/xml")]
 _OWNER = xml.element("Owner", xml.text("ID", "headrace"), xml.text("DisplayName", "headrace"))
 
 
-def answer(body: bytes) -> Response:
-    return Response(200, list(_XML), body=body)
+def answer(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
+    return Response(200, [*_XML, *headers], body=body)
 
 
 class Buckets:

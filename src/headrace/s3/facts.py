@@ -16,30 +16,38 @@ import stat
 import msgspec
 
 from headrace.base.model import Entry
+from headrace.s3.checksums import Checksum
 from headrace.sdk.tree import Seen
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"
+PART_RUNS_MAX = 64
+"""An attribute has some 4 KiB on ext4; parts are nearly always equal but for the last."""
 MARKER = "trusted.headrace.folder"
 """Of a folder that was put as an object, `key/`: it stays when it is empty."""
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """mtime_text: as a client gave it by x-amz-meta-mtime."""
+    """mtime_text: as a client gave it by x-amz-meta-mtime. parts: how many of which size, in order; empty where they
+    are not known."""
 
     etag: str
     size_bytes: int
     mtime_ns: int
     mtime_text: str = ""
+    checksum: Checksum | None = None
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """etag: with its quotes."""
+    """etag: with its quotes. checksum and parts: as of Record, where they are known."""
 
     size_bytes: int
     mtime_ns: int
     etag: str
     mtime_text: str = ""
+    checksum: Checksum | None = None
+    parts: tuple[tuple[int, int], ...] = ()
 
 
 def facts_of(found: Seen, at: bytes | int) -> Facts:
@@ -54,18 +62,42 @@ def facts_of(found: Seen, at: bytes | int) -> Facts:
         return Facts(version.size_bytes, version.mtime_ns, token)
     record = _record_of(at)
     if record is not None and (record.size_bytes, record.mtime_ns) == (found.st_size, found.st_mtime_ns):
-        return Facts(found.st_size, found.st_mtime_ns, f'"{record.etag}"', record.mtime_text)
+        return Facts(
+            *(found.st_size, found.st_mtime_ns, f'"{record.etag}"', record.mtime_text),
+            checksum=record.checksum,
+            parts=record.parts,
+        )
     return Facts(found.st_size, found.st_mtime_ns, made_etag(found.st_size, found.st_mtime_ns))
 
 
-def note(fd: int, etag: str, mtime_text: str = "") -> os.stat_result:
-    """The file is whole, and has this ETag from now on. etag: without quotes, "" for one made of size and time."""
+def with_noted(facts: Facts, fd: int) -> Facts:
+    """Add what was noted when these bytes were put here. fd: of a complete cache file, which the layer gave away."""
+    record = _record_of(fd)
+    if record is None:
+        return facts
+    found = os.fstat(fd)
+    if (record.size_bytes, record.mtime_ns) != (found.st_size, found.st_mtime_ns):
+        return facts
+    return msgspec.structs.replace(facts, checksum=record.checksum, parts=record.parts)
+
+
+def note(
+    fd: int,
+    etag: str,
+    mtime_text: str = "",
+    *,
+    checksum: Checksum | None = None,
+    parts: tuple[tuple[int, int], ...] = (),
+) -> os.stat_result:
+    """The file is whole, and has this ETag from now on. etag: without quotes, "" for one made of size and time.
+    parts: as of Record; of more than PART_RUNS_MAX kinds they are not kept."""
     if mtime_text:
         mtime_ns = parse_mtime(mtime_text)
         os.utime(fd, ns=(mtime_ns, mtime_ns))
     found = os.fstat(fd)
     etag = etag or made_etag(found.st_size, found.st_mtime_ns).strip('"')
-    record = Record(etag, found.st_size, found.st_mtime_ns, mtime_text)
+    kept = parts if len(parts) <= PART_RUNS_MAX else ()
+    record = Record(etag, found.st_size, found.st_mtime_ns, mtime_text, checksum, kept)
     with contextlib.suppress(OSError):  # a file system without attributes: then the ETag is made anew
         os.setxattr(fd, ATTRIBUTE, msgspec.json.encode(record))
     return found

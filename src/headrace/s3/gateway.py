@@ -19,13 +19,15 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
-from headrace.s3 import signature, xml
+from headrace.s3 import checksums, signature, xml
+from headrace.s3.attributes import Attributes
 from headrace.s3.body import Payload
 from headrace.s3.buckets import Buckets
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.extras import checked_tags
 from headrace.s3.multipart import Multipart
 from headrace.s3.objects import Objects
+from headrace.s3.posts import post
 from headrace.s3.routes import Call, route
 from headrace.s3.signature import ChunkSigner, Claim
 from headrace.s3.uploads import Uploads
@@ -68,6 +70,7 @@ class Gateway:
         self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
         self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
+        self._attributes = Attributes(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = Counts()
         self._ids = itertools.count(secrets.randbits(48))
@@ -112,6 +115,8 @@ class Gateway:
     def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
         """Errors are answers. HungUpError."""
         try:
+            if call.operation == "post_object":  # its fields say who asks
+                return post(self.objects, self._access.secrets, request, call, pieces)
             return self._do(request, call, pieces, self._check(request))
         except S3Error as error:
             return self.error(request, error)
@@ -173,7 +178,12 @@ class Gateway:
         copies = "x-amz-copy-source" in request.headers
         if call.operation in ("put_object", "put_part") and not copies:
             _check_length(request)
-        payload = Payload(request, pieces, known.word, known.signer())
+        also = (
+            self._parts.wish(request, call).algorithm if call.operation == "put_part" and not copies else ""
+        )
+        # a completion's checksums are the object's, which has come before, and not its body's
+        own = checksums.without_checksums(request) if call.operation == "complete_upload" else request
+        payload = Payload(own, pieces, known.word, known.signer(), also=also)
         work: dict[str, Callable[[], Response]] = {
             "list_buckets": self._buckets.list_all,
             "list_objects": lambda: self._buckets.objects(request, call),
@@ -188,6 +198,7 @@ class Gateway:
             "delete_objects": lambda: self._buckets.delete_objects(call, payload.read_all(BODY_BYTES_MAX)),
             "get_object": lambda: self.objects.get(request, call),
             "head_object": lambda: self.objects.get(request, call),
+            "get_attributes": lambda: self._attributes.get(request, call),
             "put_object": lambda: (
                 self.objects.copy(request, call) if copies else self.objects.put(request, call, payload)
             ),

@@ -9,9 +9,10 @@ import os
 import time
 
 from headrace.http.messages import Request, Response, is_number
-from headrace.s3 import conditions, xml
+from headrace.s3 import checksums, conditions, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import answer
+from headrace.s3.checksums import ALGORITHMS, Checksum, Wish
 from headrace.s3.errors import S3Error
 from headrace.s3.extras import metadata_of
 from headrace.s3.facts import note
@@ -37,28 +38,44 @@ class Multipart:
         if call.key.endswith(b"/"):
             raise S3Error("InvalidArgument", "a key that ends in / is a folder here, and has no bytes")
         extras = self._objects.extras.check_kept(call.path, metadata_of(request))
-        id = self._uploads.begin(About(call.bucket, call.key, time.time(), mtime_text, extras))
-        return answer(xml.document("InitiateMultipartUploadResult", *_named(call), xml.text("UploadId", id)))
+        wish = checksums.wish_of(request)
+        id = self._uploads.begin(About(call.bucket, call.key, time.time(), mtime_text, extras, wish))
+        said = xml.document("InitiateMultipartUploadResult", *_named(call), xml.text("UploadId", id))
+        if not wish.algorithm:
+            return answer(said)
+        headers = [
+            ("x-amz-checksum-algorithm", wish.algorithm.upper()),
+            ("x-amz-checksum-type", wish.kind),
+        ]
+        return answer(said, headers)
+
+    def wish(self, request: Request, call: Call) -> Wish:
+        """Which checksum the parts of the named upload have. NoSuchUpload."""
+        return self._uploads.about(request.argument("uploadId"), call.bucket, call.key).wish
 
     def put_part(self, request: Request, call: Call, payload: Payload) -> Response:
-        id, number = self._about_of_part(request, call)
+        """payload: that calculates the checksum of `wish`."""
+        id, number, wish = self._about_of_part(request, call)
+        _check_algorithm(request, wish)
         with self._uploads.part(id, number) as fd:
             with open(fd, "wb", buffering=0, closefd=False) as out:
                 for piece in payload:
                     out.write(piece)
             etag = payload.md5.hexdigest()
-            note(fd, etag)
-        return Response(200, [("ETag", f'"{etag}"'), *payload.checksum_headers()])
+            known = payload.checksums()
+            note(fd, etag, checksum=next((one for one in known if one.algorithm == wish.algorithm), None))
+        headers = [(f"x-amz-checksum-{one.algorithm}", one.value) for one in known]
+        return Response(200, [("ETag", f'"{etag}"'), *headers])
 
     def copy_part(self, request: Request, call: Call) -> Response:
-        id, number = self._about_of_part(request, call)
+        id, number, wish = self._about_of_part(request, call)
         facts, content, _ = self._objects.opened(Call("get_object", *copy_source(request)))
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
             start, end = _range_of_copy(request.header("x-amz-copy-source-range"), facts.size_bytes)
             with self._uploads.part(id, number) as fd:
-                hashed = _copy(content, fd, start, end)
-                found = note(fd, hashed)
+                hashed, checksum = _copy(content, fd, start, end, wish.algorithm)
+                found = note(fd, hashed, checksum=checksum)
         finally:
             content.close()
         return answer(
@@ -66,28 +83,30 @@ class Multipart:
                 "CopyPartResult",
                 xml.text("LastModified", xml.iso_time(found.st_mtime_ns)),
                 xml.text("ETag", f'"{hashed}"'),
+                *_checksum_elements(checksum, kind=False),
             )
         )
 
-    def _about_of_part(self, request: Request, call: Call) -> tuple[str, int]:
+    def _about_of_part(self, request: Request, call: Call) -> tuple[str, int, Wish]:
         number = request.argument("partNumber")
         if not is_number(number) or not 1 <= int(number) <= NUMBER_MAX:
             raise S3Error(
                 "InvalidArgument", f"Part number must be an integer between 1 and {NUMBER_MAX}, inclusive"
             )
         id = request.argument("uploadId")
-        self._uploads.about(id, call.bucket, call.key)
-        return id, int(number)
+        return id, int(number), self._uploads.about(id, call.bucket, call.key).wish
 
     def complete(self, request: Request, call: Call, body: bytes) -> Response:
         id = request.argument("uploadId")
         about = self._uploads.about(id, call.bucket, call.key)
         chosen = _chosen(xml.read_complete(body), self._uploads.parts(id))
-        etag = _etag_of(chosen)
+        etag, whole = _etag_of(chosen), _checksum_of(about.wish, chosen)
+        size_bytes = sum(part.size_bytes for part in chosen)
+        checksums.check_completed(request, about.wish, whole, size_bytes)
         with self._objects.creating(request, call) as stream:
             for part in chosen:
                 self._uploads.append(id, part.number, stream.fileno())
-            note(stream.fileno(), etag, about.mtime_text)
+            note(stream.fileno(), etag, about.mtime_text, checksum=whole, parts=_runs_of(chosen))
             keep(stream.fileno(), about.extras)
         self._uploads.remove(id)
         location = f"http://{request.header('host')}/{os.fsdecode(call.bucket)}/{os.fsdecode(call.key)}"
@@ -97,6 +116,7 @@ class Multipart:
                 xml.text("Location", location),
                 *_named(call),
                 xml.text("ETag", f'"{etag}"'),
+                *_checksum_elements(whole),
             )
         )
 
@@ -108,7 +128,7 @@ class Multipart:
 
     def list_parts(self, request: Request, call: Call) -> Response:
         id = request.argument("uploadId")
-        self._uploads.about(id, call.bucket, call.key)
+        wish = self._uploads.about(id, call.bucket, call.key).wish
         after, count = _number(request, "part-number-marker", 0), _count(request, "max-parts")
         parts = [part for part in self._uploads.parts(id) if part.number > after]
         shown = parts[:count]
@@ -121,6 +141,9 @@ class Multipart:
             xml.text("IsTruncated", "true" if len(parts) > count else "false"),
             xml.text("StorageClass", "STANDARD"),
         ]
+        if wish.algorithm:
+            said.append(xml.text("ChecksumAlgorithm", wish.algorithm.upper()))
+            said.append(xml.text("ChecksumType", wish.kind))
         return answer(xml.document("ListPartsResult", *said, *map(_part_row, shown)))
 
     def list_uploads(self, request: Request, call: Call) -> Response:
@@ -160,16 +183,51 @@ class Multipart:
         return answer(xml.document("ListMultipartUploadsResult", *said, *rows))
 
 
-def _chosen(wanted: list[tuple[int, str]], parts: list[Part]) -> list[Part]:
+def _check_algorithm(request: Request, wish: Wish) -> None:
+    """InvalidRequest for a part with another checksum than the upload was begun for."""
+    other = [
+        one for one in ALGORITHMS if one != wish.algorithm and f"x-amz-checksum-{one}" in request.headers
+    ]
+    if wish.algorithm and other:
+        raise S3Error(
+            "InvalidRequest", f"Checksum Type mismatch occurred, expected {wish.algorithm}, actual {other[0]}"
+        )
+
+
+def _checksum_of(wish: Wish, parts: list[Part]) -> Checksum | None:
+    """None where the upload has none, or the file system kept none of a part."""
+    known = [(part.size_bytes, part.checksum) for part in parts if part.checksum is not None]
+    if not wish.algorithm or len(known) < len(parts):
+        return None
+    return checksums.of_parts(wish, known)
+
+
+def _runs_of(parts: list[Part]) -> tuple[tuple[int, int], ...]:
+    """As of facts.Record."""
+    runs = itertools.groupby(part.size_bytes for part in parts)
+    return tuple((len(list(run)), size_bytes) for size_bytes, run in runs)
+
+
+def _checksum_elements(checksum: Checksum | None, *, kind: bool = True) -> list[str]:
+    if checksum is None:
+        return []
+    elements = [xml.text(checksum.element, checksum.value)]
+    return [*elements, xml.text("ChecksumType", checksum.kind)] if kind else elements
+
+
+def _chosen(wanted: list[tuple[int, str, dict[str, str]]], parts: list[Part]) -> list[Part]:
     by_number = {part.number: part for part in parts}
     chosen = []
-    for number, etag in wanted:
+    for number, etag, given in wanted:
         part = by_number.get(number)
         if part is None or part.etag != etag.strip('"'):
             raise S3Error(
                 "InvalidPart",
                 f"One or more of the specified parts could not be found, or has another entity tag: {number}",
             )
+        known = part.checksum
+        if known is not None and given.get(known.element, known.value) != known.value:
+            raise S3Error("InvalidPart", f"Part {number} has another checksum than the completion names")
         chosen.append(part)
     if any(one.number >= next_.number for one, next_ in itertools.pairwise(chosen)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order.")
@@ -190,13 +248,18 @@ def _etag_of(parts: list[Part]) -> str:
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
-def _copy(content: Content, target: int, start: int, end: int) -> str:
+def _copy(content: Content, target: int, start: int, end: int, algorithm: str) -> tuple[str, Checksum | None]:
+    """The MD5 in hex, and the checksum where the upload has an algorithm."""
     hashed = hashlib.md5(usedforsecurity=False)
+    summed = checksums.make_checksum(algorithm) if algorithm else None
     for at in range(start, end, _COPY_STEP_BYTES):
         piece = content.read(at, min(end, at + _COPY_STEP_BYTES))
         hashed.update(piece)
+        if summed is not None:
+            summed.update(bytes(piece))
         os.write(target, piece)
-    return hashed.hexdigest()
+    checksum = Checksum(algorithm, checksums.text_of(summed.digest())) if summed is not None else None
+    return hashed.hexdigest(), checksum
 
 
 def _range_of_copy(header: str, size_bytes: int) -> tuple[int, int]:
@@ -221,6 +284,7 @@ def _part_row(part: Part) -> str:
         xml.text("LastModified", xml.iso_time(part.mtime_ns)),
         xml.text("ETag", f'"{part.etag}"'),
         xml.text("Size", part.size_bytes),
+        *_checksum_elements(part.checksum, kind=False),
     )
 
 

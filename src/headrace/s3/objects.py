@@ -28,8 +28,9 @@ from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
 from headrace.layer.extras import note_extras
 from headrace.layer.upper import split
-from headrace.s3 import conditions, xml
+from headrace.s3 import conditions, parts, xml
 from headrace.s3.body import Payload
+from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put
 from headrace.s3.errors import S3Error
 from headrace.s3.extras import MISSING, ExtrasOf, answer_headers, metadata_of, with_copied
 from headrace.s3.facts import (
@@ -41,6 +42,7 @@ from headrace.s3.facts import (
     note,
     parse_mtime,
     unmark_folder,
+    with_noted,
 )
 from headrace.s3.routes import Call, check_key
 from headrace.sdk.client import CHANGED_ATTEMPTS
@@ -170,6 +172,21 @@ class Objects:
             content.close()
             raise
 
+    def noted(self, call: Call, facts: Facts, content: Content | None) -> Facts:
+        """Add what was noted at a complete cache file when its bytes were put here: checksum and parts."""
+        if facts.checksum is not None or facts.parts:
+            return facts
+        if content is not None:
+            return with_noted(facts, content.fd) if content.fd >= 0 else facts
+        whole = self.paths.open_whole_entry(call.path)
+        if whole is None:
+            return facts
+        try:
+            same = facts_of(whole.entry, b"").etag == facts.etag
+            return with_noted(facts, whole.fd) if same else facts
+        finally:
+            os.close(whole.fd)
+
     @contextlib.contextmanager
     def _as_key(self, call: Call) -> Iterator[None]:
         """What is no file is no key."""
@@ -199,12 +216,16 @@ class Objects:
     ) -> Response:
         """content None: nothing is sent. extras None: the origin could not be asked."""
         headers = request.headers
+        noted: list[tuple[str, str]] = []
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns)
             asked = headers.get("range")
             if "if-range" in headers and not _is_current(headers["if-range"], facts):
                 asked = None
             part = conditions.range_of(asked, facts.size_bytes) if asked is not None else None
+            if "x-amz-checksum-mode" in headers or request.has("partNumber"):
+                facts = self.noted(call, facts, content)
+                part, noted = parts.read_as_asked(request, facts, part)
         except BaseException:
             if content is not None:
                 content.close()
@@ -215,6 +236,7 @@ class Objects:
             ("Last-Modified", http_date(facts.mtime_ns)),
             ("ETag", facts.etag),
             ("Content-Type", (extras and extras.headers.get("Content-Type")) or content_type(call.key)),
+            *noted,
         ]
         if extras is None:
             answer.append(MISSING)
@@ -240,6 +262,7 @@ class Objects:
 
     def put(self, request: Request, call: Call, payload: Payload) -> Response:
         mtime_text = check_put(request)
+        check_kind_of_put(request)
         self.check_bucket(call)
         if call.key.endswith(b"/"):
             return self._put_folder(call, payload)
@@ -248,9 +271,10 @@ class Objects:
             for piece in payload:
                 stream.write(piece)
             etag = payload.md5.hexdigest()
-            note(stream.fileno(), etag, mtime_text)
+            checksum = next(iter(payload.checksums()), None)
+            note(stream.fileno(), etag, mtime_text, checksum=checksum)
             keep(stream.fileno(), extras)
-        return Response(200, [("ETag", f'"{etag}"'), *payload.checksum_headers()])
+        return Response(200, [("ETag", f'"{etag}"'), *(checksum.headers() if checksum is not None else ())])
 
     @contextlib.contextmanager
     def creating(self, request: Request, call: Call) -> Iterator[WriteStream]:
@@ -303,7 +327,10 @@ class Objects:
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
                 etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
-                found = note(stream.fileno(), etag, mtime_text if replaces else facts.mtime_text)
+                whole = facts.checksum if facts.checksum and facts.checksum.kind == FULL_OBJECT else None
+                found = note(
+                    stream.fileno(), etag, mtime_text if replaces else facts.mtime_text, checksum=whole
+                )
                 keep(stream.fileno(), extras)
                 made = facts_of(found, stream.fileno())
         finally:
@@ -355,7 +382,7 @@ class Objects:
         etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
 
         def dress(fd: int) -> None:
-            note(fd, etag, facts.mtime_text)
+            note(fd, etag, facts.mtime_text, checksum=facts.checksum, parts=facts.parts)
             keep(fd, extras)
 
         self.paths.dress(path, dress)

@@ -44,10 +44,12 @@ BUCKET = {
     ("PUT", ""): "create_bucket",
     ("DELETE", ""): "delete_bucket",
     ("POST", "delete"): "delete_objects",
+    ("POST", ""): "post_object",
 }
 OBJECT = {
     ("GET", ""): "get_object",
     ("GET", "uploadId"): "list_parts",
+    ("GET", "attributes"): "get_attributes",
     ("HEAD", ""): "head_object",
     ("PUT", ""): "put_object",
     ("PUT", "uploadId"): "put_part",
@@ -85,8 +87,6 @@ def route(request: Request, domains: tuple[str, ...]) -> Call:
         raise S3Error("NoSuchVersion", "objects have no versions here")
     if key:
         check_key(key)
-    if request.has("partNumber") and operation in ("get_object", "head_object"):
-        raise S3Error("NotImplemented", "parts of an object can't be read by their number: use a range")
     return Call(operation, bucket, key)
 
 

@@ -33,6 +33,10 @@ PAYLOAD_WORDS = (
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
 )
 _SAFE = "-_.~"
+_SET = (
+    f'please use {ALGORITHM}. With boto3: boto3.client("s3", config=Config(signature_version="s3v4")); '
+    "with aws: aws configure set default.s3.signature_version s3v4"
+)
 _PLAIN_PATH = re.compile(rb"[A-Za-z0-9_.~/-]*")
 _AUTHORIZATION = re.compile(r"(\w+)\s*=\s*([^,\s]+)")
 
@@ -61,14 +65,14 @@ def claim_of(request: Request) -> Claim | None:
     if request.has("X-Amz-Algorithm") or request.has("X-Amz-Signature"):
         return _of_query(request)
     if request.has("AWSAccessKeyId"):
-        raise S3Error("InvalidRequest", f"signature version 2 is not understood: please use {ALGORITHM}")
+        raise S3Error("InvalidRequest", f"a URL presigned by signature version 2 is not understood: {_SET}")
     return None
 
 
 def _of_header(request: Request, authorization: str) -> Claim:
     kind, _, rest = authorization.partition(" ")
     if kind != ALGORITHM:
-        raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: please use {ALGORITHM}")
+        raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: {_SET}")
     parts = dict(_AUTHORIZATION.findall(rest))
     if not {"Credential", "SignedHeaders", "Signature"} <= parts.keys():
         raise S3Error("AuthorizationHeaderMalformed", "Credential, SignedHeaders and Signature are needed")
@@ -94,6 +98,11 @@ def _of_query(request: Request) -> Claim:
         wrong=wrong,
         expires_s=int(expires),
     )
+
+
+def claim_of_form(credential: str, signature: str, amz_date: str) -> Claim:
+    """Of a browser's form, whose policy alone is signed. S3Error."""
+    return _claim(credential, "host", signature, amz_date, wrong="AccessDenied")
 
 
 def _claim(

@@ -25,6 +25,7 @@ import msgspec
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Extras
+from headrace.s3.checksums import Checksum, Wish
 from headrace.s3.errors import S3Error
 from headrace.s3.facts import facts_of
 
@@ -46,6 +47,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     begun_s: float
     mtime_text: str = ""
     extras: Extras = Extras()
+    wish: Wish = Wish()
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class Part(msgspec.Struct, frozen=True):
     size_bytes: int
     etag: str
     mtime_ns: int
+    checksum: Checksum | None = None
 
 
 class Uploads:
@@ -124,7 +127,8 @@ class Uploads:
                 with contextlib.suppress(FileNotFoundError):
                     seen = os.stat(at)
                     facts = facts_of(seen, at)
-                    found.append(Part(int(name), seen.st_size, facts.etag.strip('"'), seen.st_mtime_ns))
+                    etag = facts.etag.strip('"')
+                    found.append(Part(int(name), seen.st_size, etag, seen.st_mtime_ns, facts.checksum))
         return found
 
     def append(self, id: str, number: int, target: int) -> None:

@@ -92,14 +92,17 @@ def read_delete(body: bytes) -> tuple[list[tuple[bytes, str]], bool]:
     return found, (root.findtext("Quiet") or "").strip().lower() == "true"
 
 
-def read_complete(body: bytes) -> list[tuple[int, str]]:
-    """Part numbers with their ETags."""
+def read_complete(body: bytes) -> list[tuple[int, str, dict[str, str]]]:
+    """Part numbers with their ETags, and checksums by their element where some are named."""
     found = []
     for one in _parse(body, "CompleteMultipartUpload").iter("Part"):
         number, etag = (one.findtext("PartNumber") or "").strip(), one.findtext("ETag")
         if not is_number(number) or not etag:
             raise _malformed("a Part needs PartNumber and ETag")
-        found.append((int(number), etag.strip()))
+        checksums = {
+            inner.tag: (inner.text or "").strip() for inner in one if inner.tag.startswith("Checksum")
+        }
+        found.append((int(number), etag.strip(), checksums))
     if not 0 < len(found) <= PARTS_MAX:
         raise _malformed(f"1 to {PARTS_MAX} parts are needed")
     return found

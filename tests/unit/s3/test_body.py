@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.http.messages import Request
-from headrace.s3.body import CHECKSUMS, Payload, make_checksum
+from headrace.s3.body import Payload
+from headrace.s3.checksums import ALGORITHMS, Checksum, make_checksum
 from headrace.s3.errors import S3Error
 
 DATA = bytes(range(256)) * 40
@@ -40,7 +41,7 @@ def code_of(payload: Payload) -> str:
     return raised.value.code
 
 
-@pytest.mark.parametrize("name", CHECKSUMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_checksums_in_headers_and_trailers(name: str) -> None:
     hashed = make_checksum(name)
     hashed.update(DATA)
@@ -56,7 +57,7 @@ def test_checksums_in_headers_and_trailers(name: str) -> None:
                 assert code_of(payload) == code
             else:
                 assert b"".join(payload) == DATA
-                assert payload.checksum_headers() == [(f"x-amz-checksum-{name}", right)]
+                assert payload.checksums() == [Checksum(name, right)]
 
 
 def test_checksums_are_those_of_the_standards() -> None:

@@ -1,0 +1,255 @@
+"""Uploads by a browser's form: multipart/form-data, and the policy that its author signed. No socket.
+
+Sources: "Browser-Based Uploads Using POST (AWS Signature Version 4)" of the Amazon S3 API Reference; RFC 7578. Whoever
+holds a form may send what its policy allows and nothing else: each field is named by a condition, all conditions hold,
+and the policy has not expired. Everything before the file is bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Iterator
+from datetime import datetime
+
+import msgspec
+
+from headrace.s3 import signature
+from headrace.s3.errors import S3Error
+
+FIELDS_BYTES_MAX = 20 << 10
+"""As S3 bounds all that comes before the file, and so what may come after it."""
+FIELDS_MAX = 200
+HEAD_BYTES_MAX = 4096
+FILE_BYTES_MAX = 5 << 30
+_BOUNDARY = re.compile(
+    r"multipart/form-data\s*;(?:.*;)?\s*boundary=(?:\"([^\"]{1,70})\"|([^\s;\"]{1,70}))", re.I
+)
+_NAME = re.compile(r';\s*name="((?:[^"\\\r\n]|\\.)*)"', re.I)
+_FILE_NAME = re.compile(r';\s*filename="((?:[^"\\\r\n]|\\.)*)"', re.I)
+_UNCHECKED = ("x-amz-signature", "policy", "file")
+"""Fields without a condition; so are those that begin with x-ignore-."""
+
+
+class Policy(msgspec.Struct, frozen=True):
+    expiration: str
+    conditions: list[dict[str, str] | list[str | int]]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Of the file, in bytes, both allowed."""
+
+    least: int = 0
+    most: int = FILE_BYTES_MAX
+
+
+class Form:
+    """fields: by name in lower case, in the order sent. file: its bytes, once; what is wrong with the rest of the form
+    is known when they have ended."""
+
+    def __init__(self, pieces: Iterator[bytes], content_type: str) -> None:
+        match = _BOUNDARY.match(content_type)
+        if match is None:
+            raise _malformed("the body is not multipart/form-data with a boundary")
+        self._pieces = pieces
+        self._mark = b"\r\n--" + (match[1] or match[2]).encode("utf-8", "surrogateescape")
+        self._buffer = b"\r\n"
+        self.fields: dict[str, str] = {}
+        self.file_name = ""
+        self._read_fields()
+
+    def file(self, limits: Limits) -> Iterator[bytes]:
+        """EntityTooSmall, EntityTooLarge; MalformedPOSTRequest for a form that is cut off."""
+        size = 0
+        for piece in self._to_mark():
+            size += len(piece)
+            if size > limits.most:
+                raise S3Error("EntityTooLarge", f"the file has more than {limits.most} bytes")
+            yield piece
+        if size < limits.least:
+            raise S3Error("EntityTooSmall", f"the file has {size} bytes, fewer than {limits.least}")
+        rest = len(self._buffer)  # of fields behind the file, which mean nothing
+        for piece in self._pieces:
+            rest += len(piece)
+            if rest > FIELDS_BYTES_MAX:
+                raise _malformed("too much comes after the file")
+
+    def _read_fields(self) -> None:
+        size = 0
+        for piece in self._to_mark():
+            raise _malformed(f"{len(piece)} bytes come before the first boundary")
+        while True:
+            name, file_name = self._head()
+            if name == "file":
+                self.file_name = file_name
+                return
+            parts = []
+            for piece in self._to_mark():
+                size += len(piece)
+                if size > FIELDS_BYTES_MAX:
+                    raise S3Error(
+                        "MaxPostPreDataLengthExceededError",
+                        "Your POST request fields preceding the upload file were too large.",
+                    )
+                parts.append(piece)
+            if name in self.fields or len(self.fields) >= FIELDS_MAX:
+                raise _malformed(f"the field {name[:80]} comes twice, or there are too many")
+            self.fields[name] = _text(b"".join(parts))
+
+    def _head(self) -> tuple[str, str]:
+        """The names of the field and, where it has one, of the file that begin here."""
+        while len(self._buffer) < 2:
+            self._more()
+        if self._buffer.startswith(b"--"):
+            raise S3Error("InvalidArgument", "POST requires exactly one file upload per request.")
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > HEAD_BYTES_MAX:
+                break
+            self._more()
+        if not self._buffer.startswith(b"\r\n") or not 0 <= end <= HEAD_BYTES_MAX:
+            raise _malformed("a part of the form has no head, or a long one")
+        head, self._buffer = _text(self._buffer[2:end]), self._buffer[end + 4 :]
+        line = next((one for one in head.split("\r\n") if one.lower().startswith("content-disposition:")), "")
+        name, file_name = _NAME.search(line), _FILE_NAME.search(line)
+        if name is None or not name[1]:
+            raise _malformed("a part of the form has no name")
+        return name[1].lower(), file_name[1] if file_name is not None else ""
+
+    def _to_mark(self) -> Iterator[bytes]:
+        """Bytes to the next boundary, which is passed over."""
+        kept = len(self._mark) - 1
+        while (end := self._buffer.find(self._mark)) < 0:
+            if len(self._buffer) > kept:
+                piece, self._buffer = self._buffer[:-kept], self._buffer[-kept:]
+                yield piece
+            self._more()
+        piece, self._buffer = self._buffer[:end], self._buffer[end + len(self._mark) :]
+        if piece:
+            yield piece
+
+    def _more(self) -> None:
+        piece = next(self._pieces, b"")
+        if not piece:
+            raise _malformed("the form ends before its last boundary")
+        self._buffer += piece
+
+
+def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
+    """AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch for a form whose policy nobody of these signed."""
+    if "policy" not in fields:
+        raise S3Error("AccessDenied", "Access Denied: the form has no policy")
+    if fields.get("x-amz-algorithm") != signature.ALGORITHM:
+        raise S3Error("AccessDenied", f"x-amz-algorithm must be {signature.ALGORITHM}")
+    claim = signature.claim_of_form(
+        fields.get("x-amz-credential", ""), fields.get("x-amz-signature", ""), fields.get("x-amz-date", "")
+    )
+    secret = secrets.get(claim.access_key)
+    if secret is None:
+        raise S3Error(
+            "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
+        )
+    key = signature.signing_key(secret, claim.date, claim.region)
+    wanted = hmac.new(key, fields["policy"].encode("utf-8", "surrogateescape"), "sha256").hexdigest()
+    if not hmac.compare_digest(wanted.encode(), claim.signature.encode("utf-8", "replace")):
+        raise S3Error(
+            "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided.",
+        )
+
+
+def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> Limits:
+    """How long the file may be. AccessDenied for a form that its policy does not allow, InvalidPolicyDocument."""
+    policy = _policy_of(fields["policy"])
+    if now_s >= _seconds(policy.expiration):
+        raise S3Error("AccessDenied", "Invalid according to Policy: Policy expired.")
+    given, limits, named = {**fields, "bucket": bucket}, Limits(), set[str]()
+    for condition in policy.conditions:
+        if isinstance(condition, dict):
+            rows: list[tuple[str, str, str]] = [("eq", name, value) for name, value in condition.items()]
+        elif condition and str(condition[0]).lower() == "content-length-range":
+            limits = _narrowed(limits, condition)
+            continue
+        else:
+            rows = [_row(condition)]
+        for kind, name, value in rows:
+            name = name.lower()
+            named.add(name)
+            if not _holds(kind, name, value, given.get(name)):
+                raise S3Error(
+                    "AccessDenied",
+                    f"Invalid according to Policy: Policy Condition failed: {kind}, {name[:80]}",
+                )
+    extra = [
+        name
+        for name in given
+        if name not in named and name not in _UNCHECKED and not name.startswith("x-ignore-")
+    ]
+    if extra:
+        raise S3Error(
+            "AccessDenied", f"Invalid according to Policy: Extra input fields: {', '.join(extra)[:200]}"
+        )
+    return limits
+
+
+def _policy_of(text: str) -> Policy:
+    try:
+        return msgspec.json.decode(base64.b64decode(text, validate=True), type=Policy)
+    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise _bad_policy(str(error)) from None
+
+
+def _row(condition: list[str | int]) -> tuple[str, str, str]:
+    if len(condition) != 3 or not all(isinstance(word, str) for word in condition):
+        raise _bad_policy("a condition has three texts")
+    kind, name, value = map(str, condition)
+    if kind.lower() not in ("eq", "starts-with") or not name.startswith("$"):
+        raise _bad_policy("a condition is eq or starts-with of a $field, or content-length-range")
+    return kind.lower(), name[1:], value
+
+
+def _holds(kind: str, name: str, value: str, given: str | None) -> bool:
+    """An empty prefix allows any value, and that the field is left out."""
+    if kind == "eq":
+        return given == value
+    if name == "content-type":  # a list of them: each has to
+        return all(part.strip().startswith(value) for part in (given or "").split(","))
+    return (given or "").startswith(value)
+
+
+def _narrowed(limits: Limits, condition: list[str | int]) -> Limits:
+    try:
+        least, most = (int(word) for word in condition[1:])
+    except ValueError:
+        raise _bad_policy("content-length-range has two numbers") from None
+    if not 0 <= least <= most:
+        raise _bad_policy("content-length-range has two numbers, the smaller one first")
+    return Limits(max(limits.least, least), min(limits.most, most))
+
+
+def _seconds(text: str) -> float:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        when = None
+    if when is None or when.tzinfo is None:
+        raise _bad_policy("expiration is a time such as 2030-01-01T12:00:00.000Z")
+    return when.timestamp()
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _malformed("a field is not UTF-8") from None
+
+
+def _malformed(why: str) -> S3Error:
+    return S3Error(
+        "MalformedPOSTRequest", f"The body of your POST request is not well-formed multipart/form-data: {why}"
+    )
+
+
+def _bad_policy(why: str) -> S3Error:
+    return S3Error("InvalidPolicyDocument", f"Invalid Policy: {why[:200]}")

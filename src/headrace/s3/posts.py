@@ -1,0 +1,108 @@
+"""An object that a browser's form puts: the form's fields become a put's headers; then it is a put like others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from headrace.http.messages import Request, Response
+from headrace.s3 import xml
+from headrace.s3.body import Payload
+from headrace.s3.errors import S3Error
+from headrace.s3.extras import checked_tags, tags_text
+from headrace.s3.forms import Form, Limits, check_policy, check_signature
+from headrace.s3.objects import Objects
+from headrace.s3.routes import Call, check_key
+
+_HEADERS = (
+    "cache-control",
+    "content-disposition",
+    "content-encoding",
+    "content-language",
+    "content-md5",
+    "content-type",
+    "expires",
+)
+FILE_NAME = "${filename}"
+
+
+def post(
+    objects: Objects, secrets: dict[str, str], request: Request, call: Call, pieces: Iterator[bytes]
+) -> Response:
+    """secrets: by access key; with none of them no form has to be signed, but a policy that is there must hold.
+    S3Error, and what a put raises."""
+    form = Form(pieces, request.header("content-type"))
+    fields = form.fields
+    key = fields.get("key", "").replace(FILE_NAME, form.file_name.rpartition("/")[2].rpartition("\\")[2])
+    if not key:
+        raise S3Error("InvalidArgument", "Bucket POST must contain a field named 'key' with a value.")
+    if secrets:
+        check_signature(fields, secrets)
+    limits = Limits()
+    if "policy" in fields:
+        limits = check_policy({**fields, "key": key}, call.bucket.decode("utf-8", "replace"), time.time())
+    target = Call("put_object", call.bucket, key.encode())
+    check_key(target.key)
+    put = msgspec.structs.replace(
+        request, method="PUT", path=target.path, query=[], headers=_headers_of(request, fields)
+    )
+    payload = Payload(put, form.file(limits), "", None)
+    done = objects.put(put, target, payload)
+    return _answer(request, fields, target, dict(done.headers)["ETag"])
+
+
+def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
+    """Of the put that a form means. A field that can't be a header is refused where headers are checked."""
+    headers = {name: value for name, value in fields.items() if name in _HEADERS}
+    headers |= {
+        name: value
+        for name, value in fields.items()
+        if name.startswith("x-amz-")
+        and name not in ("x-amz-signature", "x-amz-algorithm", "x-amz-credential", "x-amz-date")
+    }
+    if "acl" in fields:
+        headers["x-amz-acl"] = fields["acl"]
+    if "tagging" in fields:
+        headers["x-amz-tagging"] = tags_text(checked_tags(xml.read_tags(fields["tagging"].encode())))
+    headers.pop("x-amz-decoded-content-length", None)
+    headers.pop("x-amz-trailer", None)
+    return {"host": request.header("host"), **headers}
+
+
+def _answer(request: Request, fields: dict[str, str], made: Call, etag: str) -> Response:
+    """As the form asks: a redirect, or 200, 201 or 204."""
+    bucket, key = made.bucket.decode("utf-8", "replace"), made.key.decode()
+    scheme = "https" if request.secure else "http"
+    place = f"{scheme}://{request.header('host')}/{quote(bucket)}/{quote(key)}"
+    headers = [("ETag", etag), ("Location", place)]
+    redirect = _redirect_of(fields.get("success_action_redirect") or fields.get("redirect", ""))
+    if redirect:
+        joined = "&" if "?" in redirect else "?"
+        where = redirect + joined + urlencode({"bucket": bucket, "key": key, "etag": etag})
+        return Response(303, [("ETag", etag), ("Location", where)])
+    status = fields.get("success_action_status", "")
+    if status != "201":
+        return Response(200 if status == "200" else 204, headers)
+    rows = (
+        xml.text("Location", place),
+        xml.text("Bucket", bucket),
+        xml.text("Key", key),
+        xml.text("ETag", etag),
+    )
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n{xml.element("PostResponse", *rows)}'.encode()
+    return Response(201, [*headers, ("Content-Type", "application/xml")], body=body)
+
+
+def _redirect_of(url: str) -> str:
+    """ "" for what is no URL of the web: S3 leaves that aside too."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    is_plain = url.isascii() and url.isprintable() and " " not in url
+    return (
+        url if is_plain and parts.scheme in ("http", "https") and parts.netloc and not parts.fragment else ""
+    )
