@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy
@@ -78,3 +81,32 @@ print(json.dumps({
         "dataset_info.json",
         "state.json",
     ]
+
+
+def test_offline_a_copy_is_made_from_a_mount_and_not_from_a_url(tmp_path: Path) -> None:
+    """Of datasets itself, whatever the URL: no node takes part."""
+    path = tmp_path / "rows.parquet"
+    pandas.DataFrame({"number": [1, 2, 3]}).to_parquet(path)
+    script = f"""
+import datasets, fsspec, json
+fsspec.filesystem("memory").put({str(path)!r}, "/rows.parquet")
+read = {{}}
+for name in ({str(path)!r}, "memory://rows.parquet"):
+    for streaming in (True, False):
+        try:
+            found = datasets.load_dataset("parquet", data_files=name, split="train", streaming=streaming)
+            read[f"{{name[:3]}} {{streaming}}"] = [row["number"] for row in found]
+        except ConnectionError as error:
+            read[f"{{name[:3]}} {{streaming}}"] = type(error).__name__
+print(json.dumps(read))
+"""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    local, rows = str(path)[:3], [1, 2, 3]
+    assert json.loads(done.stdout) == {
+        f"{local} True": rows,
+        f"{local} False": rows,
+        "mem True": rows,
+        "mem False": "OfflineModeIsEnabled",
+    }
