@@ -23,14 +23,20 @@ from headrace.sdk.cancel import Cancel
 from headrace.sdk.tree import empty
 
 FH_UPPER = 3
+FALLOCATED_AT_ONCE_BYTES = 8 << 20
+"""By the hot thread: more may be many extents, or pages of a hole that are dropped one by one."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
+_ATTRIBUTES = (
+    abi.FATTR_MODE | abi.FATTR_UID | abi.FATTR_GID | abi.FATTR_SIZE | abi.FATTR_ATIME | abi.FATTR_MTIME
+)
+"""A SETATTR of none of these is how the kernel asks for set-id bits to be dropped: it writes, or fallocates, by itself."""
 
 
 class WritableOperations(WritableNames):
     # ------------------------------------------------------------ files
 
     def create(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
-        flags, mode, _, _ = abi.CREATE_IN.unpack_from(request, 40)
+        flags, mode, _, open_flags = abi.CREATE_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 56)
         owner = owner_of(request)
         if unique & abi.RESENT_BIT:
@@ -39,6 +45,8 @@ class WritableOperations(WritableNames):
         def work() -> Answer:
             path = join(self._path(node), name)
             fd, new = self._tree.create(path, mode, owner, flags)
+            if open_flags & abi.OPEN_KILL_SUIDGID and not new:
+                _drop_set_ids(fd)
             found = os.fstat(fd)
             made = UPPER | found.st_ino
             generation = self._nodes.learn(made, node, name, new=new)
@@ -50,9 +58,10 @@ class WritableOperations(WritableNames):
         return self._slowed(self._changing(work))
 
     def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
-        flags, _ = abi.OPEN_IN.unpack_from(request, 40)
+        flags, open_flags = abi.OPEN_IN.unpack_from(request, 40)
         if node & UPPER:
-            return self._open_upper(unique, node, flags)
+            drop = bool(open_flags & abi.OPEN_KILL_SUIDGID)
+            return self._open_upper(unique, node, flags, drop_set_ids=drop)
         if not flags & _WRITES:
             return super().open(unique, node, request)
         path = self._path_to_change(node)
@@ -66,18 +75,22 @@ class WritableOperations(WritableNames):
 
         return copy
 
-    def _open_upper(self, unique: int, node: int, flags: int) -> Answer | Deferred:
+    def _open_upper(self, unique: int, node: int, flags: int, *, drop_set_ids: bool) -> Answer | Deferred:
         with self._tree.lock:
             with self._open_files.use(node) as file:
                 if file is not None:
                     if flags & os.O_TRUNC:
                         empty(file.fd)
+                    if drop_set_ids:
+                        _drop_set_ids(file.fd)
                     fh, open_flags, backing_id = self._opened_upper(node, file.fd, flags)
                     return abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
             fd = self._tree.open(self._path(node), flags)
             if UPPER | os.fstat(fd).st_ino != node:
                 os.close(fd)
                 return errno.ESTALE
+            if drop_set_ids:
+                _drop_set_ids(fd)
             fh, open_flags, backing_id = self._opened_upper(node, fd, flags, new=bool(flags & os.O_TRUNC))
             answer = abi.OPEN_REPLY.pack(32, 0, unique, fh, open_flags, backing_id)
             path = self._nodes.path(node)
@@ -175,10 +188,12 @@ class WritableOperations(WritableNames):
 
     def write(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
         """Only where the kernel has no passthrough."""
-        _, offset, size, *_ = abi.WRITE_IN.unpack_from(request, 40)
+        _, offset, size, write_flags, *_ = abi.WRITE_IN.unpack_from(request, 40)
         data = bytes(memoryview(request)[80 : 80 + size])
 
         def work(fd: int) -> bytes:
+            if write_flags & abi.WRITE_KILL_SUIDGID:
+                _drop_set_ids(fd)
             done = 0
             while done < size:
                 done += os.pwrite(fd, memoryview(data)[done:], offset + done)
@@ -193,9 +208,12 @@ class WritableOperations(WritableNames):
             fallocate(fd, mode, offset, length)
             return 0
 
+        if length <= FALLOCATED_AT_ONCE_BYTES:
+            return self._with_fd(node, work)
         return OnDisk(lambda: self._with_fd(node, work))
 
-    def lseek(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+    def lseek(self, unique: int, node: int, request: bytearray) -> Answer:
+        """Of SEEK_DATA and SEEK_HOLE; at once, as a change of threads costs twice the call (docs/decisions/0026)."""
         _, offset, whence, _ = abi.LSEEK_IN.unpack_from(request, 40)
         if not node & UPPER:
             return errno.ENOSYS
@@ -204,7 +222,7 @@ class WritableOperations(WritableNames):
             found = os.lseek(fd, offset, whence)
             return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, found)
 
-        return OnDisk(lambda: self._with_fd(node, work))
+        return self._with_fd(node, work)
 
     def _with_fd(self, node: int, work: Callable[[int], Answer]) -> Answer:
         """An open one; after a take-over, one that is opened for this once."""
@@ -308,6 +326,8 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
     follow: dict[str, bool] = {} if is_fd else {"follow_symlinks": False}
     if valid & abi.FATTR_SIZE:
         os.truncate(at, size)
+    if valid & abi.FATTR_KILL_SUIDGID or not valid & _ATTRIBUTES:
+        _drop_set_ids(at)
     if valid & (abi.FATTR_UID | abi.FATTR_GID):
         new_uid = uid if valid & abi.FATTR_UID else -1
         new_gid = gid if valid & abi.FATTR_GID else -1
@@ -325,6 +345,14 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
             os.utime(at, ns=(times[0], times[1]))
         else:
             os.utime(at, ns=(times[0], times[1]), follow_symlinks=False)
+
+
+def _drop_set_ids(at: bytes | int) -> None:
+    """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid)."""
+    mode = os.stat(at, **_follow(at)).st_mode
+    kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
+    if kept != mode and stat.S_ISREG(mode):
+        os.chmod(at, stat.S_IMODE(kept))
 
 
 def _ns(seconds: int, rest: int) -> int:

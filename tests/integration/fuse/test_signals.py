@@ -74,7 +74,7 @@ def test_a_signal_interrupts_nothing_that_waits_for_the_origin(
     m = mounter(io, {"big": BIG, "small": SMALL, "d/deep": b"deep"}, slow_s=0.02, miss=True)
     out = tmp_path / "out"
     out.mkdir()
-    command = [sys.executable, "-c", _UNDER_A_TIMER, handler, m.mount, out]
+    command = [sys.executable, "-c", _UNDER_A_TIMER, handler, str(m.mount), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
+from functools import partial
 
 from tests.integration.writes import place as calls
 from tests.integration.writes.place import (
@@ -311,3 +313,42 @@ def attributes_of_ours_are_not_set(at: Place) -> None:
             outcome(os.setxattr, path, f"user.headrace.{name}", b"1") for name in ("cached", "any")
         }:
             assert number in ("EPERM", "EACCES", "EOPNOTSUPP", "EROFS"), number
+
+
+def _truncate_by_open(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+def _through_descriptor(path: str, change: Callable[[int], object]) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        change(fd)
+    finally:
+        os.close(fd)
+
+
+@script()
+def set_id_bits_after_a_write(at: Place) -> None:
+    """The kernel takes them of a file that is changed, unless root changes it."""
+    changes: dict[str, Callable[[str], object]] = {
+        "write": lambda path: _through_descriptor(path, lambda fd: os.pwrite(fd, b"y", 0)),
+        "writes": lambda path: _through_descriptor(path, lambda fd: [os.pwrite(fd, b"y", n) for n in (0, 9)]),
+        "truncate": lambda path: os.truncate(path, 3),
+        "ftruncate": lambda path: _through_descriptor(path, lambda fd: os.ftruncate(fd, 9_000)),
+        "open": _truncate_by_open,
+        "fallocate": lambda path: _through_descriptor(path, lambda fd: os.posix_fallocate(fd, 0, 9_000)),
+    }
+    for user in (0, OTHER_USER):
+        for name, change in changes.items():
+            for mode in (0o6777, 0o2777, 0o4766):
+                path = at.write(f"{name}-{user}-{mode:o}", b"x" * 100)
+                os.chmod(path, mode)
+                elsewhere(partial(change, path), user=user)
+                at.note(f"mode of {name} by {user}, before {mode:o}", f"{mode_of(path):o}")
+    path = at.write("again", b"x")
+    for _ in range(
+        2
+    ):  # what the kernel remembers of the first write doesn't hold for bits that are set later
+        os.chmod(path, 0o6777)
+        elsewhere(partial(changes["write"], path), user=OTHER_USER)
+        at.note("mode of a file that was written before", f"{mode_of(path):o}")

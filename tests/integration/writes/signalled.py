@@ -27,7 +27,7 @@ PAGE = 4096
 LARGE = 3 << 20
 """More than one request may hold."""
 LONG = ctypes.c_int64
-Call = Callable[[int], int]
+Call = Callable[[int], None]
 
 
 class Failures:

@@ -65,7 +65,7 @@ def make_host() -> Iterator[MakeHost]:
 
 
 def failures(folder: Path, *options: object) -> dict[str, dict[str, int]]:
-    command = [sys.executable, "-m", "tests.integration.writes.signalled", folder, *map(str, options)]
+    command = [sys.executable, "-m", "tests.integration.writes.signalled", str(folder), *map(str, options)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -136,7 +136,7 @@ class Writer:
     """A process that makes a change when it is told to."""
 
     def __init__(self, folder: Path, change: str) -> None:
-        command = [sys.executable, "-c", _CHANGE + change, folder]
+        command = [sys.executable, "-c", _CHANGE + change, str(folder)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
