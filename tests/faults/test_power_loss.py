@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import obstore
@@ -102,6 +103,10 @@ def make(make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, **se
 
 
 @pytest.mark.timeout(60 * EXAMPLES)
+def has_written(writer: subprocess.Popen[bytes], log: Path) -> bool:
+    return lines(log) >= CHANGES or writer.poll() is not None
+
+
 @pytest.mark.parametrize("delay_s", [0.2, 30])
 def test_what_was_synced_is_there_and_nobody_else_is_blamed(
     make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, delay_s: float
@@ -114,7 +119,7 @@ def test_what_was_synced_is_there_and_nobody_else_is_blamed(
     for number in range(EXAMPLES):
         log = host.base / f"log-{number}"
         with Writing(machine, log, f"{delay_s} {number}") as writer:
-            wait_until(lambda: lines(log) >= CHANGES or writer.poll() is not None, LIMIT_S)
+            wait_until(partial(has_written, writer, log), LIMIT_S)
             assert writer.poll() is None, writer.communicate()
             if delay_s > 1:
                 host.headrace("persist", "/")

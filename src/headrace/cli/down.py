@@ -73,7 +73,8 @@ def _end(state: State, folder: str, others: list[State]) -> None:
                 f"process {state.pid} has not ended in {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
             )
         return
-    from headrace.cli.supervise import detach, find_process
+    from headrace.cli.supervise import detach
+    from headrace.fuse.mount import find_process
 
     if state.mountpoint and state.mountpoint not in [one.mountpoint for one in others]:
         _terminate(find_process("headrace.fuse.holder", state.mountpoint))

@@ -28,6 +28,7 @@ def fuse(
     Its namespace is at MOUNTPOINT until ^C, SIGTERM or `headrace down`.
     """
     began_s = time.monotonic()
+    from headrace.base.places import check_places
     from headrace.base.write_modes import WriteModes
     from headrace.cli.process import MountOptions
     from headrace.cli.supervise import Supervisor
@@ -43,6 +44,7 @@ def fuse(
     )
     client = connect(at, role="cli")
     writable = WriteModes.parse(client.write).any
+    check_places([], client.mounts().values(), mountpoint)
     client.close()
     supervisor = Supervisor(
         state, load().config.run_folder, config=None, mount=MountOptions(io, allow_other, writable=writable)

@@ -37,6 +37,7 @@ def run(
     json: options.Json = False,
 ) -> None:
     """Run a node with the configured mounts in the foreground, until SIGTERM or ^C."""
+    from headrace.base.places import check_places
     from headrace.cli.process import error_of
     from headrace.cli.state import make_run_folder, remove_state, write_state
     from headrace.config.load import load, remember_capacity
@@ -44,6 +45,7 @@ def run(
 
     flags = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen, "zone": zone}
     found = load(flags, file=config).config
+    check_places([volume.folder for volume in found.cache], [one.url for one in found.mounts.values()])
     remember_capacity(found)
     make_run_folder(found.run_folder)
     state = State(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)

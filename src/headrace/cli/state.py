@@ -7,6 +7,7 @@ One whose process was killed stays behind and says what to clean up.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 
@@ -90,12 +91,13 @@ def lab_states(folder: str) -> list[State]:
 
 
 def drop_socket(socket_path: str) -> None:
-    """A node that was killed leaves its socket behind; one that lives keeps it."""
+    """A node that was killed leaves its socket behind, and what it read past its disks; one that lives keeps it."""
     if not answers(socket_path):
         try:
             os.unlink(socket_path)
         except FileNotFoundError:
             pass
+        shutil.rmtree(os.path.splitext(socket_path)[0] + ".spill", ignore_errors=True)
 
 
 def listener_of(socket_path: str) -> int:

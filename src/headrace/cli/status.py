@@ -76,6 +76,10 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for folder in cache["disks_full"]:
         lines.append(("", f"the disk of {folder} is full: nothing new is cached there until there is room"))
+    for folder in cache.get("disks_too_small", ()):
+        lines.append(("", f"the disk of {folder} is smaller than the capacity that was given for it"))
+    if cache.get("spilled_bytes"):
+        lines.append(("", f"{show_size(cache['spilled_bytes'])} read past the disks, which take nothing"))
     for mount in report["mounts"]:
         asked = report["origin"]["mounts"][mount["path"]]
         lines.append(("origin", f"{mount['path']}  {mount['url']}"))

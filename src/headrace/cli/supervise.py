@@ -208,6 +208,7 @@ class Supervisor:
             self._holder = None
         self._holder_fd = -1
         from headrace.fuse import device
+        from headrace.fuse.mount import find_process
 
         until_s, before = time.monotonic() + REPLACED_WITHIN_S, (-1, -1)
         while device.mounted_at(self.state.mountpoint) is not None:
@@ -256,20 +257,6 @@ class Supervisor:
         if self._config is not None:
             drop_socket(self.state.socket)
         remove_state(self._run_folder, self.state.pid)
-
-
-def find_process(module: str, mountpoint: str) -> int:
-    """The pid of the process that runs this module for this mount; 0 when there is none."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as source:
-                    words = source.read().split(b"\0")
-            except OSError:
-                continue
-            if module.encode() in words and os.fsencode(mountpoint) in words:
-                return int(name)
-    return 0
 
 
 def _pidfd(pid: int) -> int:

@@ -13,7 +13,7 @@ from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, options
 from headrace.cli.process import MountOptions
-from headrace.cli.render import print_json, say
+from headrace.cli.render import print_json, say, warn
 from headrace.cli.state import State
 from headrace.config.load import Loaded
 from headrace.config.schema import Config
@@ -94,6 +94,8 @@ def up(
     )
 
     def on_ready(state: State) -> None:
+        for line in too_large(loaded.config):
+            warn(line)
         show_ready(state, time.monotonic() - began_s, as_json=json)
 
     supervisor.run(on_ready)
@@ -133,9 +135,12 @@ def check_has_origin(config: Config) -> None:
 
 
 def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: MountOptions) -> Supervisor:
+    from headrace.base.places import check_places
     from headrace.cli.supervise import Supervisor
     from headrace.config.load import remember_capacity
 
+    folders = [volume.folder for volume in config.cache]
+    check_places(folders, [one.url for one in config.mounts.values()], mountpoint)
     remember_capacity(config)
     return Supervisor(
         State(
@@ -151,6 +156,18 @@ def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: Moun
         config=config,
         mount=mount,
     )
+
+
+def too_large(config: Config) -> list[str]:
+    """A line for each cache folder that was given more than its disk has."""
+    from headrace.config.load import disk_bytes
+    from headrace.config.sizes import show_size
+
+    return [
+        f"WARNING: cache {volume.folder} has {show_size(room)}, its disk's size, and not {show_size(wanted)}"
+        for volume in config.cache
+        if (wanted := volume.capacity_bytes) > (room := disk_bytes(volume.folder))
+    ]
 
 
 def log_path_of(socket_path: str) -> str:

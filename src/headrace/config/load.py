@@ -135,10 +135,15 @@ def remember_capacity(config: Config) -> None:
     cache folder can't be made or written."""
     for volume in config.cache:
         path = os.path.join(volume.folder, CAPACITY_FILE)
+        word = f"{volume.capacity_bytes}\n".encode("ascii")
         try:
             os.makedirs(volume.folder, exist_ok=True)
-            with open(path, "w", encoding="ascii") as out:
-                out.write(f"{volume.capacity_bytes}\n")
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(fd, word, 0)  # in place: the block of a full disk that it has is its own
+                os.ftruncate(fd, len(word))
+            finally:
+                os.close(fd)
         except OSError as error:
             raise StoreError(
                 f"cache folder {volume.folder}",
@@ -229,3 +234,9 @@ def _default_capacity(folder: str) -> int:
         probe = os.path.dirname(probe)
     room = os.statvfs(probe)
     return room.f_bavail * room.f_frsize // 2
+
+
+def disk_bytes(folder: str) -> int:
+    """Of the file system that a folder is on."""
+    disk = os.statvfs(folder)
+    return disk.f_blocks * disk.f_frsize

@@ -92,7 +92,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verify_origin: Annotated[
         bool,
         Meta(
-            description="What an origin sent is compared with the checksum that it names (its ETag, where that is one), "
+            description="What an origin sent is compared with the checksum that it names (its ETag, where it is one), "
             "and read again where they differ."
         ),
     ] = True
@@ -308,6 +308,12 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
 def rest_socket_of(socket_path: str) -> str:
     """Where the REST API of the node with that socket listens. Not `.sock`: whatever is called so is a node."""
     return os.path.splitext(socket_path)[0] + ".rest"
+
+
+def spill_of(socket_path: str) -> tuple[str, str]:
+    """The folder, and the name in it, of what the node with that socket reads past its disks."""
+    folder, name = os.path.split(os.path.splitext(socket_path)[0])
+    return folder, name
 
 
 def _check_volumes(volumes: list[CacheVolume]) -> None:

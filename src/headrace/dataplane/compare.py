@@ -5,9 +5,9 @@ cache stays there. A digest is compared when all bytes of a version are here: of
 them, of a large one when its last block came.
 
 No origin says whether its ETag is a digest of the bytes, so one that does not match is no proof. Two reads that bring
-the same bytes are: what spoils bytes on their way does not spoil them twice alike. So what does not match is read again until
-two reads agree. Then either the digest matches, or it is none of these bytes; where that happens again and again
-and none ever matches, nothing is compared any more (`Digests`).
+the same bytes are: what spoils bytes on their way does not spoil them twice alike. So what does not match is read
+again until two reads agree. Then either the digest matches, or it is none of these bytes; where that happens again
+and again and none ever matches, nothing is compared any more (`Digests`).
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ class WholeComparison:
         self._size_bytes = writer.version.size_bytes
 
     async def settle(self) -> bool:
-        """The file has the origin's bytes on return, as far as can be known; whether some had to be replaced. A block is
-        read READS_MAX times at most. CorruptOriginError; EvictedError; what reading from the origin raises."""
+        """The file has the origin's bytes on return, as far as can be known; whether some had to be replaced. A
+        block is read READS_MAX times at most. CorruptOriginError; EvictedError; what reading from the origin raises."""
         if await self._matches(came_wrong=False) or not self._part_sizes():
             return False
         log.info(

@@ -11,11 +11,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.dataplane.readahead import ReadAhead, whole_order
+from headrace.dataplane.room import with_room
 from headrace.dataplane.source import Source
+from headrace.store.store import Store
 from headrace.store.writer import CacheWriter
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,7 @@ class Fill:
         source: Source,
         writer: CacheWriter,
         *,
+        store: Store,
         in_flight_max: Callable[[], float],
         disk: Executor,
         range_bytes: int,
@@ -45,6 +49,7 @@ class Fill:
         self.writer = writer
         self.readahead = readahead
         self._source = source
+        self._store = store
         self._in_flight_max = in_flight_max
         self._disk = disk
         self._range_blocks = max(1, range_bytes // BLOCK_SIZE_BYTES)
@@ -168,9 +173,10 @@ class Fill:
     async def _fetch(self, first: int, stop: int, *, background: bool, for_peer: bool) -> None:
         start, end = first * BLOCK_SIZE_BYTES, min(stop * BLOCK_SIZE_BYTES, self.entry.version.size_bytes)
         async with self._source.read(start, end, background=background, for_peer=for_peer) as arrived:
+            write = partial(self.writer.write, start, arrived.body, arrived.extras)
             async with self._writing:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._disk, self.writer.write, start, arrived.body, arrived.extras
+                await with_room(
+                    self._store, lambda: asyncio.get_running_loop().run_in_executor(self._disk, write)
                 )
 
     async def _fill_whole(self, from_block: int) -> None:

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import HeadraceError, NoSpaceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Upper, split
@@ -97,8 +97,17 @@ class Leaving:
         def adopt(at: bytes) -> bool:
             return store.adopt(entry, at, sums, borrowed=borrowed)
 
+        def leave(take: Take | None) -> int:
+            return store.reserve.spend(
+                lambda: let_go(
+                    self._upper, row, self._is_shown(row), take=take, empty_too=True, keep_users=True
+                )
+            )
+
         try:
-            return let_go(self._upper, row, self._is_shown(row), take=adopt, empty_too=True, keep_users=True)
+            return leave(adopt)
+        except NoSpaceError:  # of the cache it would be the next to go
+            return leave(None)
         except HeadraceError as error:
             log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
             return 0

@@ -16,6 +16,7 @@ read. Both end with bytes in the cache file; the client reads them there. Bytes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -30,6 +31,7 @@ from headrace.base.errors import (
     CorruptOriginError,
     EvictedError,
     HeadraceError,
+    NoSpaceError,
     PathNotFoundError,
     StoreError,
     VersionChangedError,
@@ -46,11 +48,13 @@ from headrace.dataplane.compare import (
 )
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
+from headrace.dataplane.room import with_room
 from headrace.dataplane.source import OriginSource, Source, Sources
 from headrace.namespace.tree import Namespace
 from headrace.origin.digest import Digest
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
+from headrace.store.writer import CacheWriter
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -62,6 +66,10 @@ FILLS_IDLE_MAX = 1024
 """Open writers kept for files nobody fetches just now; each is a descriptor and a map."""
 
 
+SHARED_MAX = 3
+"""How often a reader may hear what was said to somebody else whose work it shared: to a load, or a peer."""
+SPILL_READERS = 8
+"""So many readers of large files beside the disks have a part of what room there is."""
 SMALL_BATCH = 16
 SMALL_DELAY_S = 0.005
 """Small files that nobody waits for at an open are committed together: a commit is some 80 µs."""
@@ -126,6 +134,9 @@ class ReadPath:
 
     async def open(self, id: FileId) -> bool:
         """The cache file exists on return; True when it is complete."""
+        for _ in range(SHARED_MAX):
+            with contextlib.suppress(NoSpaceError):
+                return (await self._filling(id, background=False)) is None
         return (await self._filling(id, background=False)) is None
 
     async def open_many(self, ids: Iterable[FileId]) -> AsyncIterator[list[FileId]]:
@@ -162,6 +173,7 @@ class ReadPath:
         """start..end is in the cache file on return; True when the file is complete."""
 
         async def ensure(fill: Fill) -> None:
+            self._check_room_beside(fill, end - start)
             if sequential:
                 self._fetch_ahead(fill, start, end)
             await fill.ensure(start, end)
@@ -228,39 +240,60 @@ class ReadPath:
     async def _through(
         self, id: FileId, work: Callable[[Fill], Awaitable[None]], *, background: bool, for_peer: bool = False
     ) -> bool:
-        """Does the work with the file's fill, and again when the file is evicted meanwhile; True when the file is
-        complete."""
+        """Does the work with the file's fill, and again when the file is evicted meanwhile; where the disks have no
+        room, beside them, if somebody on this host waits for it. True when the file is complete."""
+        refused = SHARED_MAX if background or for_peer or self._store.spill is None else 0
+        beside = False
+        fill: Fill | None = None
         for attempt in range(EVICTED_MAX):
-            fill = await self._filling(id, background=background, for_peer=for_peer)
-            if fill is None:
-                return True
             try:
+                fill = await self._filling(id, background=background, for_peer=for_peer, spilled=beside)
+                if fill is None:
+                    return True
                 await work(fill)
                 if background:
                     await fill.settle()
+            except NoSpaceError:
+                refused += 1
+                if refused > SHARED_MAX:
+                    raise
+                beside = True
+                continue
             except EvictedError:
                 if attempt + 1 == EVICTED_MAX:
                     raise
                 continue
             except VersionChangedError:
-                await self._see_change(fill.entry)
+                if fill is not None:
+                    await self._see_change(fill.entry)
                 raise
             return fill.committed
         raise AssertionError
 
-    async def _filling(self, id: FileId, *, background: bool, for_peer: bool = False) -> Fill | None:
-        """The fill of a file; None when it is complete."""
+    async def _filling(
+        self, id: FileId, *, background: bool, for_peer: bool = False, spilled: bool = False
+    ) -> Fill | None:
+        """The fill of a file; None when it is complete. spilled: beside the disks."""
         while True:
             cached = self._store.index.cached(id)
             if cached is not None and cached.trusted and self._store.holds(cached):
                 return None
-            if await self._opens.run(id, lambda: self._open(id, background=background, for_peer=for_peer)):
+            work = partial(self._open, id, background=background, for_peer=for_peer, spilled=spilled)
+            if await self._opens.run(id, work):
                 return None
             fill = self._fills.get(id)
             if fill is not None:  # else it became complete, or went, before we had our turn
                 return fill
 
-    async def _open(self, id: FileId, *, background: bool, for_peer: bool, together: bool = False) -> bool:
+    async def _open(
+        self,
+        id: FileId,
+        *,
+        background: bool,
+        for_peer: bool,
+        together: bool = False,
+        spilled: bool = False,
+    ) -> bool:
         """together: a small file may wait for others, to be committed with them."""
         cached = self._store.index.cached(id)
         if cached is not None and cached.unverified:
@@ -268,8 +301,9 @@ class ReadPath:
         if cached is not None and cached.complete:
             return True
         known = self._fills.get(id)
-        if known is not None and not known.writer.closed:
+        if known is not None and not known.writer.closed and not self._moves(known, background, spilled):
             return False
+        self.forget([id])
         mount, key, entry = self._namespace.locate(id)
         if entry.kind is not Kind.FILE:
             raise PathNotFoundError(f"file {id:x}", why="it is a directory")
@@ -290,24 +324,28 @@ class ReadPath:
             return True
         self._refuse_corrupt(id)
         origin = self._sources.origin_of(mount, key, entry)
-        writer = self._store.writer(id) if cached is not None else None
+        writer = self._store.writer(id) if cached is not None and not spilled else None
         whole = writer is not None and writer.complete  # killed, or the disk failed, before it was committed
         if writer is not None and whole and self._digest_of(origin) is None:
             self._store.complete(writer)
             self._on_complete([id])
             return True
+        if writer is None:
+            writer = await self._created(entry, path, spilled=spilled, may_spill=not (background or for_peer))
+        window_bytes, whole_after_bytes = self._ahead(writer)
         self._fills[id] = fill = Fill(
             entry,
             source,
-            writer or self._store.create(entry, borrowed=not self._sources.owns(path)),
+            writer,
+            store=self._store,
             in_flight_max=self._sources.in_flight_max,
             disk=self._disk,
             range_bytes=self._settings.range_bytes,
             lane_bytes=self._sources.lane_bytes,
             readahead=ReadAhead(
                 entry.version.size_bytes,
-                window_bytes_max=self._settings.readahead_bytes,
-                whole_file_after_bytes=self._settings.whole_file_after_bytes,
+                window_bytes_max=window_bytes,
+                whole_file_after_bytes=whole_after_bytes,
             ),
             on_complete=partial(self._commit, origin=origin),
         )
@@ -315,6 +353,42 @@ class ReadPath:
             self._commit(fill, origin=origin)
         self._drop_idle()
         return False
+
+    def _moves(self, fill: Fill, background: bool, spilled: bool) -> bool:  # noqa: FBT001 - as its caller has them
+        """Whether it goes on elsewhere: beside the disks, or on one, which is where what is loaded belongs."""
+        is_beside = fill.writer.volume is self._store.spill
+        return (spilled and not is_beside) or (background and is_beside)
+
+    def _ahead(self, writer: CacheWriter) -> tuple[int, int]:
+        """How far to fetch ahead, and after how much all of a file: beside the disks that would push out what others
+        are reading."""
+        if writer.volume is not self._store.spill:
+            return self._settings.readahead_bytes, self._settings.whole_file_after_bytes
+        room_bytes = writer.volume.capacity_bytes // SPILL_READERS
+        return min(self._settings.readahead_bytes, room_bytes), writer.version.size_bytes + 1
+
+    def _check_room_beside(self, fill: Fill, count: int) -> None:
+        volume = fill.writer.volume
+        if volume is self._store.spill and count > volume.capacity_bytes // 2:
+            raise NoSpaceError(
+                f"{count} bytes of a file at one time",
+                why="the cache has no room for it, and it is read past it",
+                hint="give the cache more capacity, or read less at one time",
+            )
+
+    async def _created(self, entry: Entry, path: bytes, *, spilled: bool, may_spill: bool) -> CacheWriter:
+        """Beside the disks if spilled says so, or where it may and they have no room."""
+        borrowed = not self._sources.owns(path)
+
+        async def create() -> CacheWriter:
+            return self._store.create(entry, borrowed=borrowed, spilled=spilled)
+
+        try:
+            return await with_room(self._store, create)
+        except NoSpaceError:
+            if spilled or not may_spill or self._store.spill is None:
+                raise
+            return self._store.create(entry, borrowed=borrowed, spilled=True)
 
     async def _verified(self, id: FileId) -> CachedFile | None:
         """Checks what was there before a power loss; blocks that don't match are dropped and fetched again."""
@@ -363,8 +437,18 @@ class ReadPath:
                 return await self._small.one(small, soon=not together)
             except WrongBytesError as error:
                 comparison.refused(error)
+            except NoSpaceError:
+                if background or for_peer or self._store.spill is None:
+                    raise
+                return await self._spill_small(small)
             finally:
                 self._landing.discard(entry.id)
+
+    async def _spill_small(self, small: _Small) -> None:
+        """Where no disk takes it. It was right: that is looked at before there is no room."""
+        (failure,) = await self._commit_small([small], spilled=True)
+        if failure is not None:
+            raise failure from None
 
     async def _see_change(self, entry: Entry) -> None:
         """The next lookup finds what the origin has now, and this id is given up."""
@@ -375,11 +459,12 @@ class ReadPath:
         if self._store.index.entry(entry.id) is None:
             self.forget([entry.id])
 
-    async def _commit_small(self, arrived: list[_Small]) -> list[Exception | None]:
+    async def _commit_small(self, arrived: list[_Small], *, spilled: bool = False) -> list[Exception | None]:
         """By one transaction; where that fails each by its own, so that each hears of its own trouble only. In the disk
         pool: on the loop, the writes of a load hold up everybody else for up to 0.1 s."""
+        work = partial(self._keep_right, arrived, spilled=spilled)
         try:
-            results = await self._in_disk_pool(lambda: self._keep_right(arrived))
+            results = await with_room(self._store, lambda: self._in_disk_pool(work))
         except Exception as error:  # noqa: BLE001 - handed to the one that waits
             if len(arrived) == 1:
                 return [error]
@@ -389,7 +474,7 @@ class ReadPath:
                 one.comparison.kept()
         return results
 
-    def _keep_right(self, arrived: list[_Small]) -> list[Exception | None]:
+    def _keep_right(self, arrived: list[_Small], *, spilled: bool) -> list[Exception | None]:
         """Keeps those that match what their origin says of them, all or none of them; what is wrong with the others."""
         results: list[Exception | None] = []
         right: list[_Small] = []
@@ -405,6 +490,7 @@ class ReadPath:
                 [(one.entry, one.arrived.body) for one in right],
                 borrowed={one.entry.id for one in right if one.borrowed},
                 extras={one.entry.id: one.arrived.extras for one in right if one.arrived.extras is not None},
+                spilled=spilled,
             )
         return results
 

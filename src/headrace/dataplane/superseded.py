@@ -57,9 +57,9 @@ class Superseded:
         return bool(self._waiting or self._emptied)
 
     async def expect(self, clean: list[tuple[Row, os.stat_result]]) -> None:
-        """At a start. The index may be older than the table (after a power loss, or made anew), or have a change that an
-        earlier node did not live to look at: it says what this node put, so that the next listing differs where somebody
-        else changed that."""
+        """At a start. The index may be older than the table (after a power loss, or made anew), or have a change
+        that an earlier node did not live to look at: it says what this node put, so that the next listing differs
+        where somebody else changed that."""
         for start in range(0, len(clean), EXPECTED_TOGETHER):
             with self._namespace.together():
                 for row, seen in clean[start : start + EXPECTED_TOGETHER]:

@@ -128,6 +128,8 @@ class WritePath:
         self._gone_due_s = math.inf
         """When a round looks at what was put aside, though nothing else is dirty."""
         self._upper_bytes = 0
+        self._room_bytes: Callable[[], int] = lambda: 2 * settings.layer_bytes_max
+        self._disk_is_full: Callable[[], bool] = lambda: False
         self._pressure = Pressure(upper.pressure_path)
         self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
@@ -147,6 +149,8 @@ class WritePath:
     def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
         """Clean files that leave the layer become cache files of the store, which is on its disk."""
         self._leaving.into(store, owns)
+        self._room_bytes = store.room_for_written
+        self._disk_is_full = lambda: store.disks[0].disk_is_full
 
     async def into_cache(self, path: bytes, entry: Entry) -> bool:
         """Whether the cache has the file on return, because it was clean here as that version, and was moved."""
@@ -299,7 +303,7 @@ class WritePath:
 
     def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
         """Clean files leave the layer when it takes more than its share; what is persisted doesn't wait for that."""
-        surplus = self._upper_bytes - self._settings.layer_bytes_max
+        surplus = self._upper_bytes - self._limit_bytes(self._upper_bytes)
         if surplus > 0 and (self._letting_go is None or self._letting_go.done()):
             self._letting_go = asyncio.ensure_future(self._leave(clean, surplus))
 
@@ -308,6 +312,11 @@ class WritePath:
             await self._leaving.leave(clean, surplus)
         except Exception:
             log.exception("clean files could not leave the layer")  # at the next look again
+
+    def _limit_bytes(self, own_bytes: int) -> int:
+        """Half of what can be had: of the capacity, or of the disk, where others, too, have a part of it. own_bytes:
+        which the layer has."""
+        return min(self._settings.layer_bytes_max, (own_bytes + self._room_bytes()) // 2)
 
     def _left(self, path: bytes, freed: int) -> None:
         self._upper_bytes = max(0, self._upper_bytes - freed)
@@ -394,7 +403,7 @@ class WritePath:
             self._dirty.add(one, now_s, size)
 
     async def _run(self) -> None:
-        looked_s, pause_s = time.monotonic(), LOOK_OVER_S
+        looked_s, pause_s, full_due_s = time.monotonic(), LOOK_OVER_S, 0.0
         while True:
             self._wake.clear()
             now_s = time.monotonic()
@@ -405,23 +414,28 @@ class WritePath:
                     await self._superseded.look()
                 if due or now_s >= self._gone_due_s:
                     await self._settle(due)
-                elif now_s - looked_s > pause_s:
+                elif now_s - looked_s > pause_s or (self._disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
                     await self.look_over()
                     looked_s = time.monotonic()
                     pause_s = max(LOOK_OVER_S, LOOK_OVER_SHARE * (looked_s - now_s))
+                    full_due_s = looked_s + max(LATER_S, LOOK_OVER_SHARE * (looked_s - now_s))
                     await self._superseded.look()
             except Exception:
                 log.exception("persisting failed")  # the next round must come
                 await asyncio.sleep(1.0)
-            self._pressure.set(self.waiting(b"/")[1], self._settings.layer_bytes_max)
+            waiting_bytes = self.waiting(b"/")[1]
+            self._pressure.set(waiting_bytes, self._limit_bytes(waiting_bytes))
             if self._known.wants_checkpoint:
-                await self._in_thread(self._known.checkpoint)
+                try:
+                    await self._in_thread(self._known.checkpoint)
+                except HeadraceError as error:
+                    log.warning("table not emptied of its log error=%s", error)
             await self._sleep()
 
     async def _sleep(self) -> None:
         next_s = min(self._gone_due_s, self._dirty.next_due_s() or math.inf)
-        wait_s = min(LOOK_OVER_S, next_s - time.monotonic())
+        wait_s = min(LATER_S if self._disk_is_full() else LOOK_OVER_S, next_s - time.monotonic())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.02, wait_s)):
@@ -651,6 +665,11 @@ class WritePath:
     @property
     def known(self) -> KnownTable:
         return self._known
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the layer has anything."""
+        return bool(os.listdir(self._upper.tree))
 
     @property
     def upper_bytes(self) -> int:

@@ -12,7 +12,7 @@ from headrace.base.errors import MountError
 from headrace.fuse import abi
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME = 1, 2, 4, 1024
-MNT_DETACH = 2
+MNT_FORCE, MNT_DETACH = 1, 2
 FSTYPE = "fuse.headrace"
 MOUNTING_NEEDS = "mounting needs root (CAP_SYS_ADMIN); without MOUNTPOINT, a node needs none"
 READ_AHEAD_KB = 4096
@@ -52,9 +52,11 @@ def mount(fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True
         raise MountError(f"cannot mount at {mountpoint}", why=os.strerror(number), hint=hint)
 
 
-def unmount(mountpoint: str, *, detach: bool) -> int:
-    """The errno, 0 when it went well. detach: also while it is in use; never blocks on the file system."""
-    flags = MNT_DETACH if detach else 0
+def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
+    """The errno, 0 when it went well. detach: also while it is in use; never blocks on the file system. abort: whoever
+    waits for an answer has an error: a session that was killed may wait for one that itself should give, and keeps
+    the connection alive."""
+    flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)
     if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
         return ctypes.get_errno()
     return 0

@@ -10,6 +10,7 @@ from headrace.base.errors import MountError
 from headrace.fuse import device
 
 ANSWER_LIMIT_S = 5.0
+_SERVERS = ("headrace.fuse.holder", "headrace.fuse.session_main")
 
 
 def prepare(mountpoint: str) -> str:
@@ -17,14 +18,33 @@ def prepare(mountpoint: str) -> str:
     path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(mountpoint))), _last(mountpoint))
     mounted = device.mounted_at(path)
     if mounted is not None and mounted.fstype.startswith("fuse"):
-        if not _is_dead(path):
+        if not _is_dead(path, ours=mounted.fstype == device.FSTYPE):
             hint = (
                 f"unmount it first: {'headrace down' if mounted.fstype == device.FSTYPE else 'umount'} {path}"
             )
             raise MountError(f"{path} is a mountpoint already", why=f"a {mounted.fstype} is there", hint=hint)
-        device.unmount(path, detach=True)
+        device.unmount(path, detach=True, abort=True)
     _check_folder(path)
     return os.path.realpath(path)
+
+
+def is_served(mountpoint: str) -> bool:
+    """Whether a process of ours has the mount."""
+    return any(find_process(module, mountpoint) for module in _SERVERS)
+
+
+def find_process(module: str, mountpoint: str) -> int:
+    """The pid of the process that runs this module for this mount; 0 when there is none."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as source:
+                    words = source.read().split(b"\0")
+            except OSError:
+                continue
+            if module.encode() in words and os.fsencode(mountpoint) in words:
+                return int(name)
+    return 0
 
 
 def _last(mountpoint: str) -> str:
@@ -45,8 +65,9 @@ def _check_folder(path: str) -> None:
         raise MountError(f"{path} is not empty", why=why, hint="name an empty folder")
 
 
-def _is_dead(path: str) -> bool:
-    """A mount nobody serves says ENOTCONN at once. One that hangs may be alive: not ours to take away."""
+def _is_dead(path: str, *, ours: bool) -> bool:
+    """A mount nobody serves says ENOTCONN at once. One that hangs may be alive: not ours to take away. But where all
+    its processes were killed, and a thread of one waits for an answer that none of them gives now, it hangs, too."""
     found: list[int] = []
 
     def ask() -> None:
@@ -59,4 +80,6 @@ def _is_dead(path: str) -> bool:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(ANSWER_LIMIT_S)
-    return bool(found) and found[0] in (errno.ENOTCONN, errno.ECONNABORTED)
+    if not found:
+        return ours and not is_served(path)
+    return found[0] in (errno.ENOTCONN, errno.ECONNABORTED)

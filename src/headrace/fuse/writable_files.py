@@ -29,7 +29,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _ATTRIBUTES = (
     abi.FATTR_MODE | abi.FATTR_UID | abi.FATTR_GID | abi.FATTR_SIZE | abi.FATTR_ATIME | abi.FATTR_MTIME
 )
-"""A SETATTR of none of these is how the kernel asks for set-id bits to be dropped: it writes, or fallocates, by itself."""
+"""A SETATTR of none of these is how the kernel asks for set-id bits to be dropped: it writes, or fallocates, by
+itself."""
 
 
 class WritableOperations(WritableNames):

@@ -58,7 +58,7 @@ class FileWork:
         self._reads = reads
         self._disk = disk
         self._turns = Turns(AT_ONCE)
-        self._room = _Room(sum(volume.capacity_bytes for volume in store.volumes))
+        self._room = _Room(sum(volume.capacity_bytes for volume in store.disks))
 
     async def load(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
         """spans: the parts of a large file that are wanted; none: all of it. The bytes that are there on return."""

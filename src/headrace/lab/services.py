@@ -8,8 +8,8 @@ import random
 import socket
 from dataclasses import dataclass
 
-from headrace.base.interpreter import module_command
 from headrace.base.errors import MissingExtraError
+from headrace.base.interpreter import module_command
 from headrace.lab import processes
 from headrace.testing import etcd, servers
 

@@ -3,8 +3,8 @@
 A row says: the file that was at this path, with this inode number, size and ctime, is at the origin as this version.
 As long as the file still looks like that, it is clean. A row that is `begun` is written before a put: whoever finds it
 after a crash knows that the origin may have that file, though nobody noted it.
-SQLite in WAL mode: what was written survives kill -9, and after `sync` a power loss. Rows of what is about to be done at
-an origin are synced before it is done; those of what was done are not, and a power loss may leave them begun.
+SQLite in WAL mode: what was written survives kill -9, and after `sync` a power loss. Rows of what is about to be
+done at an origin are synced before it is done; those of what was done are not, and a power loss may leave them begun.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.base.errors import StoreError
+from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
+from headrace.layer.reserve import Reserve
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS known (
@@ -135,12 +136,15 @@ class Conflict:
 
 
 class KnownTable:
-    """One thread at a time; nobody else writes to it."""
+    """One thread at a time; nobody else writes to it. reserve: keeps room for it on a disk that gets full."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path
+        self._reserve = reserve
         self._recent: dict[bytes, Row | None] = {}
         self._notes = 0
+        # as long as SQLite: to close any descriptor of a file takes its locks away (fcntl(2))
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -148,13 +152,16 @@ class KnownTable:
             self._db.execute("PRAGMA wal_autocheckpoint=0")
             self._db.executescript(_TABLES)
         except sqlite3.Error as error:
-            raise StoreError(f"table {path} can't be used", why=str(error)) from error
+            os.close(self._fd)
+            raise self._translated(error) from error
         try:
             self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
             _sync_folder(os.path.dirname(path))
         except OSError as error:
             self._db.close()
+            os.close(self._fd)
             raise StoreError(f"table {path} can't be used", why=os.strerror(error.errno or 0)) from error
+        self.keep_room()
         self.unsure = {row.path for row in self.begun()}
         """Paths of rows that are begun."""
 
@@ -179,28 +186,61 @@ class KnownTable:
     def note_all(self, rows: list[Row]) -> None:
         """In one transaction."""
         self._notes += len(rows)
-        self._db.execute("BEGIN")
-        try:
-            self._db.executemany(
-                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_values, rows)
-            )
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        values = [*map(_values, rows)]
+        self._write("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
         for row in rows:
             self._remember(row.path, row)
             (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
+    def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        """All of it in one transaction. NoSpaceError where the log can't grow, and would not be shorter by a
+        checkpoint."""
+        try:
+            self._transact(statement, values)
+        except NoSpaceError:
+            self.checkpoint()
+            self._transact(statement, values)
+
+    def _transact(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany(statement, values)
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise self._translated(error) from error
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _translated(self, error: sqlite3.Error) -> StoreError | NoSpaceError:
+        what = f"table {self._path} can't be used"
+        disk = os.statvfs(os.path.dirname(self._path))
+        is_said = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        full = is_said or not disk.f_bavail or not disk.f_favail
+        return (NoSpaceError if full else StoreError)(what, why=str(error))
+
+    def keep_room(self) -> None:
+        """Blocks ahead of what the table uses, and all that its log is given between two checkpoints."""
+        if self._reserve is None:
+            return
+        with contextlib.suppress(OSError):  # a disk that has another trouble says so to who uses it
+            ahead_bytes = self._reserve.ahead_bytes
+            self._reserve.allocate(self._fd, os.fstat(self._fd).st_size + ahead_bytes)
+            log_fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._reserve.allocate(log_fd, ahead_bytes)
+            finally:
+                os.close(log_fd)
+
     def drop(self, path: bytes) -> None:
-        self._db.execute("DELETE FROM known WHERE path = ?", (path,))
+        self._write("DELETE FROM known WHERE path = ?", [(path,)])
         self._remember(path, None)
         self.unsure.discard(path)
 
     def sync(self) -> None:
         """Makes durable what was noted before, and what anybody changed before in names and attributes of the file
-        system that the table is on: by a change of the log's own times, as fsync(2) commits all of a journal (ext4, XFS)
-        up to the last change of its file. Blocks for the disk; in any thread, while others note. OSError."""
+        system that the table is on: by a change of the log's own times, as fsync(2) commits all of a journal (ext4,
+        XFS) up to the last change of its file. Blocks for the disk; in any thread, while others note. OSError."""
         os.utime(self._log)
         os.fsync(self._log)
 
@@ -211,8 +251,12 @@ class KnownTable:
     def checkpoint(self) -> None:
         """What was noted goes from the log to its place: two flushes of the disk. In any thread, while others note."""
         self._notes = 0
-        with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as db:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        try:
+            with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+        self.keep_room()
 
     def all(self) -> Iterator[Row]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
@@ -225,19 +269,19 @@ class KnownTable:
 
     def forget_old_removals(self) -> None:
         self._recent.clear()
-        self._db.execute(
+        self._write(
             "DELETE FROM known WHERE path IN (SELECT path FROM known WHERE version_bytes = -1 AND NOT begun "
             "ORDER BY ctime_ns DESC LIMIT -1 OFFSET ?)",
-            (REMOVED_MAX,),
+            [(REMOVED_MAX,)],
         )
 
     def begun(self) -> list[Row]:
         return [_row(one) for one in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
 
     def add_conflict(self, conflict: Conflict) -> None:
-        self._db.execute(
+        self._write(
             "INSERT OR REPLACE INTO told_conflicts VALUES (?, ?, ?, ?)",
-            (conflict.path, conflict.kept, conflict.why, conflict.at_s),
+            [(conflict.path, conflict.kept, conflict.why, conflict.at_s)],
         )
 
     def conflicts(self) -> list[Conflict]:
@@ -247,11 +291,12 @@ class KnownTable:
         ]
 
     def forget_conflicts(self, paths: Iterable[bytes]) -> None:
-        self._db.executemany("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths])
+        self._write("DELETE FROM told_conflicts WHERE path = ?", [(path,) for path in paths])
 
     def close(self) -> None:
         os.close(self._log)
         self._db.close()
+        os.close(self._fd)
 
 
 def _sync_folder(path: str) -> None:

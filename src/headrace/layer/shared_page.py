@@ -12,7 +12,7 @@ def shared_page(path: str) -> mmap.mmap:
     """All zeros where there was no such file. The caller closes it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, _BYTES)
+        os.posix_fallocate(fd, 0, _BYTES)  # a store to a hole of a full disk would be SIGBUS
         return mmap.mmap(fd, _BYTES)
     finally:
         os.close(fd)

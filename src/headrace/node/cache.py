@@ -7,7 +7,7 @@ import os
 import time
 
 from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundError
-from headrace.config.schema import Config
+from headrace.config.schema import Config, spill_of
 from headrace.store.index import Index
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -84,4 +84,5 @@ def _store_at(config: Config, volumes: list[Volume]) -> Store:
         high=config.watermark_high,
         low=config.watermark_low,
         borrowed_share=config.borrowed_share,
+        spill=spill_of(config.socket_path),
     )

@@ -14,9 +14,17 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from headrace.base.deadline import Deadline
-from headrace.base.errors import CorruptIndexError, HeadraceError, UsageError
+from headrace.base.errors import (
+    BucketNotFoundError,
+    CorruptIndexError,
+    DeadlineExceededError,
+    HeadraceError,
+    OriginUnavailableError,
+    UsageError,
+)
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
+from headrace.base.places import check_places
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, public_options
 from headrace.dataplane.concurrency import Gate, Window
@@ -194,6 +202,7 @@ class Node:
                 await hood.stop()
             close_after_failure(store)
             raise
+        node._look_at_disks()
         node._upkeep = asyncio.ensure_future(node._keep_up())
         return node
 
@@ -374,7 +383,11 @@ class Node:
                 "uptime_s": round(time.time() - self.began_s, 1),
                 "socket": self.config.socket_path,
             },
-            "cache": {**self.store.statistics(), "disks_full": self.disks_full},
+            "cache": {
+                **self.store.statistics(),
+                "disks_full": self.disks_full,
+                "disks_too_small": [volume.folder for volume in self.store.disks if volume.is_cut],
+            },
             "index": self.store.index.statistics(),
             "origin": {**total, "mounts": origins, "checksums": self.reads.digests.statistics()},
             "mounts": [
@@ -442,8 +455,13 @@ class Node:
             )
         if check:
             limit_s = min(CHECK_LIMIT_S, self.config.origin_timeout_s)
-            # somebody watches: one that does not answer is told of at once
-            await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
+            try:
+                # somebody watches: one that does not answer is told of at once
+                await check_origin(origin, Deadline.after(limit_s, patience_s=0.0))
+            except (OriginUnavailableError, DeadlineExceededError, BucketNotFoundError) as error:
+                if not (known and self.write is not None and self.write.has_written):
+                    raise
+                log.warning("origin is away, what was written waits for it url=%s error=%s", url, error)
         mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s, origin.circuit)
         self.namespace.attach(mount, known=known)
 
@@ -454,6 +472,7 @@ class Node:
             await self.together.mounts.add(path, url, options, attach=self._mount_add_here)
 
     async def _mount_add_here(self, path: str, url: str, options: dict[str, str]) -> None:
+        check_places([volume.folder for volume in self.config.cache], [url])
         await self._attach(path, url, options, check=True)
         self.store.index.put_mount(path, {"url": url, **public_options(options)})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
@@ -500,6 +519,7 @@ class Node:
             await asyncio.sleep(UPKEEP_INTERVAL_S)
             self._look_at_disks()
             try:
+                self.store.keep_room()
                 self.store.set_written(self._bytes_written())
                 while self.store.evict_if_needed():  # noqa: ASYNC110 - steps; others have their turn between
                     await asyncio.sleep(0)
@@ -527,7 +547,7 @@ class Node:
 
     def _look_at_disks(self) -> None:
         before = self.disks_full
-        self.disks_full = [volume.folder for volume in self.store.volumes if volume.disk_is_full]
+        self.disks_full = [volume.folder for volume in self.store.disks if volume.disk_is_full]
         for folder in self.disks_full:
             if folder not in before:
                 log.warning("cache disk is full, nothing new is cached until there is room folder=%s", folder)
@@ -542,7 +562,7 @@ def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:
         return None
     from headrace.node.neighbourhood import Neighbourhood
 
-    return Neighbourhood(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.volumes))
+    return Neighbourhood(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
 
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:

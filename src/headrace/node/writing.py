@@ -7,11 +7,12 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.base.errors import StoreError, UsageError
+from headrace.base.errors import HeadraceError, StoreError, UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.dataplane.write import WritePath, WriteSettings
 from headrace.layer.known import KnownTable
+from headrace.layer.reserve import Reserve
 from headrace.layer.upper import Upper
 from headrace.namespace.tree import Namespace
 
@@ -71,14 +72,18 @@ def _build(
     announce: Callable[[set[bytes]], Awaitable[None]],
 ) -> WritePath:
     upper = Upper(folder)
+    reserve = Reserve(config.cache[0].folder)
     try:
-        upper.make()
+        reserve.spend(upper.make)
+        known = reserve.spend(lambda: KnownTable(os.path.join(folder, "known.db"), reserve))
     except OSError as error:
+        if isinstance(error, HeadraceError):
+            raise
         raise StoreError(f"folder {folder}", why=os.strerror(error.errno or 0)) from error
     return WritePath(
         namespace,
         upper,
-        KnownTable(os.path.join(folder, "known.db")),
+        known,
         modes,
         ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
         WriteSettings(

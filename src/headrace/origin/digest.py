@@ -1,8 +1,8 @@
 """What a version's token says of the bytes. The ETag of an object that was put in one request is its MD5 at most
-stores; of one that was put in parts, the MD5 of the parts' MD5s, with their number ("Checking object integrity" in the manual
-of Amazon S3). Some drivers of fsspec name a SHA-1 or a SHA-256. None of them says which it is, and an ETag may look
-like one and be none, as of objects that were encrypted with a customer's key. So a match proves the bytes, and the lack
-of one proves nothing.
+stores; of one that was put in parts, the MD5 of the parts' MD5s, with their number ("Checking object integrity" in
+the manual of Amazon S3). Some drivers of fsspec name a SHA-1 or a SHA-256. None of them says which it is, and an
+ETag may look like one and be none, as of objects that were encrypted with a customer's key. So a match proves the
+bytes, and the lack of one proves nothing.
 """
 
 from __future__ import annotations

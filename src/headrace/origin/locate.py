@@ -10,9 +10,9 @@ import re
 import urllib.parse
 
 from headrace.base.errors import UsageError
+from headrace.base.missing_extras import needs_extra
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
-from headrace.base.missing_extras import needs_extra
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common

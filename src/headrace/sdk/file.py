@@ -15,6 +15,8 @@ from headrace.wire.messages import Answer, Fill, Message
 
 ATTEMPTS_MAX = 100
 PAUSE_S_MAX = 0.05
+READERS_MIN = 4
+"""Cache files of the version, the newest ones, that stay open whether anybody reads from them or not."""
 WHOLE_STEP_BYTES = 32 * BLOCK_SIZE_BYTES
 """After so much in a row a node fetches all of a file (`whole_file_after_bytes`)."""
 
@@ -24,8 +26,8 @@ Ask = Callable[[Message, Cancel | None], Answer]
 
 class OpenFile:
     """Thread-safe but for `close`. The cache file may be evicted and made again under us: then there are several,
-    all of the same version, and which of them has some bytes is said by `wait`. All stay open until the end, as a
-    thread may be reading from any."""
+    all of the same version, and which of them has some bytes is said by `wait`. A descriptor that it gave stays open
+    until the same thread waits again: of a file that is larger than the cache there are many, one after the other."""
 
     def __init__(self, id: FileId, reader: CacheReader, ask: Ask, reopen: Reopen) -> None:
         self.id = id
@@ -33,6 +35,8 @@ class OpenFile:
         self._ask = ask
         self._reopen = reopen
         self._following = threading.Lock()
+        self._lending = threading.Lock()
+        self._lent: dict[int, CacheReader] = {}  # thread → what it reads from, until it waits again
 
     @property
     def fd(self) -> int:
@@ -44,15 +48,18 @@ class OpenFile:
         return self._readers[0].complete
 
     def present(self, start: int, end: int) -> bool:
-        return self._holding(start, end) is not None
+        with self._lending:
+            return self._holding(start, end) is not None
 
     def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int:
         """Blocks until start..end is in a cache file; the descriptor to read them from: bytes outside are holes,
         never to be shown to anybody. OriginError and its like when they can't be had."""
         for attempt in range(ATTEMPTS_MAX):
-            reader = self._holding(start, end)
-            if reader is not None:
-                return reader.fd
+            with self._lending:
+                reader = self._holding(start, end)
+                if reader is not None:
+                    self._lent[threading.get_ident()] = reader
+                    return reader.fd
             self._ask(Fill(id=self.id, start=start, end=end), cancel)
             self._follow_replacement(start, end)
             if attempt > 2:
@@ -91,7 +98,17 @@ class OpenFile:
         """The node says that the bytes are there; if our file has them not, it became complete, or was evicted and
         made again."""
         with self._following:
-            if self._holding(start, end) is None:
+            if not self.present(start, end):
                 fresh = self._reopen(self.id)
                 if fresh is not None:
-                    self._readers = [fresh, *self._readers]
+                    self._take(fresh)
+
+    def _take(self, fresh: CacheReader) -> None:
+        with self._lending:
+            readers = [fresh, *self._readers]
+            lent = self._lent.values()
+            kept = [reader for at, reader in enumerate(readers) if at < READERS_MIN or reader in lent]
+            self._readers = kept
+        for reader in readers:
+            if reader not in kept:
+                reader.close()

@@ -13,7 +13,7 @@ from headrace.ring.view import SEGMENT_BYTES
 from headrace.store.eviction import BorrowedFirst, build_policy
 from headrace.store.files import map_bytes
 from headrace.store.schema import CachedFile
-from headrace.store.volume import Volume
+from headrace.store.volume import SPILL, Volume
 
 PAGE_BYTES = 4096
 SPREAD_BYTES = SEGMENT_BYTES
@@ -34,12 +34,14 @@ class Accounts:
 
     @property
     def used_bytes(self) -> int:
-        return sum(volume.used_bytes for volume in self._volumes)
+        """Of the disks."""
+        return sum(volume.used_bytes for volume in self._volumes if volume.tier != SPILL)
 
     def statistics(self) -> dict[str, int]:
         return {
-            "capacity_bytes": sum(volume.capacity_bytes for volume in self._volumes),
+            "capacity_bytes": sum(volume.capacity_bytes for volume in self._volumes if volume.tier != SPILL),
             "used_bytes": self.used_bytes,
+            "spilled_bytes": sum(volume.used_bytes for volume in self._volumes if volume.tier == SPILL),
             "borrowed_bytes": sum(policy.borrowed_bytes for policy in self.policies),
             "files_partial": len(self._partial),
             "files_pinned": len(self.pinned),

@@ -11,12 +11,15 @@ index.py.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import shutil
 import struct
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError
+from headrace.layer.calls import EXCHANGE, rename
 from headrace.store.checksum import block_checksum
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -49,17 +52,17 @@ def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
     fresh = f"{folder}/checkpoint.new"
     write_page(fresh, boot_id, page)
     failpoint.hit("checkpoint.written")
-    os.rename(fresh, f"{folder}/checkpoint")
+    _replace(fresh, f"{folder}/checkpoint")
     failpoint.hit("checkpoint.renamed")
     sync_folder(folder)
 
 
 def write_page(path: str, boot_id: str, page: bytes) -> None:
-    """A file that `restore` understands, durable but for its name."""
+    """A file that `restore` understands, durable but for its name. One that is there is written over."""
     boot = boot_id.encode().ljust(64, b"\0")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        os.write(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page)
+        os.pwrite(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page, 0)
         os.fdatasync(fd)
     finally:
         os.close(fd)
@@ -71,6 +74,17 @@ def sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _replace(fresh: str, path: str) -> None:
+    """The one before it stays, under the other name: its blocks are what the next one is written to, on a full disk
+    too."""
+    try:
+        rename(os.fsencode(fresh), os.fsencode(path), EXCHANGE)
+    except OSError:  # there is none yet, or the file system has no such call
+        os.rename(fresh, path)
+        with contextlib.suppress(OSError):
+            shutil.copyfile(path, fresh)
 
 
 def restore(folder: str, boot_id: str) -> bool:

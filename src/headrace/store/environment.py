@@ -14,6 +14,7 @@ import lmdb
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, HeadraceError, NoSpaceError, StoreError
+from headrace.layer.reserve import is_full
 from headrace.store import checkpoint, compaction
 from headrace.store.growth import Growth
 
@@ -76,6 +77,9 @@ class Environment:
             if self._writable:
                 self.env.reader_check()
                 self._growth = Growth(data)
+        except lmdb.DiskError:  # the disk is full, and nothing is damaged
+            self.close()
+            raise
         except lmdb.Error as error:
             self.close()
             raise CorruptIndexError(f"index {self.folder} is corrupt", why=str(error)) from error
@@ -141,9 +145,8 @@ class Environment:
         except HeadraceError:
             raise
         except OSError as error:
-            raise StoreError(
-                f"index {self.folder} can't be synced", why=error.strerror or str(error)
-            ) from error
+            kind = NoSpaceError if is_full(error) else StoreError
+            raise kind(f"index {self.folder} can't be synced", why=error.strerror or str(error)) from error
 
     def hold_checkpoint(self) -> None:
         """Keeps the pages of the checkpoint that was just restored until there is another one."""
@@ -197,6 +200,8 @@ class Environment:
 def translated(folder: str, error: lmdb.Error) -> StoreError | NoSpaceError:
     if isinstance(error, lmdb.MapFullError):
         return NoSpaceError(f"index {folder} is full", why=f"it has {MAP_BYTES >> 30} GiB")
+    if isinstance(error, lmdb.DiskError):
+        return NoSpaceError(f"index {folder} can't be written", why="the filesystem is full")
     kinds = (
         lmdb.CorruptedError,
         lmdb.InvalidError,

@@ -305,6 +305,9 @@ class Index:
         if renewal is not None:
             renewal.join()
 
+    def put_meta(self, word: bytes, value: bytes) -> None:
+        self._set_meta(word, value)
+
     def put_mount(self, path: str, record: dict[str, str]) -> None:
         with self.batch():
             self._put(self._mounts, os.fsencode(path), msgspec.msgpack.encode(record))

@@ -64,6 +64,36 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
     borrowed: bool = False
     told: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        entry: Entry,
+        *,
+        volume: int,
+        sequence: int,
+        complete: bool,
+        checksum: int = 0,
+        borrowed: bool = False,
+        told: int | None = None,
+    ) -> CachedFile:
+        """A new one."""
+        version = entry.version
+        return cls(
+            id=entry.id,
+            volume=volume,
+            size_bytes=version.size_bytes,
+            mtime_ns=version.mtime_ns,
+            token=version.token,
+            complete=complete,
+            pinned=False,
+            unverified=False,
+            superseded=False,
+            checksum=checksum,
+            sequence=sequence,
+            borrowed=borrowed,
+            told=told,
+        )
+
     @property
     def trusted(self) -> bool:
         return self.complete and not self.unverified

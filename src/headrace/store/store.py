@@ -11,22 +11,27 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import structs
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, Extras, FileId
+from headrace.layer.reserve import Reserve
 from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
 from headrace.store.notes import numbers_of, unnote
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
+from headrace.store.room import choose_volume, keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
+from headrace.store.spill import forget_spilled, note_spilled, open_spill, remove_spill
+from headrace.store.victims import Victims
 from headrace.store.volume import Volume
 from headrace.store.writer import (
     Body,
@@ -57,8 +62,16 @@ class Store:
         high: float,
         low: float,
         borrowed_share: float,
+        spill: Volume | None,
     ) -> None:
-        self.index, self.volumes = index, volumes
+        self.index = index
+        self.disks = volumes
+        self.spill = spill
+        self.volumes = volumes = volumes if spill is None else [*volumes, spill]
+        """By number: the disks, and the spill."""
+        self._has_spilled = False
+        forget_spilled(index)
+        self.reserve = Reserve(volumes[0].folder)
         self.on_evicted: Callable[[list[FileId]], None] = lambda _: None
         self.evicted_files = 0
         self._high, self._low, self._borrowed_share = high, low, borrowed_share
@@ -66,12 +79,12 @@ class Store:
         self._draining: set[int] = set()  # volumes that were above the high watermark
         self._sync_failed = False
         self._written_bytes = self._index_bytes = 0
-        self._superseded = deque[FileId]()
         self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._home = threading.get_ident()
         self._untold, self._closed = list[FileId](), False
-        index.on_superseded = self._superseded.append
+        self._victims = Victims(index, self._accounts, self._is_open)
+        index.on_superseded = self._victims.superseded.append
         index.on_redated = partial(unnote, volumes)
         self.unverified_found = recover(index, volumes)
         self._sequence = index.synced_sequence
@@ -89,22 +102,33 @@ class Store:
         low: float = 0.90,
         borrowed_share: float = 1.0,
         boot_id: str | None = None,
+        spill: tuple[str, str] | None = None,
     ) -> Store:
         """Recovered on return. StoreBusyError, StoreError, CorruptIndexError; then everything is let go of.
         high, low: shares of a volume's capacity where eviction begins and ends; borrowed_share: what files that other
-        nodes own may take of it."""
+        nodes own may take of it. spill: as of open_spill; None: there is none."""
         index: Index | None = None
+        beside: Volume | None = None
         try:
             for volume in volumes:
                 volume.used_bytes = 0
                 volume.open()
-            index = Index.open(index_folder, writable=True, boot_id=boot_id)
-            return cls(index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share)
+            reserve = Reserve(volumes[0].folder)
+            reserve_readers(index_folder, reserve)
+            index = reserve.spend(lambda: Index.open(index_folder, writable=True, boot_id=boot_id))
+            beside = None if spill is None else open_spill(*spill, volumes)
+            store = cls(
+                index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share, spill=beside
+            )
+            store.keep_room()
+            return store
         except BaseException:
             if index is not None:
                 index.close(clean=False)
             for volume in volumes:
                 volume.close()
+            if beside is not None:
+                remove_spill(beside)
             raise
 
     @property
@@ -126,13 +150,13 @@ class Store:
 
     # ------------------------------------------------------------ filling
 
-    def create(self, entry: Entry, *, borrowed: bool = False) -> CacheWriter:
+    def create(self, entry: Entry, *, borrowed: bool = False, spilled: bool = False) -> CacheWriter:
         """An empty cache file with its record. NoSpaceError when room can't be made; evicts. borrowed: another node
-        owns it."""
+        owns it. spilled: beside the disks, of which it never has more than that has room for."""
         with self._lock:
             self._forget_writer(entry.id)
             self._discard([entry.id])
-            volume = self._choose(entry.version.size_bytes)
+            volume = self._beside() if spilled else self._choose(entry.version.size_bytes)
             writer = CacheWriter.create(volume, entry.id, entry.version)
             failpoint.hit("create.files")
             record = self._record(entry, volume, complete=False, borrowed=borrowed)
@@ -192,9 +216,10 @@ class Store:
         *,
         borrowed: Container[FileId] = (),
         extras: Mapping[FileId, Extras] = NO_EXTRAS,
+        spilled: bool = False,
     ) -> list[CachedFile]:
         """Many such files by one commit; all or none of them are recorded. The files are written outside the
-        lock; one id must not be under way twice. extras: of those of which they are known."""
+        lock; one id must not be under way twice. extras: of those of which they are known. spilled: as of create."""
         for entry, body in files:
             if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
                 raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
@@ -203,7 +228,7 @@ class Store:
             with self._lock:
                 self._discard([entry.id for entry, _ in files])
                 for entry, _ in files:
-                    places.append(self._reserve(entry))
+                    places.append(self._reserve(entry, spilled=spilled))
             for (entry, body), volume in zip(files, places, strict=True):
                 self._write_small(volume, entry.id, body, None if entry.id in told else extras.get(entry.id))
                 failpoint.hit("small.written")
@@ -239,7 +264,7 @@ class Store:
         whole on return. It must not be written to any more. checksums: of its blocks. False, and nothing happened, when
         that file is just being written here. StoreError, NoSpaceError; then it is where it was."""
         with self._lock:
-            volume, id = self.volumes[0], entry.id
+            volume, id = self.disks[0], entry.id
             if self._accounts.is_reserved(id):
                 return False
             self._forget_writer(id)
@@ -264,10 +289,21 @@ class Store:
         self._tell()
         return True
 
-    def _reserve(self, entry: Entry) -> Volume:
-        volume = self._choose(entry.version.size_bytes)
-        self._accounts.reserve(entry.id, volume, allocated_bytes(entry.version.size_bytes))
+    def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
+        size_bytes = entry.version.size_bytes
+        volume = self._beside() if spilled else self._choose(size_bytes)
+        if spilled:
+            self._make_room(volume, allocated_bytes(size_bytes))
+        self._accounts.reserve(entry.id, volume, allocated_bytes(size_bytes))
         return volume
+
+    def _beside(self) -> Volume:
+        if self.spill is None:
+            raise NoSpaceError("reading past the cache", why="there is no room for it outside of its disks")
+        if not self._has_spilled:
+            note_spilled(self.index, self.spill)
+            self._has_spilled = True
+        return self.spill
 
     # ------------------------------------------------------------ use
 
@@ -277,10 +313,10 @@ class Store:
             self._accounts.touch(ids)
 
     def pin(self, id: FileId, pinned: bool) -> bool:  # noqa: FBT001 - the word the callers use
-        """A pinned file is never evicted. False, and nothing happens, when the file is not cached."""
+        """A pinned file is never evicted. False, and nothing happens, when no disk has it."""
         with self._lock:
             cached = self.index.cached(id)
-            if cached is None:
+            if cached is None or self.volumes[cached.volume] is self.spill:
                 return False
             self.index.put_cached(structs.replace(cached, pinned=pinned))
             (self._accounts.pinned.add if pinned else self._accounts.pinned.discard)(id)
@@ -339,7 +375,7 @@ class Store:
         sequence, at_ns = self._sequence, time.time_ns()
         time.sleep(pause_s)  # so that a file that says it is older than at_ns is on the disk
         try:
-            for volume in self.volumes:
+            for volume in self.disks:
                 volume.sync()
         except StoreError:
             self._sync_failed = True  # the kernel tells once of a page that it could not write
@@ -350,6 +386,13 @@ class Store:
         else:
             self.index.checkpoint(synced_sequence=sequence, synced_ns=at_ns)
 
+    def keep_room(self) -> None:
+        """To be called now and then: what the index grows by finds room on a disk that others fill, too. One that
+        has another trouble says so to who uses it."""
+        with suppress(OSError):
+            self.reserve.refill(-self.disks[0].short_on_disk(0, share=0.5))
+            keep_index_room(self.index.folder, self.reserve)
+
     def close(self) -> None:
         """Synced and marked clean. Nothing may be called after it."""
         if self._closed:
@@ -358,28 +401,31 @@ class Store:
         try:
             for id in list(self._writers):
                 self._forget_writer(id)
+            forget_spilled(self.index)
             self._sync(pause_s=0)
             self.index.close(clean=not self._sync_failed)
         except HeadraceError:
             self.index.close(clean=False)
             raise
         finally:
-            for volume in self.volumes:
+            for volume in self.disks:
                 volume.close()
+            if self.spill is not None:
+                remove_spill(self.spill)
 
     # ------------------------------------------------------------ eviction
 
     def set_written(self, size_bytes: int) -> None:
         """What was written on this node, beside the cache files, takes so much of the first volume."""
         with self._lock:
-            self.volumes[0].used_bytes += size_bytes - self._written_bytes
+            self.disks[0].used_bytes += size_bytes - self._written_bytes
             self._written_bytes = size_bytes
 
     def _count_index(self) -> None:
         """It takes its part of the first volume, but half of that at most: an index can't be evicted."""
-        before, half = self._index_bytes, self.volumes[0].capacity_bytes // 2
+        before, half = self._index_bytes, self.disks[0].capacity_bytes // 2
         self._index_bytes = min(self.index.size_bytes, half)
-        self.volumes[0].used_bytes += self._index_bytes - before
+        self.disks[0].used_bytes += self._index_bytes - before
 
     def evict_if_needed(self) -> list[FileId]:
         """Brings each volume that is above its high watermark a step towards the low one; the ids that went.
@@ -394,11 +440,25 @@ class Store:
                 surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
                 if surplus <= 0:
                     self._draining.discard(volume.number)
-                elif volume.number in self._draining:
+                if volume.number not in self._draining:
+                    surplus = 0
+                # others fill it, writers above all
+                surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
+                if surplus > 0:
                     gone += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
-            self._untold += gone
+            self._untold += gone + self._drop_spilled()
         self._tell()
         return gone
+
+    def _drop_spilled(self) -> list[FileId]:
+        """What nobody reads just now, where a disk can take it next time."""
+        spill = self.spill
+        if spill is None or not spill.used_bytes or all(disk.disk_is_full for disk in self.disks):
+            return []
+        ids = self._victims.of_policy(spill, spill.used_bytes)
+        ids += self._victims.partial_idle(spill, spill.used_bytes)
+        self._discard(ids)
+        return ids
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
         """A step towards what other nodes' files may take; the ids that went."""
@@ -424,11 +484,12 @@ class Store:
 
     def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
         """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
-        short = max(volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes))
-        if short <= 0:
+        over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
+        if max(over, short) <= 0:
             return
         spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
-        self._untold += self._evict(volume, short, spare=spare, keep=keep)
+        if (most := max(over, short - volume.coming_bytes)) > 0:
+            self._untold += self._evict(volume, most, spare=spare, keep=keep)
         self._tell()
         if volume.short_on_disk(size_bytes, share=0.5) > 0:
             raise NoSpaceError(
@@ -452,6 +513,18 @@ class Store:
         self._tell()
         return bool(gone)
 
+    @property
+    def room_is_coming(self) -> bool:
+        """Files went just now whose space is not back yet, as somebody has them open: told of it, at the latest now."""
+        self._tell()
+        with self._lock:
+            return any(volume.coming_bytes for volume in self.disks)
+
+    def room_for_written(self) -> int:
+        """What the upper layer could have more of its disk, if no file were cached."""
+        volume = self.disks[0]
+        return volume.used_bytes - self._written_bytes + volume.free_bytes
+
     def _tell(self) -> None:
         if threading.get_ident() == self._home:
             told, self._untold = self._untold, []
@@ -466,8 +539,8 @@ class Store:
         gone: list[FileId] = []
         left = bytes_needed + spare
         # each step is a list made only when the one before it was not enough
-        for step in (self._superseded_on, self._partial_idle, self._policy_victims, self._partial_open):
-            if step == self._partial_open:
+        for step in self._victims.steps:
+            if step == self._victims.partial_open:
                 left -= spare
             if left <= 0:
                 break
@@ -479,80 +552,14 @@ class Store:
         self.evicted_files += len(gone)
         return gone
 
-    def _superseded_on(self, volume: Volume, _: int, keep: FileId | None) -> list[FileId]:
-        found, others = dict[FileId, None](), list[FileId]()
-        while self._superseded:
-            id = self._superseded.popleft()
-            cached = self.index.cached(id)
-            if cached is None:
-                continue
-            # pinned or not: nobody can name it any more to unpin it
-            if cached.volume == volume.number and id != keep:
-                found[id] = None
-            else:
-                others.append(id)
-        self._superseded.extend(others)
-        return list(found)
-
-    def _partial_idle(self, volume: Volume, bytes_needed: int, keep: FileId | None) -> list[FileId]:
-        return self._partials(volume, bytes_needed, keep, opened=False)
-
-    def _partial_open(self, volume: Volume, bytes_needed: int, keep: FileId | None) -> list[FileId]:
-        return self._partials(volume, bytes_needed, keep, opened=True)
-
-    def _partials(
-        self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool
-    ) -> list[FileId]:
-        found: list[FileId] = []
-        pinned, policy = self._accounts.pinned, self._accounts.policies[volume.number]
-        for id, number, size_bytes in self._accounts.partials():
-            if bytes_needed <= 0:
-                break
-            if id == keep or id in pinned or number != volume.number or (not opened and id in policy):
-                continue
-            if self._is_open(id) == opened:
-                found.append(id)
-                bytes_needed -= size_bytes
-        return found
-
     def _is_open(self, id: FileId) -> bool:
         writer = self._writers.get(id)
         return writer is not None and not writer.closed
 
-    def _policy_victims(self, volume: Volume, bytes_needed: int, _: FileId | None) -> list[FileId]:
-        return self._accounts.policies[volume.number].victims(
-            bytes_needed, lambda id: id in self._accounts.pinned or self._is_open(id)
-        )
-
     # ------------------------------------------------------------ inside
 
     def _choose(self, size_bytes: int) -> Volume:
-        """The first tier with a volume that has room below the high watermark, of that the emptiest; else
-        the one where least must go."""
-        need = allocated_bytes(size_bytes)
-        fitting = [volume for volume in self.volumes if need <= volume.capacity_bytes]
-        if not fitting:
-            raise NoSpaceError(
-                f"a file of {size_bytes} bytes does not fit any cache volume", hint="give one more capacity"
-            )
-        roomy = [
-            v
-            for v in fitting
-            if v.used_bytes + need <= self._high * v.capacity_bytes and v.short_on_disk(need) <= 0
-        ]
-        if roomy:
-            return max(
-                (v for v in roomy if v.tier == roomy[0].tier), key=lambda v: v.capacity_bytes - v.used_bytes
-            )
-        problem: HeadraceError | None = None
-        for volume in sorted(fitting, key=lambda v: v.used_bytes - v.capacity_bytes):
-            try:
-                self._make_room(volume, need)
-                return volume
-            except NoSpaceError as error:
-                problem = error
-        assert problem is not None
-        raise problem
+        return choose_volume(self.disks, size_bytes, high=self._high, make_room=self._make_room)
 
     def _write_small(self, volume: Volume, id: FileId, body: Body, extras: Extras | None) -> None:
         path = volume.part_path(id)
@@ -565,32 +572,8 @@ class Store:
         except OSError as error:
             raise storage_error(path, error) from error
 
-    def _record(
-        self,
-        entry: Entry,
-        volume: Volume,
-        *,
-        complete: bool,
-        checksum: int = 0,
-        borrowed: bool = False,
-        told: int | None = None,
-    ) -> CachedFile:
-        version = entry.version
-        return CachedFile(
-            id=entry.id,
-            volume=volume.number,
-            size_bytes=version.size_bytes,
-            mtime_ns=version.mtime_ns,
-            token=version.token,
-            complete=complete,
-            pinned=False,
-            unverified=False,
-            superseded=False,
-            checksum=checksum,
-            sequence=self._next_sequence(),
-            borrowed=borrowed,
-            told=told,
-        )
+    def _record(self, entry: Entry, volume: Volume, **details: Any) -> CachedFile:
+        return CachedFile.of(entry, volume=volume.number, sequence=self._next_sequence(), **details)
 
     def _next_sequence(self) -> int:
         self._sequence += 1
@@ -618,8 +601,22 @@ class Store:
                     f"cache file {writer.id:x} can't be written", why="it was evicted or freed"
                 )
             if count > 0:
-                self._make_room(writer.volume, count, keep=writer.id)
+                self._make_room_to_grow(writer, count)
             self._accounts.grow(writer.id, count)
+
+    def _make_room_to_grow(self, writer: CacheWriter, count: int) -> None:
+        """EvictedError: of a file beside the disks what came first goes for what is wanted now."""
+        try:
+            self._make_room(writer.volume, count, keep=writer.id)
+        except NoSpaceError as error:
+            if writer.volume is not self.spill:
+                raise
+            self._forget_writer(writer.id)
+            self._untold.append(writer.id)
+            self._discard([writer.id])
+            raise EvictedError(
+                f"cache file {writer.id:x} can't be written", why="it is begun anew"
+            ) from error
 
     def _forget_writer(self, id: FileId) -> None:
         writer = self._writers.pop(id, None)
@@ -631,7 +628,7 @@ class Store:
         self._sequence = max(self._sequence, cached.sequence)
         self._accounts.take_in(cached)
         if cached.superseded:
-            self._superseded.append(cached.id)
+            self._victims.superseded.append(cached.id)
 
     def _discard(self, ids: list[FileId]) -> int:
         """Records first, in one commit, then files: a crash between leaves files without a record."""

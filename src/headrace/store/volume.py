@@ -10,21 +10,32 @@ files/<xx>/<id>.map         presence and checksums of a file of more than one bl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import logging
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 
 from headrace.base.c_library import c_library, last_errno
 from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.model import FileId
+from headrace.layer.reserve import is_full
+
+log = logging.getLogger(__name__)
 
 ROOM_BYTES_MIN = 1 << 20
 UNLINK_AT_ONCE_BYTES = 128 << 20
 """The callers hold locks, or are the node's loop; measured on ext4: 60 to 250 ms a GiB."""
 DISK_SPARE_BYTES = 48 << 20
 """Four threads write 8 MiB each, and as much again."""
+SPILL = "spill"
+"""The tier of what lies beside the disks (`store/spill.py`)."""
+LET_GO_S = 0.5
+"""How long the space of an unlinked file may take to come; some milliseconds where the host is idle."""
 
 DATA_NAME = b"%02x/%012x"
 """With id & 255 and id: the cache file, as seen from `files_folder`. A hit has no time for a whole path."""
@@ -59,8 +70,10 @@ def take_lock(path: str, what: str) -> int:
             why=f"process {holder} holds it",
             hint="stop that node, or use another cache folder",
         ) from error
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # who holds it is known, or the disk is full: nobody needs the number
+        word = f"{os.getpid()}\n".encode()
+        os.pwrite(fd, word, 0)
+        os.ftruncate(fd, len(word))  # after it, as its block is ours already
     return fd
 
 
@@ -73,26 +86,61 @@ class Volume:
         self.folder = folder
         self.capacity_bytes = capacity_bytes
         self.tier = tier
+        self.is_cut = False
+        """The disk is smaller than what was given: its size is the capacity."""
         self.used_bytes = 0  # kept by the store
         self._lock_fd = -1
         self._folder_fd = -1
+        self._unlinked: deque[tuple[float, int]] = deque()  # when, and so many bytes: of late only
 
     def open(self) -> None:
         """Makes the folders, takes the lock. StoreError with the cause when the volume can't be used."""
         try:
+            os.makedirs(self.folder, exist_ok=True)
+            is_new = not os.path.exists(f"{self.folder}/lock")
+            if is_new and self._room_bytes() < ROOM_BYTES_MIN:
+                raise OSError(errno.ENOSPC, "its filesystem is full")
             for number in range(256):
                 os.makedirs(f"{self.folder}/files/{number:02x}", mode=0o755, exist_ok=True)
-            probe = f"{self.folder}/.writable"
-            with open(probe, "wb") as file:
-                file.write(b"x")
-            os.unlink(probe)
-            room = os.statvfs(self.folder)
+            self._probe()
+            self._cut_to(os.statvfs(self.folder))
         except OSError as error:
             raise _unusable(self.folder, error) from error
-        if room.f_bavail * room.f_frsize < ROOM_BYTES_MIN and not any(self.ids()):
-            raise StoreError(f"cache volume {self.folder} can't be used", why="its filesystem is full")
         self._lock_fd = take_lock(f"{self.folder}/lock", f"cache volume {self.folder}")
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _room_bytes(self) -> int:
+        room = os.statvfs(self.folder)
+        return room.f_bavail * room.f_frsize
+
+    def _cut_to(self, disk: os.statvfs_result) -> None:
+        size_bytes = disk.f_blocks * disk.f_frsize
+        if self.capacity_bytes > size_bytes:
+            log.warning(
+                "capacity is more than the disk has, and is cut to that folder=%s capacity_bytes=%d disk_bytes=%d",
+                *(self.folder, self.capacity_bytes, size_bytes),
+            )
+            self.capacity_bytes, self.is_cut = size_bytes, True
+
+    def _probe(self) -> None:
+        """OSError where nothing can be written, though there were room: what a full disk has of ours is used."""
+        probe = f"{self.folder}/.writable"
+        try:
+            with open(probe, "wb") as file:
+                file.write(b"x")
+        except OSError as error:
+            if not is_full(error):
+                raise
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(probe)
+
+    @property
+    def free_bytes(self) -> int:
+        """Of the disk, for whoever comes first."""
+        try:
+            return self._room_bytes()
+        except OSError:  # it has another trouble
+            return self.capacity_bytes
 
     def short_on_disk(self, size_bytes: int, *, share: float = 1.0) -> int:
         """How many bytes must go before that many fit the filesystem, which others may fill too. Some stay free: the
@@ -100,6 +148,15 @@ class Volume:
         room = os.statvfs(self._folder_fd)
         spare = min(DISK_SPARE_BYTES, room.f_blocks * room.f_frsize // 8)
         return size_bytes + int(share * spare) - room.f_bavail * room.f_frsize
+
+    @property
+    def coming_bytes(self) -> int:
+        """Of files that were unlinked just now: who has one open is told, and lets go of it in a moment, and the disk
+        takes one too."""
+        since_s = time.monotonic() - LET_GO_S
+        while self._unlinked and self._unlinked[0][0] < since_s:
+            self._unlinked.popleft()
+        return sum(size_bytes for _, size_bytes in list(self._unlinked))
 
     @property
     def disk_is_full(self) -> bool:
@@ -145,6 +202,8 @@ class Volume:
                 continue
             except OSError as error:
                 raise _unusable(self.folder, error) from error
+        if freed:
+            self._unlinked.append((time.monotonic(), freed))
         return freed
 
     def allocated(self, id: FileId) -> int:

@@ -226,10 +226,10 @@ class Host:
     def close(self) -> None:
         """Whatever happened: no process, no mount."""
         for path in self.mounts():
-            device.unmount(path, detach=True)
+            device.unmount(path, detach=True, abort=True)
         self.kill_all()
         for path in self.mounts():
-            device.unmount(path, detach=True)
+            device.unmount(path, detach=True, abort=True)
 
     def kill_all(self) -> None:
         """One that was not killed yet may have started another, and one at its exec has no environment to be seen."""

@@ -40,7 +40,8 @@ def read(path):
     return b"".join(parts)
 root, out = map(os.fsencode, sys.argv[2:])
 listing = checked("opendir", C.open(root + b"/d", os.O_RDONLY | os.O_DIRECTORY))
-checked("getdents", C.syscall({"x86_64": 217, "aarch64": 61}[os.uname().machine], listing, ctypes.create_string_buffer(9999), 9999))
+getdents, names = {"x86_64": 217, "aarch64": 61}[os.uname().machine], ctypes.create_string_buffer(9999)
+checked("getdents", C.syscall(getdents, listing, names, 9999))
 for name in (b"big", b"small", b"d/deep"):
     checked("stat", C.access(root + b"/" + name, 0))
     with open(out + b"/" + os.path.basename(name), "wb") as copy:
@@ -54,8 +55,8 @@ _CALLS = {
     "open": "say(); os.open(path + '/small', os.O_RDONLY)",
     "stat": "say(); os.stat(path + '/d/deep')",
     "list": "say(); os.listdir(path)",
-    "many": "say(); [threading.Thread(target=os.stat, args=(f'{path}/n{n}',)).start() for n in range(%d)]"
-    % MORE_THAN_THREADS,
+    "many": "say(); [threading.Thread(target=os.stat, args=(f'{path}/n{n}',)).start() for n in range("
+    f"{MORE_THAN_THREADS})]",
 }
 _WAITS = """
 import mmap, os, signal, sys, threading

@@ -35,9 +35,7 @@ def proxy(seaweedfs: S3Server) -> Iterator[FaultProxy]:
 def origin_of(proxy: FaultProxy, **options: str) -> Origin:
     url = proxy.url("puts")
     stores = cloud.s3_stores(url, proxy.server.bucket, parse_options(url, proxy.options() | options))
-    return RetryOrigin(
-        ObjectStoreOrigin(url, stores, "puts", sizes=PARTS), listings=False, attempts_max=3, delay_first_s=0.0
-    )
+    return RetryOrigin(ObjectStoreOrigin(url, stores, "puts", sizes=PARTS))
 
 
 async def put(origin: Origin, key: str, body: bytes) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ def test_a_killed_writer_ends_and_what_it_had_changed_stays(make_host: MakeHost)
             writer.begin()
             if name != "exit":
                 writer.wait_in(f"fuse_{name}")
-            wait_until(lambda: _mode_of(layer, path) == mode)
+            wait_until(partial(_has_mode, layer, path, mode))
             assert (name, writer.killed()) == (name, -signal.SIGKILL)
     finally:
         os.kill(node, signal.SIGCONT)
@@ -125,6 +126,10 @@ def test_a_killed_writer_ends_and_what_it_had_changed_stays(make_host: MakeHost)
     for folder in (host.mount, host.truth):
         assert {path.name: "" if path.is_dir() else path.read_text() for path in folder.iterdir()} == left
         assert (folder / "changed").stat().st_mode & 0o777 == 0o600
+
+
+def _has_mode(layer: Upper, path: bytes, mode: int | None) -> bool:
+    return _mode_of(layer, path) == mode
 
 
 def _mode_of(layer: Upper, path: bytes) -> int | None:

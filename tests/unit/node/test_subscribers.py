@@ -28,7 +28,7 @@ class Session:
 
 async def sessions_of(subscribers: Subscribers) -> list[Session]:
     sessions = [Session(subscribers) for _ in range(2)]
-    while len(subscribers._queues) < 2:
+    while len(subscribers._queues) < 2:  # noqa: ASYNC110 - they follow by themselves
         await asyncio.sleep(0)
     return sessions
 

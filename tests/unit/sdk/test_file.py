@@ -12,7 +12,7 @@ import pytest
 from headrace.base.errors import EvictedError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Version
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.file import OpenFile
+from headrace.sdk.file import READERS_MIN, OpenFile
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
@@ -130,3 +130,32 @@ def test_a_file_that_never_stays_is_an_error_and_not_a_loop(
         file.wait(0, MIB)
     assert one.asked == 100
     file.close()
+
+
+def test_versions_that_nobody_reads_from_are_let_go(tmp_path: Path) -> None:
+    """Of a file that is larger than the cache there are many, one after the other; what a thread was given stays."""
+    one = OneFile(tmp_path)
+    reader = one.reopen(None)
+    assert reader is not None
+    file = OpenFile(one.entry.id, reader, one.ask, one.reopen)
+    held = file.wait(0, MIB)
+    before = len(os.listdir("/proc/self/fd"))
+    done: list[bytes] = []
+
+    def others() -> None:
+        for turn in range(30):
+            one.evict()
+            start = (1 + turn % 3) * MIB
+            if not file.present(start, start + MIB) or turn % 3 == 0:
+                done.append(os.pread(file.wait(start, start + MIB), MIB, start))
+                assert done[-1] == BODY[start : start + MIB]
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    thread.join()
+    assert done
+    assert len(file._readers) <= READERS_MIN + 1
+    assert len(os.listdir("/proc/self/fd")) <= before + 2 * READERS_MIN
+    assert os.pread(held, MIB, 0) == BODY[:MIB]
+    file.close()
+    one.store.close()

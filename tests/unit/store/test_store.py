@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from headrace.base.errors import NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
+from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Extras, FileId, Version
 from headrace.store.checksum import block_checksum
 from headrace.store.notes import noted
@@ -419,3 +420,67 @@ def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -
             assert noted(store.volumes, records[name]) == one, name
     assert store.index.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (entries["jpeg"].id, False)
     assert noted(store.volumes, cached(store, entries["jpeg"].id)) is None
+
+
+def test_what_lies_beside_the_disks_is_forgotten_by_the_next_node(tmp_path: Path) -> None:
+    """Also where that one has no such place."""
+    body = os.urandom(3 * BLOCK_SIZE_BYTES)
+
+    def store(spill: tuple[str, str] | None) -> Store:
+        volume = Volume(0, str(tmp_path / "v"), 64 << 20)
+        return Store.open(str(tmp_path / "v/index"), [volume], boot_id="boot", spill=spill)
+
+    def begin() -> Store:
+        one = store(("/dev/shm/headrace-test", tmp_path.name))
+        assert one.spill is not None
+        large = named(one, b"large", len(body))
+        writer = one.create(large, spilled=True)
+        writer.write(0, body[:BLOCK_SIZE_BYTES])
+        small = named(one, b"small", 5)
+        one.complete_small_many([(small, b"hello")], spilled=True)
+        assert (tmp_path / "v/files" / f"{small.id & 255:02x}" / f"{small.id:012x}").exists() is False
+        assert Path(one.spill.data_path(small.id)).read_bytes() == b"hello"
+        assert one.statistics()["spilled_bytes"] > BLOCK_SIZE_BYTES
+        assert one.used_bytes == 0
+        assert not one.pin(small.id, True)
+        return one
+
+    one = begin()
+    folder = one.spill.folder if one.spill is not None else ""
+    one.close()
+    assert not os.path.exists(folder)
+    crash(begin())
+    after = store(None)
+    assert [*after.index.cached_files()] == []
+    after.close()
+    shutil.rmtree("/dev/shm/headrace-test")
+
+
+def test_a_file_that_is_larger_than_what_is_beside_the_disks_is_begun_anew(tmp_path: Path) -> None:
+    volume = Volume(0, str(tmp_path / "v"), 64 << 20)
+    place = "/dev/shm/headrace-test-2"
+    one = Store.open(str(tmp_path / "v/index"), [volume], spill=(place, tmp_path.name))
+    try:
+        assert one.spill is not None
+        gone: list[int] = []
+        one.on_evicted = gone.extend
+        count = one.spill.capacity_bytes // BLOCK_SIZE_BYTES + 1
+        entry = named(one, b"large", count * BLOCK_SIZE_BYTES)
+        writer = one.create(entry, spilled=True)
+        with pytest.raises(EvictedError):
+            for block in range(count):
+                writer.write(block * BLOCK_SIZE_BYTES, bytes(BLOCK_SIZE_BYTES))
+        assert writer.blocks_present == count - 1
+        assert one.index.cached(entry.id) is None
+        one.evict_if_needed()
+        assert gone == [entry.id]
+        again = one.create(entry, spilled=True)
+        again.write(0, bytes(BLOCK_SIZE_BYTES))
+        one.evict_if_needed()  # it is being read
+        assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
+        one.complete_small_many([(named(one, b"small", 5), b"hello")], spilled=True)
+        one.evict_if_needed()  # a disk takes it, next time
+        assert one.statistics()["spilled_bytes"] == BLOCK_SIZE_BYTES
+    finally:
+        one.close()
+        shutil.rmtree(place)

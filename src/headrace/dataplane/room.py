@@ -1,0 +1,29 @@
+"""Waiting for room in the cache: what was evicted for it takes its space until its readers let go of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.base.errors import NoSpaceError
+from headrace.store.store import Store
+from headrace.store.volume import LET_GO_S
+
+PAUSE_S, PAUSE_S_MAX = 0.002, 0.05
+
+Result = TypeVar("Result")
+
+
+async def with_room(store: Store, work: Callable[[], Awaitable[Result]]) -> Result:
+    """Does the work; again where there was no room, as long as some is coming. NoSpaceError."""
+    pause_s, until_s = PAUSE_S, time.monotonic() + 2 * LET_GO_S
+    while True:
+        try:
+            return await work()
+        except NoSpaceError:
+            if not store.room_is_coming or time.monotonic() > until_s:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(PAUSE_S_MAX, 2 * pause_s)

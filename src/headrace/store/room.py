@@ -1,0 +1,68 @@
+"""Room on the volumes: for the index, and which of them takes a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+
+from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.layer.reserve import Reserve
+from headrace.store.accounts import allocated_bytes
+from headrace.store.volume import Volume
+
+_READERS_BYTES = 128 << 10
+"""Of LMDB's table of readers, 64 bytes each of 1024, and some more."""
+
+
+def reserve_readers(index_folder: str, reserve: Reserve) -> None:
+    """Whoever reads the index enters itself by a store to a mapping: in a hole on a full disk that were SIGBUS. Before
+    LMDB opens the folder, as to close a descriptor of the file takes LMDB's lock away. OSError."""
+    reserve.spend(lambda: os.makedirs(index_folder, exist_ok=True))
+    _allocate(f"{index_folder}/lock.mdb", 0, _READERS_BYTES, reserve)
+
+
+def keep_index_room(index_folder: str, reserve: Reserve) -> None:
+    """The index can grow by some commits without a block of the disk's. OSError."""
+    path = f"{index_folder}/data.mdb"
+    _allocate(path, os.stat(path).st_size, reserve.ahead_bytes, reserve)
+
+
+def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_blocks * 512 >= used_bytes + ahead_bytes // 2:
+            return
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        reserve.allocate(fd, used_bytes + ahead_bytes)
+    finally:
+        os.close(fd)
+
+
+def choose_volume(
+    volumes: Sequence[Volume], size_bytes: int, *, high: float, make_room: Callable[[Volume, int], None]
+) -> Volume:
+    """For a file of so many bytes: of the first tier with a volume that has room below the high watermark the emptiest;
+    else the one where least must go. NoSpaceError."""
+    need = allocated_bytes(size_bytes)
+    fitting = [volume for volume in volumes if need <= volume.capacity_bytes]
+    if not fitting:
+        raise NoSpaceError(
+            f"a file of {size_bytes} bytes does not fit any cache volume", hint="give one more capacity"
+        )
+    roomy = [
+        v for v in fitting if v.used_bytes + need <= high * v.capacity_bytes and v.short_on_disk(need) <= 0
+    ]
+    if roomy:
+        return max(
+            (v for v in roomy if v.tier == roomy[0].tier), key=lambda v: v.capacity_bytes - v.used_bytes
+        )
+    problem: HeadraceError | None = None
+    for volume in sorted(fitting, key=lambda v: v.used_bytes - v.capacity_bytes):
+        try:
+            make_room(volume, need)
+            return volume
+        except NoSpaceError as error:
+            problem = error
+    assert problem is not None
+    raise problem

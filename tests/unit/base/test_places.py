@@ -1,0 +1,54 @@
+"""Which folder lies in which."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import UsageError
+from headrace.base.places import check_places, is_within
+
+
+def test_a_folder_is_within_by_its_real_path(tmp_path: Path) -> None:
+    outer, beside = tmp_path / "outer", tmp_path / "outer-beside"
+    (outer / "sub").mkdir(parents=True)
+    beside.mkdir()
+    (beside / "way").symlink_to(outer / "sub")
+    assert is_within(str(outer), str(outer))
+    assert is_within(str(outer / "not/there/yet"), f"{outer}/")
+    assert is_within(str(beside / "way" / "cache"), str(outer))
+    assert not is_within(str(beside), str(outer))
+    assert not is_within(str(outer), str(outer / "sub"))
+    assert is_within(str(outer), "/")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_a_bind_mount_is_seen_through(tmp_path: Path) -> None:
+    outer, bound = tmp_path / "outer", tmp_path / "a bound one"
+    (outer / "sub").mkdir(parents=True)
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", outer / "sub", bound], check=True)
+    try:
+        assert is_within(str(bound / "cache"), str(outer))
+        assert is_within(str(bound), str(outer / "sub"))
+        assert is_within(str(outer / "sub/cache"), str(bound))
+        assert not is_within(str(outer), str(bound))
+    finally:
+        subprocess.run(["umount", bound], check=True)
+
+
+def test_what_would_loop_is_refused(tmp_path: Path) -> None:
+    data, cache, mount = (str(tmp_path / name) for name in ("data", "cache", "mnt"))
+    check_places([cache], [f"file://{data}", "s3://bucket/data"], mount)
+    check_places([cache], [f"file://{cache}-data"], mount)
+    for caches, origin, mountpoint in (
+        ([cache, f"{data}/cache"], data, mount),
+        ([data], data, mount),
+        ([f"{mount}/cache"], data, mount),
+        ([cache], data, f"{data}/mnt"),
+    ):
+        with pytest.raises(UsageError, match="lies in the"):
+            check_places(caches, [f"file://{origin}"], mountpoint)
