@@ -17,7 +17,7 @@ _NOT_OPEN = nullcontext(None)
 
 
 class OpenUpper:
-    __slots__ = ("fd", "opens", "told", "users")
+    __slots__ = ("fd", "opens", "secured", "told", "users")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -25,6 +25,8 @@ class OpenUpper:
         self.users = 0
         self.told = 0
         """The file's ctime in ns when the node was last told of it; of a new one 0."""
+        self.secured = 0
+        """The same when the file last had what its mode promises."""
 
 
 class UpperFiles:
@@ -42,7 +44,7 @@ class UpperFiles:
             file = self._open.get(node)
             if file is None:
                 file = self._open[node] = OpenUpper(fd)
-                file.told = 0 if new else os.fstat(fd).st_ctime_ns
+                file.told = file.secured = 0 if new else os.fstat(fd).st_ctime_ns
             elif fd != file.fd:
                 os.close(fd)
             file.opens += 1

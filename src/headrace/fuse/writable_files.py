@@ -128,28 +128,29 @@ class WritableOperations(WritableNames):
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         with self._open_files.use(node) as file:
-            if file is None:
-                return 0
-            path = self._tell(node, file)
-        if path is not None and self._tree.modes.waits(path):
-            return lambda cancel: self._secured(path, cancel)
-        return 0
+            return 0 if file is None else self._secured(node, file)
 
-    def _tell(self, node: int, file: OpenUpper) -> bytes | None:
-        """The node hears of a file that changed since it heard of it last; its path then."""
+    def _tell(self, node: int, file: OpenUpper) -> None:
+        """The node hears of a file that changed since it heard of it last."""
         ctime = os.fstat(file.fd).st_ctime_ns
-        if ctime == file.told:
-            return None
-        path = self._nodes.path(node)
-        if path is None:
-            return None
-        file.told = ctime
-        self._writer.changed([path])
-        return path
+        path = None if ctime == file.told else self._nodes.path(node)
+        if path is not None:
+            file.told = ctime
+            self._writer.changed([path])
 
-    def _secured(self, path: bytes, cancel: Cancel) -> Answer:
-        self._writer.secure(path, cancel)
-        return 0
+    def _secured(self, node: int, file: OpenUpper) -> Answer | Deferred:
+        """Of a file that changed since it last had what its mode promises: answered when it has."""
+        self._tell(node, file)
+        ctime, path = file.told, self._nodes.path(node)
+        if path is None or ctime == file.secured or not self._tree.modes.waits(path):
+            return 0
+
+        def secure(cancel: Cancel) -> Answer:
+            self._writer.secure(path, cancel)
+            file.secured = ctime
+            return 0
+
+        return secure
 
     def fsync(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
         if not node & UPPER:
@@ -167,10 +168,7 @@ class WritableOperations(WritableNames):
                     os.close(fd)
                 return 0
             (os.fdatasync if data_only else os.fsync)(file.fd)
-            path = self._tell(node, file)
-        if path is not None and self._tree.modes.waits(path):
-            return lambda cancel: self._secured(path, cancel)
-        return 0
+            return self._secured(node, file)
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
         found = self._tree.look(self._path(node))

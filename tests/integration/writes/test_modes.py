@@ -107,6 +107,16 @@ def test_through_is_at_the_origin_when_the_close_returns(host: Host) -> None:
     assert sorted(os.listdir(kept)) == ["file", "later", "new"]
 
 
+@pytest.mark.parametrize(
+    "change", ["os.ftruncate(fd, 3)", "os.fchmod(fd, 0o600)", "os.fsync(fd)", "os.utime(fd)"]
+)
+def test_through_is_at_the_origin_also_after_a_change_before_the_close(host: Host, change: str) -> None:
+    """The node is told of such a change at once; the close waits all the same."""
+    script = f"import os; fd = os.open('kept/new', 66); os.write(fd, b'written'); {change}; os.write(fd, b'!'); {change}; os.close(fd)"
+    done(host, f'python3 -c "{script}"')
+    assert (host.truth / "kept/new").read_bytes() == (host.mount / "kept/new").read_bytes()
+
+
 def test_local_never_comes_to_the_origin_and_back_does(host: Host) -> None:
     done(host, "echo local > scratch/new; echo changed > scratch/file; mkdir scratch/folder")
     done(host, "echo later > kept/later/new; rm kept/later/file")
