@@ -34,8 +34,8 @@ from headrace.store.writer import CacheWriter
 log = logging.getLogger(__name__)
 
 READS_MAX = 16
-"""Of one small file, or one block. Of a connection that spoils every third body, one file in 600,000 gets no two reads
-alike before that."""
+"""Of one small file, or one block. Of a connection that spoils every third body, one file in 40 million has not
+come right by then."""
 REREAD_BYTES = 8 * BLOCK_SIZE_BYTES
 THREADS_MIN = 2
 """They read whole files, and would keep all of the disk pool from fills."""
