@@ -39,6 +39,7 @@ OF_THE_HOST = {
         "OpenMany",
         "Fill",
         "Touch",
+        "Forgot",
         "Subscribe",
         "Changed",
         "Secure",
