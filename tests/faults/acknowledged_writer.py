@@ -90,7 +90,8 @@ class Writer:
         self._do(kind, [name], lambda: self._write(name, os.O_APPEND))
 
     def _append_by_the_library(self, kind: str) -> None:
-        name = self._name()
+        """To names of its own: a mount may believe for a moment what it knew of them before."""
+        name = self._name("library-")
 
         def work() -> None:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)

@@ -42,10 +42,14 @@ class Disk:
             os.close(fd)
 
     def mount_again(self) -> None:
-        """Its log is replayed, as after a power loss. A process that was killed may have something of it open still."""
+        """Its log is replayed, as after a power loss. A process that was killed may have something of it open still; and
+        a mount namespace that somebody made meanwhile keeps the old file system alive, so a copy is mounted."""
         assert self._image is not None
         words = ["umount", str(self.folder)]
-        wait_until(lambda: subprocess.run(words, capture_output=True, check=False).returncode == 0)
+        wait_until(lambda: subprocess.run(words, capture_output=True, check=False).returncode == 0, 30.0)
+        left, self._image = self._image, self._image.with_name(f"{self._image.name}-")
+        run("cp", "--sparse=always", left, self._image)
+        left.unlink()
         run("mount", "-o", "loop", self._image, self.folder)
 
     def lose_sectors(self, keep_bytes: int) -> None:
