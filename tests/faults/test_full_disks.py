@@ -174,9 +174,8 @@ def test_what_no_disk_takes_is_read_all_the_same(make_host: MakeHost, make_disk:
     with ThreadPoolExecutor(2) as readers:
         for done in [readers.submit(host.assert_right) for _ in range(2)]:
             done.result()
-    status = host.json("status")["cache"]
-    assert status["disks_full"] == [str(host.cache)]
-    assert status["spilled_bytes"] > 0
+    wait_until(lambda: host.json("status")["cache"]["disks_full"] == [str(host.cache)])
+    assert host.json("status")["cache"]["spilled_bytes"] > 0
     shown = subprocess.run(
         [sys.executable, "-c", BY_LIBRARY.format(names=host.names())],
         env=host.environment,

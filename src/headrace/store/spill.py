@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from headrace.base.errors import HeadraceError
 from headrace.store.index import Index
 from headrace.store.volume import SPILL, Volume
 
@@ -22,27 +21,27 @@ _META = b"spill"
 
 
 def open_spill(folder: str, name: str, disks: Sequence[Volume]) -> Volume | None:
-    """Empty and locked. folder: where it should be. None: there is no room for it anywhere but on the disks."""
+    """Not made before it is used (`Volume.open`); what a node that was killed left of it is gone. folder: where it
+    should be. None: there is no room for it anywhere but on the disks."""
     devices = {os.stat(disk.folder).st_dev for disk in disks}
     for place in (folder, f"{_MEMORY}/headrace-{os.geteuid()}"):
-        with contextlib.suppress(OSError, HeadraceError):
-            os.makedirs(place, mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):
+            if place != folder:
+                os.makedirs(place, mode=0o700, exist_ok=True)
             found = os.lstat(place)
             room = os.statvfs(place)
             capacity_bytes = min(SPILL_BYTES_MAX, room.f_bavail * room.f_frsize // 2)
             is_ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
             if found.st_dev in devices or not is_ours or capacity_bytes < SPILL_BYTES_MIN:
                 continue
-            volume = Volume(len(disks), f"{place}/{name}.spill", capacity_bytes, SPILL)
-            volume.open()
-            for id in volume.ids():  # of a node that was killed
-                volume.unlink(id)
-            return volume
+            shutil.rmtree(f"{place}/{name}.spill", ignore_errors=True)
+            return Volume(len(disks), f"{place}/{name}.spill", capacity_bytes, SPILL)
     return None
 
 
 def note_spilled(index: Index, volume: Volume) -> None:
     """Before the first record of a file there: whoever finds it has records to forget."""
+    volume.open()
     index.put_meta(_META, volume.number.to_bytes(2, "little"))
 
 
@@ -62,3 +61,6 @@ def forget_spilled(index: Index) -> None:
 def remove_spill(volume: Volume) -> None:
     volume.close()
     shutil.rmtree(volume.folder, ignore_errors=True)
+    if volume.folder.startswith(_MEMORY):
+        with contextlib.suppress(OSError):  # other nodes of this user have theirs there
+            os.rmdir(os.path.dirname(volume.folder))

@@ -86,7 +86,7 @@ class Store:
         self._victims = Victims(index, self._accounts, self._is_open)
         index.on_superseded = self._victims.superseded.append
         index.on_redated = partial(unnote, volumes)
-        self.unverified_found = recover(index, volumes)
+        self.unverified_found = recover(index, self.disks)
         self._sequence = index.synced_sequence
         for cached in index.cached_files():
             self._take_in(cached)
@@ -297,6 +297,10 @@ class Store:
         self._accounts.reserve(entry.id, volume, allocated_bytes(size_bytes))
         return volume
 
+    @property
+    def _volumes_open(self) -> list[Volume]:
+        return self.volumes if self._has_spilled else self.disks
+
     def _beside(self) -> Volume:
         if self.spill is None:
             raise NoSpaceError("reading past the cache", why="there is no room for it outside of its disks")
@@ -356,7 +360,7 @@ class Store:
         power loss."""
         report = fsck(
             self.index,
-            self.volumes,
+            self._volumes_open,
             settle=self._settle,
             drop_stray=self._drop_stray,
             progress=progress,
@@ -433,7 +437,7 @@ class Store:
         with self._lock:
             gone: list[FileId] = []
             self._count_index()
-            for volume in self.volumes:
+            for volume in self._volumes_open:
                 if volume.used_bytes > self._high * volume.capacity_bytes:
                     self._draining.add(volume.number)
                 gone += self._trim_borrowed(volume)
