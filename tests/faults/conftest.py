@@ -42,8 +42,9 @@ class Disk:
             os.close(fd)
 
     def mount_again(self) -> None:
-        """Its log is replayed, as after a power loss. A process that was killed may have something of it open still; and
-        a mount namespace that somebody made meanwhile keeps the old file system alive, so a copy is mounted."""
+        """Its log is replayed, as after a power loss. A process that was killed may have something of it open
+        still; and a mount namespace that somebody made meanwhile keeps the old file system alive, so a copy is
+        mounted."""
         assert self._image is not None
         words = ["umount", str(self.folder)]
         wait_until(lambda: subprocess.run(words, capture_output=True, check=False).returncode == 0, 30.0)

@@ -264,6 +264,11 @@ class PeerError(HeadraceError, OSError):
     code = "peer.failed"
     retryable = True
 
+    def __init__(self, what: str, *, why: str = "", hint: str = "", silent: bool = False) -> None:
+        """silent: nothing came in the time allowed; to ask again at once would be in vain."""
+        super().__init__(what, why=why, hint=hint)
+        self.silent = silent
+
     __str__ = HeadraceError.__str__
 
 

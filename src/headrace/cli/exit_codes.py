@@ -17,7 +17,7 @@ EXIT_CODES: dict[str, int] = {
     "path.read_only": 7,
     "not_supported": 8,
     "path.stale": 9,
-    "extra.missing": 19,
+    "extra.missing": 27,
     "path.denied": 26,
     "origin.failed": 10,
     "origin.unavailable": 11,

@@ -93,12 +93,13 @@ def up(
         mount=MountOptions(io, allow_other, writable=WriteModes.parse(loaded.config.write).any),
     )
 
-    def on_ready(state: State) -> None:
-        for line in too_large(loaded.config):
-            warn(line)
-        show_ready(state, time.monotonic() - began_s, as_json=json)
+    supervisor.run(lambda state: _ready(state, loaded.config, time.monotonic() - began_s, as_json=json))
 
-    supervisor.run(on_ready)
+
+def _ready(state: State, config: Config, took_s: float, *, as_json: bool) -> None:
+    for line in too_large(config):
+        warn(line)
+    show_ready(state, took_s, as_json=as_json)
 
 
 def load_with_origin(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -64,3 +65,11 @@ def size_of(at: bytes) -> int:
 def attributes_of(found: os.stat_result) -> Attributes:
     """As they are put with a file."""
     return Attributes(found.st_mtime_ns, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+
+
+def by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
+    """Those above others first. Of one depth none is in another one's way, and all share a flush of the disk."""
+    levels: dict[int, list[bytes]] = {}
+    for path in folders:
+        levels.setdefault(path.count(b"/"), []).append(path)
+    return [levels[depth] for depth in sorted(levels)]

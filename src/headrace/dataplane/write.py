@@ -29,6 +29,7 @@ from headrace.dataplane.believed import Believed
 from headrace.dataplane.copies import Copies
 from headrace.dataplane.dirty import DirtyPaths
 from headrace.dataplane.holders import HolderRecords
+from headrace.dataplane.layer_room import LayerRoom
 from headrace.dataplane.let_go import Leaving
 from headrace.dataplane.persist import Persist
 from headrace.dataplane.put import Puts
@@ -36,7 +37,7 @@ from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
 from headrace.dataplane.turns import Turns
-from headrace.dataplane.work import Counts, Work, size_of, work_of
+from headrace.dataplane.work import Counts, Work, by_depth, size_of, work_of
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
@@ -127,10 +128,7 @@ class WritePath:
         self._clearing = asyncio.Lock()
         self._gone_due_s = math.inf
         """When a round looks at what was put aside, though nothing else is dirty."""
-        self._upper_bytes = 0
-        self._room_bytes: Callable[[], int] = lambda: 2 * settings.layer_bytes_max
-        self._disk_is_full: Callable[[], bool] = lambda: False
-        self._pressure = Pressure(upper.pressure_path)
+        self._room = LayerRoom(settings.layer_bytes_max, Pressure(upper.pressure_path))
         self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Copies | None = None
@@ -149,8 +147,7 @@ class WritePath:
     def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
         """Clean files that leave the layer become cache files of the store, which is on its disk."""
         self._leaving.into(store, owns)
-        self._room_bytes = store.room_for_written
-        self._disk_is_full = lambda: store.disks[0].disk_is_full
+        self._room.measure_by(store)
 
     async def into_cache(self, path: bytes, entry: Entry) -> bool:
         """Whether the cache has the file on return, because it was clean here as that version, and was moved."""
@@ -204,8 +201,7 @@ class WritePath:
             await asyncio.gather(self._letting_go, return_exceptions=True)
         if self.copies is not None:
             self.copies.stop()
-        self._pressure.set(0, 1)
-        self._pressure.close()
+        self._room.close()
         unsure = self._namespace.unsure
         unsure[:] = [one for one in unsure if one is not self._known.unsure]
         await self._write_ahead.stop()
@@ -274,7 +270,7 @@ class WritePath:
         rows = {row.path: row for row in self._known.all()}
         found: list[tuple[bytes, int]]
         clean: list[tuple[Row, os.stat_result]]
-        found, clean, self._upper_bytes = await self._in_thread(self._look_over, rows)
+        found, clean, self._room.used_bytes = await self._in_thread(self._look_over, rows)
         now_s = time.monotonic()
         for path, size in found:
             self._dirty.add(path, now_s, size, delay_s=self._settings.delay_s)
@@ -303,7 +299,7 @@ class WritePath:
 
     def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
         """Clean files leave the layer when it takes more than its share; what is persisted doesn't wait for that."""
-        surplus = self._upper_bytes - self._limit_bytes(self._upper_bytes)
+        surplus = self._room.surplus_bytes
         if surplus > 0 and (self._letting_go is None or self._letting_go.done()):
             self._letting_go = asyncio.ensure_future(self._leave(clean, surplus))
 
@@ -313,13 +309,8 @@ class WritePath:
         except Exception:
             log.exception("clean files could not leave the layer")  # at the next look again
 
-    def _limit_bytes(self, own_bytes: int) -> int:
-        """Half of what can be had: of the capacity, or of the disk, where others, too, have a part of it. own_bytes:
-        which the layer has."""
-        return min(self._settings.layer_bytes_max, (own_bytes + self._room_bytes()) // 2)
-
     def _left(self, path: bytes, freed: int) -> None:
-        self._upper_bytes = max(0, self._upper_bytes - freed)
+        self._room.left(freed)
         self.counts.let_go += 1
         self._on_written([path], 0)
 
@@ -414,7 +405,7 @@ class WritePath:
                     await self._superseded.look()
                 if due or now_s >= self._gone_due_s:
                     await self._settle(due)
-                elif now_s - looked_s > pause_s or (self._disk_is_full() and now_s >= full_due_s):
+                elif now_s - looked_s > pause_s or (self._room.disk_is_full() and now_s >= full_due_s):
                     await self._clear_work()
                     await self.look_over()
                     looked_s = time.monotonic()
@@ -424,8 +415,7 @@ class WritePath:
             except Exception:
                 log.exception("persisting failed")  # the next round must come
                 await asyncio.sleep(1.0)
-            waiting_bytes = self.waiting(b"/")[1]
-            self._pressure.set(waiting_bytes, self._limit_bytes(waiting_bytes))
+            self._room.slow_writers(self.waiting(b"/")[1])
             if self._known.wants_checkpoint:
                 try:
                     await self._in_thread(self._known.checkpoint)
@@ -435,7 +425,7 @@ class WritePath:
 
     async def _sleep(self) -> None:
         next_s = min(self._gone_due_s, self._dirty.next_due_s() or math.inf)
-        wait_s = min(LATER_S if self._disk_is_full() else LOOK_OVER_S, next_s - time.monotonic())
+        wait_s = min(LATER_S if self._room.disk_is_full() else LOOK_OVER_S, next_s - time.monotonic())
         if wait_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.02, wait_s)):
@@ -468,7 +458,7 @@ class WritePath:
     async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
         errors = await self._clear_gone()
         errors += await self._each([p for p, work in works.items() if work is Work.CLEAR], self._clear)
-        for level in _by_depth(path for path, work in works.items() if work is Work.MAKE):
+        for level in by_depth(path for path, work in works.items() if work is Work.MAKE):
             errors += await self._each(level, self._make_directory)
         errors += await self._each([p for p, work in works.items() if work is Work.PUT], self._put)
         removed = [path for path, work in works.items() if work is Work.REMOVE]
@@ -478,7 +468,7 @@ class WritePath:
         gone: list[bytes] = []
         errors += await self._each(removed, lambda path: self._remove(path, gone))
         errors += await self._unhide(gone)
-        folders = _by_depth(path for path, work in works.items() if work is Work.REMOVE_DIRECTORY)
+        folders = by_depth(path for path, work in works.items() if work is Work.REMOVE_DIRECTORY)
         for level in reversed(folders):
             errors += await self._each(level, self._remove_directory)
         return errors
@@ -674,16 +664,16 @@ class WritePath:
     @property
     def upper_bytes(self) -> int:
         """What the layer takes of the disk, when it was last looked over."""
-        return self._upper_bytes
+        return self._room.used_bytes
 
     def status(self) -> dict[str, object]:
         """What is not yet persisted: how many names, how many bytes, how old."""
         return {
             "mode": self._modes.text(),
             **self._dirty.status(),
-            "upper_bytes": self._upper_bytes,
+            "upper_bytes": self._room.used_bytes,
             "let_go": self.counts.let_go,
-            "slowed_s": self._pressure.pause_s,
+            "slowed_s": self._room.pause_s,
             **({} if self.copies is None else self.copies.status()),
             **self.told.status(),
             "files_persisted": self.counts.files_persisted,
@@ -698,14 +688,6 @@ class WritePath:
 
     async def _in_thread(self, work: Callable[..., object], *arguments: object):  # type: ignore[no-untyped-def]
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def _by_depth(folders: Iterable[bytes]) -> list[list[bytes]]:
-    """Those above others first. Of one depth none is in another one's way, and all share a flush of the disk."""
-    levels: dict[int, list[bytes]] = {}
-    for path in folders:
-        levels.setdefault(path.count(b"/"), []).append(path)
-    return [levels[depth] for depth in sorted(levels)]
 
 
 async def _nobody() -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar
 from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
-from headrace.peer.link import SILENCE_S, Link, SilentError
+from headrace.peer.link import SILENCE_S, Link
 from headrace.peer.talks import AskTalk, Talk
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
 
@@ -92,12 +92,12 @@ class Exchange:
             now = time.monotonic()
             quiet = now - peer.heard_s > SILENCE_S + PING_S and not _late(limit)
             if not limit.expired() or quiet:
-                silent = limit.expired() or isinstance(error, SilentError)
+                silent = limit.expired() or (isinstance(error, PeerError) and error.silent)
                 peer.breaker.failed(now, chance=random.random(), silent=quiet and silent)
             if not limit.expired():
                 peer.trouble = str(error)
                 raise
-            late = SilentError(f"node {peer.who}", why="no answer within the time allowed")
+            late = PeerError(f"node {peer.who}", why="no answer within the time allowed", silent=True)
             peer.trouble = str(late)
             raise late from None
         peer.breaker.succeeded()
@@ -133,7 +133,7 @@ class Exchange:
                 break
             except HeadraceError as error:
                 link.close()
-                if fresh or link.answered or isinstance(error, SilentError):
+                if fresh or link.answered or (isinstance(error, PeerError) and error.silent):
                     raise
                 peer.close_idle()  # it died while it was idle; so did the others, most likely
                 talk.restart()
@@ -217,8 +217,8 @@ class Exchange:
             try:
                 await self.ping(peer, Deadline.after(PING_S))
                 return
-            except SilentError:
-                if not left or time.monotonic() < late_s:
+            except PeerError as error:
+                if not error.silent or not left or time.monotonic() < late_s:
                     raise
 
     async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> Link:

@@ -40,10 +40,6 @@ Given = ParamSpec("Given")
 Moved = TypeVar("Moved")
 
 
-class SilentError(PeerError):
-    """Nothing came in the time allowed: to ask again at once would be in vain."""
-
-
 def _lives() -> None:
     pass
 
@@ -170,7 +166,7 @@ class Link:
         while True:
             left_s = min(end_s - time.monotonic(), self._deadline.left_s())
             if left_s <= 0:
-                raise SilentError(f"node {self.who}", why="it is silent")
+                raise PeerError(f"node {self.who}", why="it is silent", silent=True)
             try:
                 self._limit(min(left_s, SILENCE_S))
                 return call(*given, **more)
@@ -216,5 +212,5 @@ def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | N
         text = error.strerror if isinstance(error, OSError) else None
         what = f"node {who} can't be reached"
         if isinstance(error, TimeoutError):
-            raise SilentError(what, why="no connection in time") from error
+            raise PeerError(what, why="no connection in time", silent=True) from error
         raise PeerError(what, why=text or str(error)) from error

@@ -125,10 +125,7 @@ class Store:
         except BaseException:
             if index is not None:
                 index.close(clean=False)
-            for volume in volumes:
-                volume.close()
-            if beside is not None:
-                remove_spill(beside)
+            _let_go(volumes, beside)
             raise
 
     @property
@@ -156,7 +153,7 @@ class Store:
         with self._lock:
             self._forget_writer(entry.id)
             self._discard([entry.id])
-            volume = self._beside() if spilled else self._choose(entry.version.size_bytes)
+            volume = self._choose(entry.version.size_bytes, spilled=spilled)
             writer = CacheWriter.create(volume, entry.id, entry.version)
             failpoint.hit("create.files")
             record = self._record(entry, volume, complete=False, borrowed=borrowed)
@@ -291,7 +288,7 @@ class Store:
 
     def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
         size_bytes = entry.version.size_bytes
-        volume = self._beside() if spilled else self._choose(size_bytes)
+        volume = self._choose(size_bytes, spilled=spilled)
         if spilled:
             self._make_room(volume, allocated_bytes(size_bytes))
         self._accounts.reserve(entry.id, volume, allocated_bytes(size_bytes))
@@ -412,10 +409,7 @@ class Store:
             self.index.close(clean=False)
             raise
         finally:
-            for volume in self.disks:
-                volume.close()
-            if self.spill is not None:
-                remove_spill(self.spill)
+            _let_go(self.disks, self.spill)
 
     # ------------------------------------------------------------ eviction
 
@@ -459,9 +453,7 @@ class Store:
         spill = self.spill
         if spill is None or not spill.used_bytes or all(disk.disk_is_full for disk in self.disks):
             return []
-        ids = self._victims.of_policy(spill, spill.used_bytes)
-        ids += self._victims.partial_idle(spill, spill.used_bytes)
-        self._discard(ids)
+        self._discard(ids := self._victims.all_idle(spill))
         return ids
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
@@ -562,7 +554,9 @@ class Store:
 
     # ------------------------------------------------------------ inside
 
-    def _choose(self, size_bytes: int) -> Volume:
+    def _choose(self, size_bytes: int, *, spilled: bool) -> Volume:
+        if spilled:
+            return self._beside()
         return choose_volume(self.disks, size_bytes, high=self._high, make_room=self._make_room)
 
     def _write_small(self, volume: Volume, id: FileId, body: Body, extras: Extras | None) -> None:
@@ -699,3 +693,10 @@ class Store:
         fixed = structs.replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
+
+
+def _let_go(disks: Iterable[Volume], spill: Volume | None) -> None:
+    for volume in disks:
+        volume.close()
+    if spill is not None:
+        remove_spill(spill)

@@ -52,6 +52,10 @@ class Victims:
     def partial_open(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
         return self._partials(volume, bytes_needed, keep, opened=True)
 
+    def all_idle(self, volume: Volume) -> list[FileId]:
+        """Return every file of a volume that nobody fills."""
+        return self.of_policy(volume, volume.used_bytes) + self.partial_idle(volume, volume.used_bytes)
+
     def of_policy(self, volume: Volume, bytes_needed: int, _: FileId | None = None) -> list[FileId]:
         return self._accounts.policies[volume.number].victims(
             bytes_needed, lambda id: id in self._accounts.pinned or self._is_open(id)

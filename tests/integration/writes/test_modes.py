@@ -112,7 +112,10 @@ def test_through_is_at_the_origin_when_the_close_returns(host: Host) -> None:
 )
 def test_through_is_at_the_origin_also_after_a_change_before_the_close(host: Host, change: str) -> None:
     """The node is told of such a change at once; the close waits all the same."""
-    script = f"import os; fd = os.open('kept/new', 66); os.write(fd, b'written'); {change}; os.write(fd, b'!'); {change}; os.close(fd)"
+    script = (
+        f"import os; fd = os.open('kept/new', 66); os.write(fd, b'written'); {change}; os.write(fd, b'!'); "
+    )
+    script += f"{change}; os.close(fd)"
     done(host, f'python3 -c "{script}"')
     assert (host.truth / "kept/new").read_bytes() == (host.mount / "kept/new").read_bytes()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.base.model import Arrived
-from headrace.dataplane import rebalance, route, serve
+from headrace.dataplane import rebalance, route
 from headrace.dataplane.source import ClusterSources
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import Wanted
@@ -21,7 +21,7 @@ SEGMENT = 4 * MIB
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    for room in (route, rebalance, serve, test_many_nodes):
+    for room in (route, rebalance, test_many_nodes):
         monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
     monkeypatch.setattr(ClusterSources, "lane_bytes", SEGMENT)
     return World(tmp_path)

@@ -15,7 +15,7 @@ from headrace.fuse.waiting_calls import is_killed
 from tests.integration.cli.host import wait_until
 
 _PREPARED = {
-    "as it began": "",
+    "as it began": "signal.signal(int(sys.argv[1]), signal.SIG_DFL)",  # a shell's background jobs ignore SIGQUIT
     "handler": "signal.signal(int(sys.argv[1]), lambda *_: None)",
     "ignored": "signal.signal(int(sys.argv[1]), signal.SIG_IGN)",
     "blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, [int(sys.argv[1])])",
