@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.store.index import Index
 from headrace.store.volume import SPILL, Volume
@@ -64,3 +64,11 @@ def remove_spill(volume: Volume) -> None:
     if volume.folder.startswith(_MEMORY):
         with contextlib.suppress(OSError):  # other nodes of this user have theirs there
             os.rmdir(os.path.dirname(volume.folder))
+
+
+def close_volumes(disks: Iterable[Volume], spill: Volume | None) -> None:
+    """Close the disks; remove the spill."""
+    for volume in disks:
+        volume.close()
+    if spill is not None:
+        remove_spill(spill)

@@ -30,7 +30,7 @@ from headrace.store.notes import numbers_of, unnote
 from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
 from headrace.store.room import choose_volume, keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
-from headrace.store.spill import forget_spilled, note_spilled, open_spill, remove_spill
+from headrace.store.spill import close_volumes, forget_spilled, note_spilled, open_spill
 from headrace.store.victims import Victims
 from headrace.store.volume import Volume
 from headrace.store.writer import (
@@ -125,7 +125,7 @@ class Store:
         except BaseException:
             if index is not None:
                 index.close(clean=False)
-            _let_go(volumes, beside)
+            close_volumes(volumes, beside)
             raise
 
     @property
@@ -409,7 +409,7 @@ class Store:
             self.index.close(clean=False)
             raise
         finally:
-            _let_go(self.disks, self.spill)
+            close_volumes(self.disks, self.spill)
 
     # ------------------------------------------------------------ eviction
 
@@ -693,10 +693,3 @@ class Store:
         fixed = structs.replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
         self._take_in(fixed)
-
-
-def _let_go(disks: Iterable[Volume], spill: Volume | None) -> None:
-    for volume in disks:
-        volume.close()
-    if spill is not None:
-        remove_spill(spill)
