@@ -146,11 +146,11 @@ def test_a_cache_folder_larger_than_its_disk_is_used_as_far_as_it_goes(
 
 @pytest.fixture
 def open_host() -> Iterator[Host]:
-    """Where every user may work."""
+    """Another user's."""
     base = Path(tempfile.mkdtemp(prefix="headrace-test-", dir="/tmp"))
     one = Host(base)
     one.put("file", 3 * 1000 * 1000)
-    run("chmod", "-R", "a+rwX", base)
+    run("chown", "-R", "65534:65534", base)
     yield one
     one.close()
     shutil.rmtree(base)

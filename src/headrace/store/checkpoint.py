@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
 import struct
 
 from headrace.base import failpoint
@@ -83,8 +82,8 @@ def _replace(fresh: str, path: str) -> None:
         rename(os.fsencode(fresh), os.fsencode(path), EXCHANGE)
     except OSError:  # there is none yet, or the file system has no such call
         os.rename(fresh, path)
-        with contextlib.suppress(OSError):
-            shutil.copyfile(path, fresh)
+        with contextlib.suppress(OSError), open(path, "rb") as source, open(fresh, "wb") as target:
+            target.write(source.read())
 
 
 def restore(folder: str, boot_id: str) -> bool:

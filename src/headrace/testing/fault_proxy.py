@@ -40,7 +40,8 @@ class FaultProxy:
     requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
     server checks signatures, it refuses them then. asked: of each request its method and path. put_delay_s: how long
     each PUT and POST waits before the server has it. flip_share: of the bodies of objects that are asked for, how many
-    come with one bit turned over, at random; put_flip_share: the same of bodies that are put; flipped: how many did."""
+    come with one bit of each MiB turned over, at random; put_flip_share: the same of bodies that are put; flipped: how
+    many did."""
 
     def __init__(self, server: Server, endpoint: str, door: _Door) -> None:
         self.server = server
@@ -124,8 +125,11 @@ class FaultProxy:
             if not body or self._chance.random() >= share:
                 return body
             self.flipped += 1
-            at, bit = self._chance.randrange(len(body)), 1 << self._chance.randrange(8)
-        return body[:at] + bytes([body[at] ^ bit]) + body[at + 1 :]
+            spoilt = bytearray(body)
+            for start in range(0, len(spoilt), 1 << 20):
+                place = self._chance.randrange(start, min(start + (1 << 20), len(spoilt)))
+                spoilt[place] ^= 1 << self._chance.randrange(8)
+        return bytes(spoilt)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

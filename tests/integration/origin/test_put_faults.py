@@ -298,7 +298,9 @@ def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, place: s
         await put(origin, "f", b"old")
         proxy.mode = "503"
         with pytest.raises(OriginUnavailableError):
-            await put(origin, "f", b"ours")
+            await origin.put(
+                "f", BytesSource(b"ours"), condition=None, attributes=Attributes(), deadline=soon()
+            )
         proxy.mode = "pass"
         assert await content(origin, "f") == b"old"
 
