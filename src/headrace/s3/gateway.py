@@ -19,6 +19,7 @@ import msgspec
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
+from headrace.http.sender import trouble_with_sender
 from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import Attributes
 from headrace.s3.body import Payload
@@ -44,11 +45,12 @@ _READING = ("GET", "HEAD")
 @dataclass(frozen=True, slots=True)
 class Access:
     """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts. asks: whether origins are
-    asked for the metadata of objects."""
+    asked for the metadata of objects. loopback: it listens there only."""
 
     secrets: dict[str, str]
     domains: tuple[str, ...]
     asks: bool = True
+    loopback: bool = True
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -116,6 +118,7 @@ class Gateway:
         """Errors are answers. HungUpError."""
         try:
             if call.operation == "post_object":  # its fields say who asks
+                self._check_sender(request)
                 return post(self.objects, self._access.secrets, request, call, pieces)
             return self._do(request, call, pieces, self._check(request))
         except S3Error as error:
@@ -155,6 +158,7 @@ class Gateway:
     def _check(self, request: Request) -> Known:
         """S3Error for who may not ask."""
         if not self._access.secrets:
+            self._check_sender(request)
             return Known(request.header("x-amz-content-sha256"), None)
         claim = signature.claim_of(request)
         if claim is None:
@@ -173,6 +177,14 @@ class Gateway:
                 "The request signature we calculated does not match the signature you provided.",
             )
         return Known(word, claim, secret)
+
+    def _check_sender(self, request: Request) -> None:
+        """S3Error for a web page, where nobody is asked for a key."""
+        if self._access.secrets:
+            return
+        trouble = trouble_with_sender(request, self._access.domains, loopback=self._access.loopback)
+        if trouble:
+            raise S3Error("AccessDenied", f"Access Denied: {trouble}; set s3_credentials")
 
     def _do(self, request: Request, call: Call, pieces: Iterator[bytes], known: Known) -> Response:
         copies = "x-amz-copy-source" in request.headers

@@ -41,7 +41,7 @@ def access_of(config: Config) -> Access:
                 hint=f"set {' and '.join(lacking)}, or say s3_insecure = true",
             )
     domains = tuple(one.strip().lower() for one in config.s3_domains.split(",") if one.strip())
-    return Access(secrets, domains, asks=config.s3_metadata)
+    return Access(secrets, domains, asks=config.s3_metadata, loopback=is_loopback(host, SETTING))
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from headrace.base.errors import HeadraceError
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
+from headrace.http.sender import trouble_with_sender
 from headrace.sdk.counts import UNKNOWN, Counts, Received
 from headrace.sdk.paths import Paths
 from headrace.webhdfs import answers
@@ -25,19 +26,26 @@ log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """replicas: how many nodes own a file, for who asks where it is."""
+    """replicas: how many nodes own a file, for who asks where it is. loopback: it listens there only."""
 
-    def __init__(self, paths: Paths, *, replicas: int) -> None:
+    def __init__(self, paths: Paths, *, replicas: int, loopback: bool) -> None:
+        self._loopback = loopback
         self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
         self._writing = Writing(paths)
         self.counts = Counts()
+
+    def _check_sender(self, request: Request) -> None:
+        """RemoteError for a web page: nobody is asked who he is."""
+        trouble = trouble_with_sender(request, (), loopback=self._loopback)
+        if trouble:
+            raise RemoteError("AccessControlException", trouble)
 
     def cached(self, request: Request) -> Response | None:
         """None: it has to be asked for by `answer`. Never waits."""
         if request.method != "GET":
             return None
         try:
-            _check_sender(request)
+            self._check_sender(request)
             call = route(request)
             found = None
             if call.operation == "open":
@@ -55,7 +63,7 @@ class Gateway:
         """pieces: of the body. HungUpError."""
         operation, received = UNKNOWN, Received(pieces)
         try:
-            _check_sender(request)
+            self._check_sender(request)
             call = route(request)
             operation = call.operation
             response = self._answered(request, call, received)
@@ -137,13 +145,6 @@ class Gateway:
             "delete": writing.delete,
         }
         return without[call.operation](call)
-
-
-def _check_sender(request: Request) -> None:
-    """A page of the web that somebody looks at on this host could send requests to it, and browsers say so: no client
-    of Hadoop's does."""
-    if "origin" in request.headers:
-        raise RemoteError("AccessControlException", "requests of web pages are refused (Origin)")
 
 
 def _as_taken(request: Request, response: Response) -> Response:

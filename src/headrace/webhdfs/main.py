@@ -35,11 +35,12 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
     """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told where it listens, as HOST:PORT.
     UsageError, NodeUnavailableError."""
     check_address(config)
+    host, _ = split_address(config.webhdfs_address, SETTING)
     take_all_descriptors()
     tls = server_tls(config.webhdfs_tls_certificate, config.webhdfs_tls_key, "webhdfs_tls_certificate")
     listening = listen(config.webhdfs_address, SETTING)
     paths = Paths(Client(node_socket, role="webhdfs", patience_s=PATIENCE_S))
-    gateway = Gateway(paths, replicas=config.replicas)
+    gateway = Gateway(paths, replicas=config.replicas, loopback=is_loopback(host, SETTING))
     door = Door(gateway, listening, name="webhdfs", tls=tls)
     teller = Teller("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(bound_to(listening))

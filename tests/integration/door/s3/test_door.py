@@ -47,20 +47,20 @@ def status_of(answer: bytes) -> int:
 
 
 def put_head(key: str, *lines: str) -> bytes:
-    head = [f"PUT /{WRITE}/{key} HTTP/1.1", "Host: h", "Connection: close", *lines, "", ""]
+    head = [f"PUT /{WRITE}/{key} HTTP/1.1", "Host: localhost", "Connection: close", *lines, "", ""]
     return "\r\n".join(head).encode()
 
 
 def get(open_: Open, key: str) -> bytes:
-    answer = open_.s3.raw(f"GET {key} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
+    answer = open_.s3.raw(f"GET {key} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert status_of(answer) == 200, answer[:200]
     return answer.partition(b"\r\n\r\n")[2]
 
 
 def test_requests_in_one_piece_are_answered_in_order(open_: Open) -> None:
     names = ["small.bin", "nothing", "more.bin", "one.bin", "large.tar"]
-    requests = [f"GET /{READ}/{name} HTTP/1.1\r\nHost: h\r\n\r\n" for name in names]
-    requests.append(f"HEAD /{READ}/more.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    requests = [f"GET /{READ}/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n" for name in names]
+    requests.append(f"HEAD /{READ}/more.bin HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     for _ in range(2):
         rest = open_.s3.raw("".join(requests).encode())
         for name in names:
@@ -77,7 +77,7 @@ def test_requests_in_one_piece_are_answered_in_order(open_: Open) -> None:
 def test_a_head_byte_by_byte(open_: Open) -> None:
     with socket.create_connection(open_.s3.address, timeout=10) as one:
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in f"GET /{READ}/one.bin HTTP/1.1\r\nHost: h\r\n\r\n".encode():
+        for at in f"GET /{READ}/one.bin HTTP/1.1\r\nHost: localhost\r\n\r\n".encode():
             one.sendall(bytes([at]))
         assert status_of(one.recv(65536)) == 200
 
@@ -86,16 +86,22 @@ def test_a_head_byte_by_byte(open_: Open) -> None:
     ("request_", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 400),
-        (b"GET /data/../../etc/passwd HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 400),
-        (b"GET /data/%2e%2e/out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 400),
-        (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 411),
-        (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"GET /data/one.bin HTTP/1.1\r\nHost: h\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
-        ("GET /data?max-keys=² HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode(), 400),
-        (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"PUT /out/x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
-        (b"PATCH /out/x HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", 405),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 400),
+        (b"GET /data/../../etc/passwd HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /data/%2e%2e/out/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
+        (b"PUT /out/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 411),
+        (b"PUT /out/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (
+            b"GET /data/one.bin HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+            400,
+        ),
+        ("GET /data?max-keys=² HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode(), 400),
+        (
+            b"PUT /out/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+        ),
+        (b"PUT /out/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 400),
+        (b"PATCH /out/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
         (b"GET / HTTP/1.0\r\n\r\n", 200),
     ],
 )
@@ -187,7 +193,7 @@ def test_up_starts_a_gateway_and_starts_it_again(tmp_path: Path) -> None:
         up = host.start("up", host.truth, "--cache", f"{host.cache}:1GiB")
         ready = up.wait_ready()
         s3 = S3(ready["s3"], host.truth, host.truth, host)
-        request = b"GET /bucket/key HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+        request = b"GET /bucket/key HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         assert s3.raw(request).endswith(BODY)
         first = _gateway_of(host)
         os.kill(first, signal.SIGKILL)

@@ -77,7 +77,7 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
         webhdfs.put(f"/{WRITE}/file", b"old")
         head = f"PUT /webhdfs/v1/{WRITE}/file?op=CREATE&overwrite=true&data=true HTTP/1.1\r\n"
         with socket.create_connection(webhdfs.address, timeout=10) as one:
-            one.sendall(f"{head}Host: h\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000))
+            one.sendall(f"{head}Host: localhost\r\nContent-Length: 1000000\r\n\r\n".encode() + bytes(500_000))
             os.kill(gateway_of(host), signal.SIGKILL)
             with contextlib.suppress(ConnectionResetError):  # it had not read all that came
                 assert one.recv(1) == b""

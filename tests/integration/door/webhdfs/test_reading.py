@@ -168,7 +168,7 @@ def test_refusals(
     webhdfs: WebHdfs, method: str, path: str, op: str, parameters: dict[str, Any], wanted: tuple[str, int]
 ) -> None:
     if ".." in path:
-        head = f"{method} /webhdfs/v1{path}?op={op} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+        head = f"{method} /webhdfs/v1{path}?op={op} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         answer = webhdfs.raw(head.encode())
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert wanted[0].encode() in answer

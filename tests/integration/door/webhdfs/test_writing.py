@@ -68,14 +68,12 @@ def test_flags_of_a_create(webhdfs: WebHdfs) -> None:
 def test_a_body_that_breaks_off_leaves_nothing(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/broken.bin"
     for framing in ("Content-Length: 1000000", "Transfer-Encoding: chunked"):
-        head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n"
+        head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n"
         body = b"5\r\nabcde\r\n" if "chunked" in framing else b"abcde"
         with socket.create_connection(webhdfs.address, timeout=10) as one:
             one.sendall(head.encode() + body)
     # and one whose framing is nonsense, which is answered
-    head = (
-        f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
+    head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert webhdfs.raw(head.encode() + b"zz\r\n\r\n").startswith(b"HTTP/1.1 400 ")
     assert webhdfs.ask("GET", path, "GETFILESTATUS").status_code == 404
     assert [one for one in os.listdir(webhdfs.origin) if "broken" in one] == []
@@ -98,9 +96,7 @@ def test_appends(webhdfs: WebHdfs) -> None:
 def test_an_append_that_breaks_off_is_cut_off_again(webhdfs: WebHdfs) -> None:
     path = f"/{WRITE}/cut.bin"
     webhdfs.put(path, b"kept")
-    head = (
-        f"POST /webhdfs/v1{path}?op=APPEND&data=true HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n"
-    )
+    head = f"POST /webhdfs/v1{path}?op=APPEND&data=true HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n"
     with socket.create_connection(webhdfs.address, timeout=10) as one:
         one.sendall(head.encode() + DATA)
         wait_until(lambda: len(webhdfs.bytes_of(path)) > 4, 10, what=lambda: "others see what was appended")
