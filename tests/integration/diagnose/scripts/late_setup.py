@@ -16,14 +16,22 @@ class Light(Dataset[torch.Tensor]):
         return torch.full((64, 64), float(index))
 
 
+class Model(torch.nn.Module):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Wait as for an accelerator: a step is known by its forward."""
+        time.sleep(0.15)
+        return batch
+
+
 def work(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
 
 
-def build() -> None:
+def build() -> Model:
     work(1.0)
+    return Model()
 
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
@@ -32,8 +40,8 @@ batches = iter(DataLoader(Light(), batch_size=16, num_workers=1))
 sys.path.insert(0, str(folder))
 import slow_to_import  # type: ignore[import-not-found]  # noqa: E402, F401
 
-build()
-for number, _ in enumerate(batches):
-    time.sleep(0.15)
+model = build()
+for number, batch in enumerate(batches):
+    model(batch)
     if number + 1 == steps:
         sys.exit(7)
