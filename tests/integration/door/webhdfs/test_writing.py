@@ -73,7 +73,8 @@ def test_a_body_that_breaks_off_leaves_nothing(webhdfs: WebHdfs) -> None:
         with socket.create_connection(webhdfs.address, timeout=10) as one:
             one.sendall(head.encode() + body)
     # and one whose framing is nonsense, which is answered
-    head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"PUT /webhdfs/v1{path}?op=CREATE&data=true HTTP/1.1\r\nHost: localhost\r\n"
+    head += "Transfer-Encoding: chunked\r\n\r\n"
     assert webhdfs.raw(head.encode() + b"zz\r\n\r\n").startswith(b"HTTP/1.1 400 ")
     assert webhdfs.ask("GET", path, "GETFILESTATUS").status_code == 404
     assert [one for one in os.listdir(webhdfs.origin) if "broken" in one] == []
