@@ -40,6 +40,15 @@ def write_back(fd: int) -> None:
     _sync_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
 
 
+def sync_folder(path: str) -> None:
+    """Make the names in a directory durable. Blocks for the disk. OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def begin_write_back(fd: int) -> None:
     """Dirty pages go to the disk's queue, but for those that are under way already."""
     _sync_range(fd, _WRITE)

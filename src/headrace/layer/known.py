@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
+from headrace.layer.calls import sync_folder
 from headrace.layer.reserve import Reserve
 
 _TABLES = """
@@ -156,7 +157,7 @@ class KnownTable:
             raise self._translated(error) from error
         try:
             self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-            _sync_folder(os.path.dirname(path))
+            sync_folder(os.path.dirname(path))
         except OSError as error:
             self._db.close()
             os.close(self._fd)
@@ -297,15 +298,6 @@ class KnownTable:
         os.close(self._log)
         self._db.close()
         os.close(self._fd)
-
-
-def _sync_folder(path: str) -> None:
-    """Makes the names of the table's files durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:

@@ -18,7 +18,7 @@ import struct
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError
-from headrace.layer.calls import EXCHANGE, rename
+from headrace.layer.calls import EXCHANGE, rename, sync_folder
 from headrace.store.checksum import block_checksum
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -63,14 +63,6 @@ def write_page(path: str, boot_id: str, page: bytes) -> None:
     try:
         os.pwrite(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page, 0)
         os.fdatasync(fd)
-    finally:
-        os.close(fd)
-
-
-def sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from headrace.base import failpoint
-from headrace.store.checkpoint import newest_meta, sync_folder, write_page
+from headrace.layer.calls import sync_folder
+from headrace.store.checkpoint import newest_meta, write_page
 
 PATIENCE_S = 1.0
 PAUSE_S = 0.005
