@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import headrace
 from headrace.base.errors import HeadraceError
@@ -90,8 +91,7 @@ class Writer:
         self._do(kind, [name], lambda: self._write(name, os.O_APPEND))
 
     def _append_by_the_library(self, kind: str) -> None:
-        """To names of its own: a mount may believe for a moment what it knew of them before."""
-        name = self._name("library-")
+        name = self._name()
 
         def work() -> None:
             os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -175,17 +175,21 @@ def sync_folders(*names: str) -> None:
         os.close(fd)
 
 
-def replay(log: Path, before: Tree) -> tuple[Tree, list[str]]:
-    """What must be there, of all names but those of the change that had begun, and of loose ones; those names."""
-    tree, under_way = dict(before), list[str]()
-    row: dict[str, object] = {}
-    for line in log.read_text().splitlines():
+def replay(log: Path, before: Tree, moment_bytes: int) -> tuple[Tree, set[str]]:
+    """Returns what must be there, and the names of which nothing is promised. Those are of changes that were not
+    acknowledged when the log had `moment_bytes`, just before power was lost."""
+    tree, under_way = dict(before), set[str]()
+    row: dict[str, Any] = {}
+    written_bytes = 0
+    for line in log.read_bytes().splitlines(keepends=True):
+        written_bytes += len(line)
         parsed = json.loads(line)
         if "done" not in parsed:
-            row, under_way = parsed, parsed["names"]
-            continue
-        _apply(tree, str(row["kind"]), under_way, content(str(row["seed"]), int(str(row["number"]))))
-        under_way = []
+            row = parsed
+            under_way.update(parsed["names"])
+        elif written_bytes <= moment_bytes:
+            _apply(tree, row["kind"], row["names"], content(row["seed"], row["number"]))
+            under_way.difference_update(row["names"])
     return tree, under_way
 
 

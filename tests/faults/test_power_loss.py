@@ -102,11 +102,11 @@ def make(make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, **se
     return Machine(host, make_disk(host.cache, f"ext4:{256 * MIB}"), server)
 
 
-@pytest.mark.timeout(60 * EXAMPLES)
 def has_written(writer: subprocess.Popen[bytes], log: Path) -> bool:
     return lines(log) >= CHANGES or writer.poll() is not None
 
 
+@pytest.mark.timeout(60 * EXAMPLES)
 @pytest.mark.parametrize("delay_s", [0.2, 30])
 def test_what_was_synced_is_there_and_nobody_else_is_blamed(
     make_host: MakeHost, make_disk: MakeDisk, server: S3Server | None, delay_s: float
@@ -124,24 +124,26 @@ def test_what_was_synced_is_there_and_nobody_else_is_blamed(
             if delay_s > 1:
                 host.headrace("persist", "/")
             time.sleep(chance.random())  # the moment is what is tested
+            # ext4 acknowledges an fsync that meets the shutdown, and has not written it: decision 0036
+            moment_bytes = log.stat().st_size
             machine.lose_power()
             writer.wait(10)
-        promised, under_way = replay(log, before)
+        promised, under_way = replay(log, before, moment_bytes)
         machine.up()
         account = settled(host)
         before = machine.shown()
         check(before, promised, under_way)
         assert machine.origin() == before
         assert account["conflicts"] == []
-        print(f"round {number}: {lines(log) // 2} changes, {len(before)} names, {under_way}")
+        print(f"round {number}: {lines(log) // 2} changes, {len(before)} names, {sorted(under_way)}")
 
 
 def lines(log: Path) -> int:
     return log.read_bytes().count(b"\n")
 
 
-def check(shown: Tree, promised: Tree, under_way: list[str]) -> None:
-    passed_by = set(under_way) | {name for name in (*shown, *promised) if LOOSE in name}
+def check(shown: Tree, promised: Tree, under_way: set[str]) -> None:
+    passed_by = under_way | {name for name in (*shown, *promised) if LOOSE in name}
     names = {name for name in (*shown, *promised) if name not in passed_by}
     wrong = sorted(name for name in names if shown.get(name) != promised.get(name))
     assert not wrong, {name: (shown.get(name, b"")[:8], promised.get(name, b"")[:8]) for name in wrong}
