@@ -42,6 +42,8 @@ SMALL_BYTES = 60_000
 LARGE_BYTES = (9 << 20) + 7
 THREADS = 4
 CALM_S = 90.0
+PROBES = 2000
+"""Folders of one empty file each. A node asks the owner of such a folder when it is looked into first."""
 
 Row = dict[str, Any]
 
@@ -104,6 +106,10 @@ class Bench:
         self._store = services.client_of(store)
         self._folders = given.folders
         self._between_s = given.between_s
+        names = [f"probes/{number:04d}/empty" for number in range(PROBES)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda name: self._store.put(name, b""), names))
+        self._probes = iter(names)
 
     def put_round(self, top: str) -> list[str]:
         """Its folders, at the origin and in the truth."""
@@ -144,14 +150,16 @@ class Bench:
         return True
 
     def wait_calm(self) -> None:
-        """All are members and ask one another. A breaker closes by a probe, which a read brings about."""
+        """All are members and ask one another. A breaker closes by a probe, which a read of what that node owns
+        brings about."""
         end_s = time.monotonic() + CALM_S
         while not self.is_calm():
             if time.monotonic() > end_s:
                 raise SystemExit("the cluster does not come to rest")
+            names = [name for name, _ in zip(self._probes, range(6), strict=False)]
             for number in (STRUCK, *SURVIVORS):
-                touch = f"{self.lab.mountpoint(number)}/nothing-{random.random()}"
-                subprocess.run(["stat", touch], capture_output=True, timeout=60, check=False)
+                touched = [f"{self.lab.mountpoint(number)}/{name}" for name in names]
+                subprocess.run(["stat", *touched], capture_output=True, timeout=60, check=False)
             time.sleep(0.3)
 
     def origin_bytes(self) -> int:
