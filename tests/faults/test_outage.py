@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import requests
 
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
@@ -77,19 +78,50 @@ def test_no_read_fails_while_the_origin_is_away(
     options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
     host.up(proxy.url("outage"), host.mount, *options, cache=f"{host.cache}:4GiB")
     for outage in OUTAGES:
-        go_through(host, proxy, outage)
+        go_through(host, proxy, outage, lambda names: host.assert_right(*names, limit_s=120.0))
     host.ok("down")
     host.assert_nothing_left()
 
 
-def go_through(host: Host, proxy: FaultProxy, outage: Outage) -> None:
+@pytest.mark.parametrize("gateway", ["s3", "webhdfs"])
+def test_no_request_of_a_gateway_fails_while_the_origin_is_away(
+    make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy, gateway: str
+) -> None:
+    outages = OUTAGES if ALL else OUTAGES[:1]
+    host = make_host(sync_interval_s=3600)
+    for outage in outages:
+        fill(host, seaweed, outage)
+    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    host.up(proxy.url("outage"), host.mount, *options, cache=f"{host.cache}:4GiB")
+    url_of = serve(host, gateway)
+
+    def read(names: list[str]) -> None:
+        with requests.Session() as session:
+            for name in names:
+                answer = session.get(url_of(name), timeout=120)
+                assert answer.status_code == 200, (name, answer.status_code, answer.text[:500])
+                assert answer.content == (host.truth / name).read_bytes(), name
+
+    for outage in outages:
+        go_through(host, proxy, outage, read)
+
+
+def serve(host: Host, gateway: str) -> Callable[[str], str]:
+    """Starts it. Returns what gives the URL of a file."""
+    url = host.start(gateway, "--address", "127.0.0.1:0").wait_ready()["url"]
+    if gateway == "s3":
+        return lambda name: f"{url}/{name}"
+    return lambda name: f"{url}/webhdfs/v1/{name}?op=OPEN&user.name=root"
+
+
+def go_through(host: Host, proxy: FaultProxy, outage: Outage, read: Callable[[list[str]], object]) -> None:
     names = names_of(outage)
     proxy.share = outage.share
     before = proxy.requests
     if outage.begun:
         begin(proxy, outage)
     with ThreadPoolExecutor(READERS) as threads:
-        reads = [threads.submit(host.assert_right, *names[n::READERS], limit_s=120.0) for n in range(READERS)]
+        reads = [threads.submit(read, names[n::READERS]) for n in range(READERS)]
         if not outage.begun:
             wait_until(lambda: proxy.requests > before + 3, what=lambda: "no reads")
             begin(proxy, outage)
@@ -100,8 +132,8 @@ def go_through(host: Host, proxy: FaultProxy, outage: Outage) -> None:
         asked, away_s = proxy.requests - asked, time.monotonic() - away_s
         end(proxy, outage)
         back_s = time.monotonic()
-        for read in reads:
-            read.result()
+        for task in reads:
+            task.result()
     took_s = time.monotonic() - back_s
     later = [passed_s - back_s for passed_s in proxy.passed_s if passed_s > back_s]
     status = status_of(host)
@@ -156,7 +188,7 @@ def test_down_does_not_wait_for_an_origin_that_is_away(
         reads = [threads.submit(host.read, name, limit_s=60.0) for name in (small, large, "none/such")]
         wait_until(lambda: status_of(host)["waiting"] >= 3, what=lambda: host.ok("status"))
         host.ok("down")
-        for read in reads:
+        for task in reads:
             assert all(row["error"] for row in read.result().values())
     host.assert_nothing_left()
     assert "Traceback" not in up.said
