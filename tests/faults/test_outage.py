@@ -189,7 +189,7 @@ def test_down_does_not_wait_for_an_origin_that_is_away(
         wait_until(lambda: status_of(host)["waiting"] >= 3, what=lambda: host.ok("status"))
         host.ok("down")
         for task in reads:
-            assert all(row["error"] for row in read.result().values())
+            assert all(row["error"] for row in task.result().values())
     host.assert_nothing_left()
     assert "Traceback" not in up.said
     proxy.accept()
