@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.base.beneath import Root
 from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
 from headrace.base.namespace_path import check_path
 from headrace.dataplane.keep import Keeper
@@ -174,7 +175,7 @@ def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precio
             files = WrittenFiles(
                 "me",
                 threads,
-                at=lambda path: path,
+                at=Root(b"/").at,
                 folder_of=lambda writer: str(tmp_path / "copies" / writer),
             )
             assert files.mirrored("evil", b"/way") == []
@@ -197,5 +198,5 @@ def test_the_root_of_a_mirror_can_not_be_replaced(tmp_path: Path, precious: Path
     with pytest.raises(OSError):
         mirror.place(Snapshot(b"/", Shape.LINK, content=os.fsencode(precious), mode=0o777))
     mirror.place(Snapshot(b"/", Shape.GONE))
-    assert os.path.isdir(mirror.upper.tree)
-    assert not os.path.islink(mirror.upper.tree)
+    assert os.path.isdir(mirror.upper.tree.path)
+    assert not os.path.islink(mirror.upper.tree.path)

@@ -34,3 +34,12 @@ def address_of(view: memoryview) -> int:
     import ctypes
 
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+@functools.cache
+def openat2_arguments(flags: int, resolve: int) -> tuple[Any, int]:
+    """struct open_how (openat2(2)), to be passed on, and its size."""
+    import ctypes
+
+    how = (ctypes.c_uint64 * 3)(flags, 0, resolve)
+    return how, ctypes.sizeof(how)

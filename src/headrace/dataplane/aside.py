@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, OriginUnavailableError
 from headrace.dataplane.work import replaces_file
 from headrace.layer.known import Conflict, KnownTable
-from headrace.layer.upper import Upper, join, seen_at, split
+from headrace.layer.upper import Upper, join, split
 from headrace.namespace.tree import Namespace
 
 log = logging.getLogger(__name__)
@@ -47,9 +46,7 @@ class Aside:
         ways = []
         while (path := split(path)[0]) != b"/":
             at = self._upper.at(path)
-            found = seen_at(at)
-            is_folder = found is not None and stat.S_ISDIR(found.st_mode)
-            if is_folder and replaces_file(path, at, self._known.get(path)):
+            if at.is_folder() and replaces_file(path, at, self._known.get(path)):
                 ways.append(path)
         return ways
 
@@ -62,7 +59,7 @@ class Aside:
                 self._known.drop(path)
                 return
             kept = self._free_name(path)
-            os.rename(self._upper.at(path), self._upper.at(kept))
+            self._upper.at(path).rename(self._upper.at(kept))
             self._known.drop(path)
         self._known.add_conflict(Conflict(path, kept, why, time.time()))
         log.warning(

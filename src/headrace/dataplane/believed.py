@@ -9,6 +9,7 @@ import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
@@ -47,7 +48,7 @@ class Believed:
             )
         return found
 
-    async def settle_base(self, path: bytes, at: bytes) -> bool:
+    async def settle_base(self, path: bytes, at: SafePath) -> bool:
         """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
         version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
         asked now."""
@@ -61,7 +62,7 @@ class Believed:
             if version is not None:
                 set_base(at, Base(path, version))
                 self._namespace.was_put(path, version)
-            elif not is_whiteout(os.lstat(at)):  # a whiteout without a base would stand for whatever is there
+            elif not is_whiteout(at.lstat()):  # a whiteout without a base would stand for whatever is there
                 drop_base(at, path)
             return version is not None
 
@@ -101,7 +102,7 @@ class Believed:
             return row.version
         return base if base is not None and self._is_newer(base, row) else Absent()
 
-    def replaces(self, path: bytes, at: bytes, found: os.stat_result) -> Version | None:
+    def replaces(self, path: bytes, at: SafePath, found: os.stat_result) -> Version | None:
         """The origin's version that what is at a path stands for, or hides; None: there is none."""
         row = self._known.get(path)
         if stat.S_ISREG(found.st_mode):
@@ -127,7 +128,7 @@ class Believed:
         return self._known.get(path) != before
 
     def version_to_remove(
-        self, path: bytes, at: bytes, row: Row | None, entry: Entry | None
+        self, path: bytes, at: SafePath, row: Row | None, entry: Entry | None
     ) -> Version | None:
         if row is not None and row.is_there and not row.is_directory:
             return row.version

@@ -19,6 +19,7 @@ import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
@@ -73,9 +74,9 @@ class Offers:
         self._open: dict[int, tuple[int, int]] = {}
 
     @contextmanager
-    def offer(self, at: bytes) -> Iterator[os.stat_result]:
+    def offer(self, at: SafePath) -> Iterator[os.stat_result]:
         """OSError, also of what is no file."""
-        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
         found = os.fstat(fd)
         inode = found.st_ino
         known, users = self._open.get(inode, (fd, 0))
@@ -264,7 +265,7 @@ class Lane:
             return []
         prefix = one.path.rstrip(b"/") + b"/"
         below = [path for path in self._has if path.startswith(prefix)]
-        return [Snapshot(path, Shape.GONE) for path in below if not os.path.lexists(self._copies.at(path))]
+        return [Snapshot(path, Shape.GONE) for path in below if not self._copies.at(path).exists()]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # names that are there before those that are gone: what was renamed is found under its old one
@@ -295,7 +296,7 @@ class Copies:
         view: Callable[[], ClusterView],
         records: HolderRecords,
         count: int,
-        at: Callable[[bytes], bytes],
+        at: Callable[[bytes], SafePath],
         take: Callable[[bytes], Awaitable[Snapshot]],
         names: Callable[[], Awaitable[list[bytes]]],
     ) -> None:
@@ -316,7 +317,7 @@ class Copies:
 
     def is_large(self, path: bytes) -> bool:
         try:
-            found = os.lstat(self.at(path))
+            found = self.at(path).lstat()
         except OSError:
             return False
         return stat.S_ISREG(found.st_mode) and found.st_size > SMALL_BYTES_MAX
@@ -344,7 +345,7 @@ class Copies:
         while quiet_s < FOLLOW_S:
             await asyncio.sleep(FOLLOW_LOOK_S)
             try:
-                found = os.lstat(self.at(path))
+                found = self.at(path).lstat()
             except OSError:
                 return
             quiet_s = quiet_s + FOLLOW_LOOK_S if found.st_size == size else 0.0

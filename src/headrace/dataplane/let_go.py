@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
+from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError, NoSpaceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.layer.known import KnownTable, Row
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 CACHE_MODE = 0o644
 BRING_BYTES_MAX = 1 << 30
 """All of a file is read before the first byte of it can be had: half a second or more a GiB."""
-Take = Callable[[bytes], bool]
+Take = Callable[[SafePath], bool]
 """Takes the file at a place of the layer away from there; False: it stays."""
 
 
@@ -94,7 +95,7 @@ class Leaving:
             return 0
         borrowed = not self._owns(row.path)
 
-        def adopt(at: bytes) -> bool:
+        def adopt(at: SafePath) -> bool:
             return store.adopt(entry, at, sums, borrowed=borrowed)
 
         def leave(take: Take | None) -> int:
@@ -125,11 +126,11 @@ def _is_cached(store: Store, entry: Entry) -> bool:
     return cached is not None and cached.trusted and store.holds(cached)
 
 
-def checksums_of(at: bytes, row: Row) -> list[int] | None:
+def checksums_of(at: SafePath, row: Row) -> list[int] | None:
     """Of the blocks of a clean file; None when it is none any more. What changes after this shows in its ctime. Reads
     all of it."""
     try:
-        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -172,7 +173,7 @@ def let_go(
     at = upper.at(row.path)
     with upper.lock:
         try:
-            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return 0
         try:
@@ -185,7 +186,7 @@ def let_go(
                 return 0
             upper.mark_left(split(row.path)[0])
             if take is None:
-                os.unlink(at)
+                at.unlink()
             elif take(at):
                 _undress(fd)
             else:

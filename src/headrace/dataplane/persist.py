@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.base import failpoint
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ConflictError,
@@ -36,8 +36,6 @@ from headrace.layer.upper import (
     base_at,
     is_removed,
     is_whiteout,
-    join,
-    seen_at,
 )
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
@@ -73,7 +71,7 @@ class Persist:
 
     # ------------------------------------------------------------ removals
 
-    async def remove(self, path: bytes, at: bytes, *, asked: bool = False) -> bool:
+    async def remove(self, path: bytes, at: SafePath, *, asked: bool = False) -> bool:
         """What a whiteout (or a directory in a file's place) at `at` stands for is removed at the origin. True: and
         the listing that knew it should be taken again before the whiteout goes."""
         mount, key = self._believed.place(path)
@@ -119,7 +117,7 @@ class Persist:
         self._known.note(Row.removed(path, version))
         return True
 
-    def _give_way(self, path: bytes, at: bytes) -> None:
+    def _give_way(self, path: bytes, at: SafePath) -> None:
         """The name means what the origin, or another node, has there."""
         self.drop_marker(path, at)
         self._known.drop(path)
@@ -129,28 +127,26 @@ class Persist:
     def _is_back(self, path: bytes, row: Row | None) -> bool:
         """Whether the file that was at a path is there again, and the origin has it: with a folder that was moved away
         and back, which the file itself shows nothing of."""
-        found = seen_at(self._upper.at(path))
+        found = self._upper.at(path).seen()
         return row is not None and found is not None and row.describes(found)
 
-    async def remove_gone(self, aside: list[tuple[bytes, bytes]]) -> None:
+    async def remove_gone(self, aside: list[tuple[SafePath, bytes]]) -> None:
         """What `Upper.put_away` put aside is removed at the origin, folders too, and then here; but not what is there
         again by now. aside: of `Upper.put_aside`."""
         for top, prefix in aside:
-            for directory, _, names in os.walk(top, topdown=False):
-                path = prefix + directory[len(top) :]
-                for name in names:
-                    one = join(path, name)
-                    async with self._turns.at(one):
-                        await self.remove(one, join(directory, name))
-                        self._look_at_what_came(one)
+            for at, seen in reversed(list(top.walk())):
+                path = prefix + at.path[len(top.path) :]
                 async with self._turns.at(path):
-                    await self._remove_gone_folder(path)
+                    if stat.S_ISDIR(seen.st_mode):
+                        await self._remove_gone_folder(path)
+                    else:
+                        await self.remove(path, at)
                     self._look_at_what_came(path)
-            shutil.rmtree(top)
+            top.throw_away()
 
     def _look_at_what_came(self, path: bytes) -> None:
         """While it was removed at the origin: it may look as it did when the origin had it."""
-        if seen_at(self._upper.at(path)) is not None:
+        if self._upper.at(path).exists():
             self._on_written([path])
 
     async def _remove_gone_folder(self, path: bytes) -> None:
@@ -207,15 +203,15 @@ class Persist:
         below = self._known.below(path).values() if row.is_directory else ()
         return [row, *(one for one in below if not one.is_absent)]
 
-    def drop_marker(self, path: bytes, at: bytes) -> None:
+    def drop_marker(self, path: bytes, at: SafePath) -> None:
         with self._upper.lock:
-            found = seen_at(at)
+            found = at.seen()
             if found is None:
                 return
             if is_whiteout(found):
-                os.unlink(at)
+                at.unlink()
             elif not stat.S_ISREG(found.st_mode) and base_at(at, path) is not None:
-                os.removexattr(at, BASE, follow_symlinks=False)
+                at.removexattr(BASE)
 
     # ------------------------------------------------------------ directories
 
@@ -277,7 +273,7 @@ class Persist:
         at = self._upper.at(path)
         if not is_removed(at):
             return True
-        if os.listdir(at):
+        if at.names():
             return False
         try:
             await self._ask_to_remove(path)
@@ -292,7 +288,7 @@ class Persist:
                     self._known.note(removed)
                 return False
             self._namespace.was_removed(path, folder=True)
-            os.rmdir(at)
+            at.rmdir()
             self._known.note(removed)
         self._namespace.look_again(path)
         self._on_written([path])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from headrace.base import failpoint
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     ConflictError,
@@ -36,7 +37,7 @@ from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.known import ABSENT, KnownTable, Row
-from headrace.layer.upper import Upper, base_at, seen_at
+from headrace.layer.upper import Upper, base_at
 from headrace.layer.written import is_written
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
@@ -152,7 +153,7 @@ class Puts:
             opened.close()
             await self._believed.settle_base(path, at)
 
-    async def _open(self, path: bytes, at: bytes) -> _Opened | None:
+    async def _open(self, path: bytes, at: SafePath) -> _Opened | None:
         """A large one has a thread for itself: it may have to wait for the disk."""
         return await self._opening.one(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
 
@@ -214,7 +215,7 @@ class Puts:
             failpoint.hit("persist.shown")
             rows = [_row_of(one.path, one.found, one.version) for one in landed]
             self._known.note_all(rows)
-            now = [seen_at(self._upper.at(one.path)) for one in landed]
+            now = [self._upper.at(one.path).seen() for one in landed]
         failpoint.hit("persist.noted")
         puts: list[Put | Exception] = []
         for row, hides, seen in zip(rows, hidden, now, strict=True):
@@ -291,9 +292,9 @@ def _at_rest(fd: int) -> os.stat_result:
     return found
 
 
-def _open_file(at: bytes) -> int | None:
+def _open_file(at: SafePath) -> int | None:
     try:
-        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return None
     if stat.S_ISREG(os.fstat(fd).st_mode):

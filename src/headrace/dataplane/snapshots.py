@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.believed import Believed
 from headrace.layer.calls import CTIME_TICK_NS
@@ -29,7 +30,7 @@ class Snapshots:
         believed: Believed,
         threads: Executor,
         *,
-        is_persisted: Callable[[bytes, bytes, os.stat_result], bool],
+        is_persisted: Callable[[bytes, SafePath, os.stat_result], bool],
     ) -> None:
         self._upper = upper
         self._modes = modes
@@ -49,7 +50,7 @@ class Snapshots:
     async def of(self, path: bytes) -> Snapshot:
         at = self._upper.at(path)
         try:
-            found = os.lstat(at)
+            found = at.lstat()
             if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
                 return Snapshot(path, Shape.GONE)
             replaces = self._believed.replaces(path, at, found)

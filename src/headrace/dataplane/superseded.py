@@ -53,7 +53,7 @@ class Superseded:
 
     def suspect(self, paths: Iterable[bytes]) -> bool:
         """The index changed its mind about these; whether there is something to look at."""
-        self._waiting.update(path for path in paths if os.path.lexists(self._upper.at(path)))
+        self._waiting.update(path for path in paths if self._upper.at(path).exists())
         return bool(self._waiting or self._emptied)
 
     async def expect(self, clean: list[tuple[Row, os.stat_result]]) -> None:
@@ -149,7 +149,7 @@ class Superseded:
             self._waiting.add(row.path)  # in use; or dirty by now, and then it is a matter of its put
 
     def _is_here(self, path: bytes) -> bool:
-        return os.path.lexists(self._upper.at(path))
+        return self._upper.at(path).exists()
 
     def _drop_empty(self, directory: bytes) -> list[bytes]:
         """Folders that went at the origin with what was in them."""
@@ -160,7 +160,7 @@ class Superseded:
                 return gone
             while directory != b"/" and self._namespace.known(directory) is None:
                 try:
-                    os.rmdir(self._upper.at(directory))
+                    self._upper.at(directory).rmdir()
                 except OSError:
                     break
                 self._known.drop(directory)

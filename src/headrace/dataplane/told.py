@@ -67,7 +67,7 @@ class Told:
         one = own_name(at, name)
         if one.means != Means.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
-                if self._needs(path, os.lstat(at)) is not None:
+                if self._needs(path, at.lstat()) is not None:
                     return one
         return WrittenName(name, Means.ORIGIN)
 

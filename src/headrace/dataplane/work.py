@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
 from headrace.layer.known import Row
-from headrace.layer.upper import base_at, is_removed, is_whiteout, seen_at
+from headrace.layer.upper import base_at, is_removed, is_whiteout
 
 
 class Work(IntEnum):
@@ -34,7 +35,9 @@ class Counts:
     let_go: int = 0
 
 
-def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, is_top: bool) -> Work | None:
+def work_of(
+    path: bytes, at: SafePath, found: os.stat_result, row: Row | None, *, is_top: bool
+) -> Work | None:
     """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
     if is_whiteout(found):
         return Work.REMOVE
@@ -51,14 +54,14 @@ def work_of(path: bytes, at: bytes, found: os.stat_result, row: Row | None, *, i
     return None if row is not None and row.describes(found) else Work.PUT
 
 
-def replaces_file(path: bytes, at: bytes, row: Row | None) -> bool:
+def replaces_file(path: bytes, at: SafePath, row: Row | None) -> bool:
     """Whether the origin has a file, or may have one, where something that is no file is now."""
     return (row is not None and row.is_file) or base_at(at, path) is not None
 
 
-def size_of(at: bytes) -> int:
+def size_of(at: SafePath) -> int:
     """Of a file; else 0."""
-    found = seen_at(at)
+    found = at.seen()
     return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
 
 

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from headrace.base.beneath import SafePath
 from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
@@ -41,7 +42,7 @@ from headrace.dataplane.work import Counts, Work, by_depth, size_of, work_of
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.pressure import Pressure
-from headrace.layer.upper import Upper, seen_at, split
+from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
@@ -178,7 +179,7 @@ class WritePath:
     async def start(self) -> None:
         """What an earlier node left unfinished is known on return, and is being worked on."""
         for top in self._modes.tops():
-            os.makedirs(self._upper.at(top), mode=0o755, exist_ok=True)
+            self._upper.at(top).make_folders(0o755)
         await self._clear_work()
         self._hide_what_went()
         self._namespace.unsure.append(self._known.unsure)
@@ -206,7 +207,7 @@ class WritePath:
         unsure[:] = [one for one in unsure if one is not self._known.unsure]
         await self._write_ahead.stop()
         self._known.close()
-        self._upper.lock.close()
+        self._upper.close()
 
     async def _clear_work(self) -> None:
         """A session that died may have left a folder half on its way to another name, or to where what is put aside
@@ -314,7 +315,7 @@ class WritePath:
         self.counts.let_go += 1
         self._on_written([path], 0)
 
-    def _work_of(self, path: bytes, at: bytes, found: os.stat_result, row: Row | None) -> Work | None:
+    def _work_of(self, path: bytes, at: SafePath, found: os.stat_result, row: Row | None) -> Work | None:
         """What a path needs; None: nothing."""
         return work_of(path, at, found, row, is_top=path in self._tops)
 
@@ -344,7 +345,7 @@ class WritePath:
             below = [one for path in paths for one, _ in self._upper.walk(path)]
             self.copies.note([one for one in {*paths, *below} if self._modes.copies(one) > 1])
 
-    def _is_persisted(self, path: bytes, at: bytes, found: os.stat_result) -> bool:
+    def _is_persisted(self, path: bytes, at: SafePath, found: os.stat_result) -> bool:
         if not stat.S_ISREG(found.st_mode):
             return False
         return self._work_of(path, at, found, self._known.get(path)) is None
@@ -388,8 +389,7 @@ class WritePath:
             return found
 
         now_s = time.monotonic()
-        seen = seen_at(self._upper.at(path))
-        is_folder = seen is not None and stat.S_ISDIR(seen.st_mode)
+        is_folder = self._upper.at(path).is_folder()
         for one, size in await self._in_thread(dirty) if is_folder else dirty():
             self._dirty.add(one, now_s, size)
 
@@ -483,7 +483,7 @@ class WritePath:
                 continue
             at = self._upper.at(path)
             try:
-                found = os.lstat(at)
+                found = at.lstat()
             except (FileNotFoundError, NotADirectoryError):
                 if path not in self._turns:  # else a put of it is under way, and sees to it
                     self._gone(path)
@@ -551,7 +551,7 @@ class WritePath:
 
     def _needs_work(self, path: bytes) -> bool:
         at = self._upper.at(path)
-        found = seen_at(at)
+        found = at.seen()
         return found is None or self._work_of(path, at, found, self._known.get(path)) is not None
 
     def _failed(self, path: bytes, error: HeadraceError) -> None:
@@ -595,7 +595,7 @@ class WritePath:
                 return [error]
         return []
 
-    def _put_aside(self) -> list[tuple[bytes, bytes]]:
+    def _put_aside(self) -> list[tuple[SafePath, bytes]]:
         """What is to be removed at the origin: nothing of mode `local`, whose settings may be others some day."""
         aside = self._upper.put_aside()
         return [one for one in aside if self._modes.of(one[1]) in (WriteMode.BACK, WriteMode.THROUGH)]
@@ -627,7 +627,7 @@ class WritePath:
         for path in gone:
             if split(path)[0] not in stale and self._persist.drop_whiteout(path):
                 self._dirty.drop(path)
-                if seen_at(self._upper.at(path)) is not None:  # it came back meanwhile, perhaps as it was
+                if self._upper.at(path).exists():  # it came back meanwhile, perhaps as it was
                     self._note([path], 0.0)
             else:
                 self._later([path])
@@ -659,7 +659,7 @@ class WritePath:
     @property
     def has_written(self) -> bool:
         """Whether the layer has anything."""
-        return bool(os.listdir(self._upper.tree))
+        return bool(self._upper.at(b"/").names())
 
     @property
     def upper_bytes(self) -> int:

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
 from headrace.layer.calls import seen_at_rest, tick_left_s
@@ -68,7 +69,7 @@ class WrittenFiles:
         me: str,
         threads: Executor,
         *,
-        at: Callable[[bytes], bytes],
+        at: Callable[[bytes], SafePath],
         folder_of: Callable[[str], str],
     ) -> None:
         self._me = me
@@ -90,7 +91,7 @@ class WrittenFiles:
         except OSError as error:
             raise VersionChangedError(name, why=f"it is not here: {error.strerror}") from None
         with file:
-            state = (found.st_ino, found.st_ctime_ns) if own else copy_of(at)[:2]
+            state = (found.st_ino, found.st_ctime_ns) if own else copy_of(file.fileno())[:2]
             if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
             await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
@@ -115,29 +116,26 @@ class WrittenFiles:
         """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
         here."""
         upper = Upper(self._folder_of(writer))
-        names: list[bytes] = []
         try:
-            with os.scandir(upper.directory_without_links(folder)) as entries:
-                names = [entry.name for entry in entries]
+            names = upper.at(folder).names()
         except (FileNotFoundError, NotADirectoryError):
-            pass
+            return []
         return [copy_name(upper, join(folder, name), name) for name in names]
 
-    def _copy_at(self, writer: str, path: bytes) -> bytes:
-        """The copies are made by this node alone, so nobody puts a link there between the look and the use."""
-        return Upper(self._folder_of(writer)).at_without_links(path)
+    def _copy_at(self, writer: str, path: bytes) -> SafePath:
+        return Upper(self._folder_of(writer)).at(path)
 
 
-def _open_at_rest(at: bytes) -> tuple[io.FileIO, os.stat_result]:
+def _open_at_rest(at: SafePath) -> tuple[io.FileIO, os.stat_result]:
     """A file that nobody waits for any more is closed by itself."""
-    file = io.FileIO(os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    file = io.FileIO(at.open(os.O_RDONLY | os.O_NONBLOCK))
     return file, seen_at_rest(file.fileno())
 
 
-def own_name(at: bytes, name: bytes) -> WrittenName:
+def own_name(at: SafePath, name: bytes) -> WrittenName:
     """What a name of a layer means, of which the origin has something else, or nothing."""
     try:
-        found = os.lstat(at)
+        found = at.lstat()
     except OSError:
         return WrittenName(name, Means.ORIGIN)
     if is_whiteout(found):

@@ -161,14 +161,14 @@ class Nodes:
         path = self._path_of(id)
         if path is not None:
             at = self._upper.at(path)
-            if not os.path.isdir(at) or os.path.islink(at) or self._lower_id(path) == id:
+            if not at.is_folder() or self._lower_id(path) == id:
                 return path
         moved = (one for one, found in self._upper.walk() if stat.S_ISDIR(found.st_mode))
         return next((one for one in moved if self._lower_id(one) == id), path)
 
     def _lower_id(self, path: bytes) -> int:
         try:
-            return int(os.getxattr(self._upper.at(path), LOWER_ID))
+            return int(self._upper.at(path).getxattr(LOWER_ID))
         except (OSError, ValueError):
             return 0
 
@@ -176,7 +176,7 @@ class Nodes:
         if not node & UPPER:
             return True
         try:
-            return os.lstat(self._upper.at(path)).st_ino & _INODE_MAX == node & _INODE_MAX
+            return self._upper.at(path).lstat().st_ino & _INODE_MAX == node & _INODE_MAX
         except OSError:
             return False
 

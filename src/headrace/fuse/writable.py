@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Protocol
 
 from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import HeadraceError
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode
@@ -36,7 +37,6 @@ from headrace.fuse.operations import (
     Operations,
 )
 from headrace.fuse.upper_files import UpperFiles
-from headrace.layer.calls import EXCHANGE
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
@@ -219,7 +219,7 @@ class WritableNames(Operations):
         return self._encode.stat_attr_reply(unique, node, found)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
-        return codec.data_reply(unique, os.readlink(self._upper.at(self._path(node))))
+        return codec.data_reply(unique, self._upper.at(self._path(node)).readlink())
 
     # ------------------------------------------------------------ directories
 
@@ -364,7 +364,7 @@ class WritableNames(Operations):
             except FileExistsError:
                 if not self._was_done(unique, path):
                     raise
-            return self._entered(unique, node, name, path, os.lstat(self._upper.at(path)), new=new)
+            return self._entered(unique, node, name, path, self._upper.at(path).lstat(), new=new)
 
         return self._changing(work)
 
@@ -399,7 +399,7 @@ class WritableNames(Operations):
                 self._nodes.removed(below.id if below is not None else 0, (node, name))
                 return 0
             gone = self._nodes.node_of(path, found)
-            fd = os.open(self._upper.at(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = self._upper.at(path).open(os.O_PATH)
             try:
                 self._tree.remove_directory(path)
             except BaseException:

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable
 
+from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.inodes import UPPER
@@ -161,11 +162,7 @@ class WritableOperations(WritableNames):
     def _fsync(self, node: int, *, data_only: bool) -> Answer | Deferred:
         with self._open_files.use(node) as file:
             if file is None:
-                fd = os.open(self._upper.at(self._path(node)), os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                self._upper.at(self._path(node)).sync()
                 return 0
             (os.fdatasync if data_only else os.fsync)(file.fd)
             return self._secured(node, file)
@@ -229,7 +226,7 @@ class WritableOperations(WritableNames):
             with self._open_files.use(node) as file:
                 if file is not None:
                     return work(file.fd)
-            fd = os.open(self._upper.at(self._path(node)), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = self._upper.at(self._path(node)).open(os.O_RDWR | os.O_NONBLOCK)
             try:
                 return work(fd)
             finally:
@@ -250,10 +247,12 @@ class WritableOperations(WritableNames):
                     return self._encode.stat_attr_reply(unique, node, os.fstat(file.fd))
             path = self._path_to_change(node)
             empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
-            at = self._tree.at_upper(path, content=not empties)
-            _set_attributes(at, fields)
-            self._noted([path])
-            return self._encode.stat_attr_reply(unique, node, os.lstat(at))
+            with self._tree.at_upper(path, content=not empties).pinned() as pin:
+                if node & UPPER and UPPER | pin.fstat().st_ino != node:
+                    return errno.ESTALE  # another process of the host gave the name to another file
+                _set_attributes(pin.at, fields)
+                self._noted([path])
+                return self._encode.stat_attr_reply(unique, node, pin.fstat())
 
         return self._changing(work, stale_after_copy=True)
 
@@ -265,14 +264,16 @@ class WritableOperations(WritableNames):
             return super().getxattr(unique, node, request)
         if not _is_ours_to_show(name):
             return errno.ENODATA
-        return xattr_reply(unique, os.getxattr(at, name, **_follow(at)), size)
+        value = os.getxattr(at, name) if isinstance(at, int) else at.getxattr(name)
+        return xattr_reply(unique, value, size)
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         at = self._at_upper_if_there(node)
         if at is None:
             return super().listxattr(unique, node, request)
-        names = [os.fsencode(name) for name in os.listxattr(at, **_follow(at))]
+        found = os.listxattr(at) if isinstance(at, int) else at.listxattr()
+        names = [os.fsencode(name) for name in found]
         shown = b"".join(name + b"\0" for name in names if _is_ours_to_show(name))
         return xattr_reply(unique, shown, size)
 
@@ -285,13 +286,13 @@ class WritableOperations(WritableNames):
             return errno.ENOTSUP
         if name.startswith(b"user.headrace."):
             return errno.EPERM
-        return self._change_xattr(node, lambda at: os.setxattr(at, name, value, flags, **_follow(at)))
+        return self._change_xattr(node, lambda at: os.setxattr(at, name, value, flags))
 
     def removexattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name = codec.decode_name(request)
         if not _is_ours_to_show(name):
             return errno.ENODATA
-        return self._change_xattr(node, lambda at: os.removexattr(at, name, **_follow(at)))
+        return self._change_xattr(node, lambda at: os.removexattr(at, name))
 
     def _change_xattr(self, node: int, change: Callable[[bytes | int], None]) -> Answer | Deferred:
         def work() -> Answer:
@@ -303,12 +304,15 @@ class WritableOperations(WritableNames):
             at = self._tree.at_upper(path)
             if not node & UPPER and node >> 48:
                 return errno.ESTALE
-            change(at)
+            with at.pinned() as pin:
+                if node & UPPER and UPPER | pin.fstat().st_ino != node:
+                    return errno.ESTALE
+                change(pin.at)
             return 0
 
         return self._changing(work, stale_after_copy=True)
 
-    def _at_upper_if_there(self, node: int) -> bytes | int | None:
+    def _at_upper_if_there(self, node: int) -> SafePath | int | None:
         if not node & UPPER and node >> 48:
             return None
         with self._open_files.use(node) as file:
@@ -319,10 +323,9 @@ class WritableOperations(WritableNames):
 
 
 def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
-    """fields: struct fuse_setattr_in."""
+    """at: a descriptor, or the path of a Pin, which leads to a link itself: a link has no mode, and no size. fields:
+    struct fuse_setattr_in."""
     valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = fields
-    is_fd = isinstance(at, int)
-    follow: dict[str, bool] = {} if is_fd else {"follow_symlinks": False}
     if valid & abi.FATTR_SIZE:
         os.truncate(at, size)
     if valid & abi.FATTR_KILL_SUIDGID or not valid & _ATTRIBUTES:
@@ -330,25 +333,22 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
     if valid & (abi.FATTR_UID | abi.FATTR_GID):
         new_uid = uid if valid & abi.FATTR_UID else -1
         new_gid = gid if valid & abi.FATTR_GID else -1
-        os.chown(at, new_uid, new_gid, **follow)
+        os.chown(at, new_uid, new_gid)
     if valid & abi.FATTR_MODE:
         os.chmod(at, stat.S_IMODE(mode))
     if valid & (abi.FATTR_ATIME | abi.FATTR_MTIME):
-        now = os.stat(at, **follow)
+        now = os.stat(at)
         times = [now.st_atime_ns, now.st_mtime_ns]
         if valid & abi.FATTR_ATIME:
             times[0] = _ns(atime, atime_ns)
         if valid & abi.FATTR_MTIME:
             times[1] = _ns(mtime, mtime_ns)
-        if is_fd:
-            os.utime(at, ns=(times[0], times[1]))
-        else:
-            os.utime(at, ns=(times[0], times[1]), follow_symlinks=False)
+        os.utime(at, ns=(times[0], times[1]))
 
 
 def _drop_set_ids(at: bytes | int) -> None:
     """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid)."""
-    mode = os.stat(at, **_follow(at)).st_mode
+    mode = os.stat(at).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and stat.S_ISREG(mode):
         os.chmod(at, stat.S_IMODE(kept))
@@ -363,14 +363,6 @@ def _is_ours_to_show(name: bytes) -> bool:
     return not name.startswith(OURS.encode())
 
 
-def _follow(at: bytes | int) -> dict[str, bool]:
-    return {} if isinstance(at, int) else {"follow_symlinks": False}
-
-
-def _sync_directory(at: bytes) -> Answer:
-    fd = os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _sync_directory(at: SafePath) -> Answer:
+    at.sync()
     return 0

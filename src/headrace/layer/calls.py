@@ -1,31 +1,25 @@
-"""System calls that Python's os lacks: renameat2(2), fallocate(2) with its modes, sync_file_range(2); and what takes
-more than one."""
+"""System calls that Python's os lacks: fallocate(2) with its modes, sync_file_range(2); and what takes more than
+one."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
 
+from headrace.base.beneath import rename_at
 from headrace.base.c_library import c_library, last_errno
 
 CTIME_TICK_NS = 20_000_000
 """Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
-NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 _AT_FDCWD = -100
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
-def rename(source: bytes, target: bytes, flags: int = 0) -> None:
-    """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source. OSError
-    as of rename(2); ENOSYS where the C library has no such call."""
-    if not hasattr(c_library(), "renameat2"):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if c_library().renameat2(_AT_FDCWD, source, _AT_FDCWD, target, flags) != 0:
-        number = last_errno()
-        raise OSError(number, os.strerror(number), source, None, target)
+def rename(source: str, target: str, flags: int) -> None:
+    """By paths that nobody else changes. flags: as of `SafePath.rename`."""
+    rename_at(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags)
 
 
 def fallocate(fd: int, mode: int, start: int, length: int) -> None:

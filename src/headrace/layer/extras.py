@@ -13,6 +13,7 @@ import os
 
 import msgspec
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import Extras
 
 ATTRIBUTE = "trusted.headrace.extras"
@@ -55,8 +56,9 @@ def drop_told(at: bytes) -> None:
             os.removexattr(at, ATTRIBUTE)
 
 
-def extras_of(at: bytes | int, found: os.stat_result) -> Extras | None:
-    """at: the file, by path or descriptor. None: nothing was noted of what it is now."""
+def extras_of(at: SafePath | bytes | int, found: os.stat_result) -> Extras | None:
+    """at: the file, by descriptor or, where others change names, SafePath. None: nothing was noted of what it is
+    now."""
     record = _record_of(at)
     if (
         record is None
@@ -67,9 +69,10 @@ def extras_of(at: bytes | int, found: os.stat_result) -> Extras | None:
     return Extras(record.metadata, record.headers, record.tags)
 
 
-def _record_of(at: bytes | int) -> _Record | None:
+def _record_of(at: SafePath | bytes | int) -> _Record | None:
     try:
-        return msgspec.msgpack.decode(os.getxattr(at, ATTRIBUTE), type=_Record)
+        value = at.getxattr(ATTRIBUTE) if isinstance(at, SafePath) else os.getxattr(at, ATTRIBUTE)
+        return msgspec.msgpack.decode(value, type=_Record)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -10,12 +10,12 @@ cluster believes in it.
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 import time
 
 import xxhash
 
+from headrace.base.beneath import SafePath
 from headrace.layer.shared_page import shared_page
 
 TOLD = "trusted.headrace.told"
@@ -46,31 +46,31 @@ class Marks:
         """until_s: monotonic, the clock of all processes of a host."""
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
-    def is_told(self, at: bytes, folder: bytes) -> bool:
+    def is_told(self, at: SafePath, folder: bytes) -> bool:
         """at: where a folder lies. folder: its path in the namespace; a mark that was renamed with it means nothing."""
         return self._has(at, folder, TOLD)
 
-    def has_right(self, at: bytes, folder: bytes) -> bool:
+    def has_right(self, at: SafePath, folder: bytes) -> bool:
         return time.monotonic_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, RIGHT)
 
-    def set(self, at: bytes, folder: bytes, mark: str) -> bool:
+    def set(self, at: SafePath, folder: bytes, mark: str) -> bool:
         """False where there is no such folder."""
         try:
-            os.setxattr(at, mark, self._value(folder))
+            at.setxattr(mark, self._value(folder))
         except OSError:
             return False
         return True
 
-    def clear(self, at: bytes, mark: str) -> None:
+    def clear(self, at: SafePath, mark: str) -> None:
         with contextlib.suppress(OSError):
-            os.removexattr(at, mark)
+            at.removexattr(mark)
 
     def close(self) -> None:
         self._map.close()
 
-    def _has(self, at: bytes, folder: bytes, mark: str) -> bool:
+    def _has(self, at: SafePath, folder: bytes, mark: str) -> bool:
         try:
-            return os.getxattr(at, mark) == self._value(folder)
+            return at.getxattr(mark) == self._value(folder)
         except OSError:
             return False
 

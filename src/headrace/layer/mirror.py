@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import threading
 import time
@@ -19,10 +18,11 @@ from dataclasses import dataclass, field
 import msgspec
 import xxhash
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.snapshot import Shape, Snapshot
-from headrace.layer.upper import BASE, REMOVED, Base, Upper, join, set_base, split, throw_away
+from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base, split
 
 COPY_OF = "trusted.headrace.copy"
 """Of a file: inode number, ctime in ns and size on the node that wrote it."""
@@ -37,7 +37,7 @@ class Staged:
     """sums: of the blocks that are there. shared: a second name of a file that has its place; not to be written.
     used_s: monotonic, the last time that something came for it."""
 
-    at: bytes
+    at: SafePath
     sums: dict[int, int] = field(default_factory=dict)
     shared: bool = False
     used_s: float = field(default_factory=time.monotonic)
@@ -64,8 +64,8 @@ class Mirror:
 
     def make(self) -> None:
         self.upper.make()
-        for name in os.listdir(self.upper.work):
-            throw_away(join(self.upper.work, name))
+        for name in self.upper.work.at(b"/").names():
+            self.upper.work.at(b"/" + name).throw_away()
 
     # ------------------------------------------------------------ large files
 
@@ -93,7 +93,7 @@ class Mirror:
             elif staged.shared:
                 staged = self._unshare(inode, staged)
             staged.used_s = time.monotonic()
-        fd = os.open(staged.at, os.O_WRONLY | os.O_CLOEXEC)
+        fd = staged.at.open(os.O_WRONLY)
         try:
             view, at = memoryview(body), start
             while view:
@@ -112,38 +112,30 @@ class Mirror:
         with self._staging:
             idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
             for inode in idle:
-                throw_away(self._staged.pop(inode).at)
+                self._staged.pop(inode).at.throw_away()
         return len(idle)
 
     def _stage(self, wanted: Snapshot) -> Staged:
         """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
         placed = self._placed.get(wanted.inode)
         staging = self._new_staging(wanted.inode)
-        earlier = b"" if placed is None else self._earlier_copy(placed)
-        if placed is not None and earlier:
-            os.unlink(staging.at)
-            os.link(earlier, staging.at)
+        earlier = None if placed is None else self.upper.at(placed.path)
+        if placed is not None and earlier is not None and copy_of(earlier) == placed.copy:
+            staging.at.unlink()
+            earlier.link(staging.at)
             staging = Staged(staging.at, dict(enumerate(placed.sums)), shared=True)
         self._staged[wanted.inode] = staging
         return staging
 
-    def _earlier_copy(self, placed: Placed) -> bytes:
-        """Where it lies; b"" when something else has its name now."""
-        try:
-            at = self.upper.at_without_links(placed.path)
-        except NotADirectoryError:
-            return b""
-        return at if copy_of(at) == placed.copy else b""
-
     def _new_staging(self, inode: int) -> Staged:
-        at = b"%s/%x" % (self.upper.work, inode)
-        os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        at = self.upper.work.at(b"/%x" % inode)
+        os.close(at.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         return Staged(at)
 
     def _unshare(self, inode: int, staged: Staged) -> Staged:
-        own = staged.at + b".own"
+        own = self.upper.work.at(staged.at.path + b".own")
         _copy(staged.at, own)
-        os.rename(own, staged.at)
+        own.rename(staged.at)
         staged.shared = False
         return staged
 
@@ -166,7 +158,7 @@ class Mirror:
         for path, found in reversed(list(self.upper.walk(directory))):
             if path != b"/" and stat.S_ISDIR(found.st_mode):
                 with contextlib.suppress(OSError):
-                    os.rmdir(self.upper.at(path))
+                    self.upper.at(path).rmdir()
 
     def place(self, one: Snapshot) -> None:
         """The name is as the snapshot says on return. Of a large file, all of `missing` was written."""
@@ -180,7 +172,7 @@ class Mirror:
             if one.shape in (Shape.DIRECTORY, Shape.REMOVED):
                 self._place_directory(one)
                 return
-            if os.path.isdir(self.upper.at(one.path)) and not os.path.islink(self.upper.at(one.path)):
+            if self.upper.at(one.path).is_folder():
                 self._clear(one.path)
             if one.shape == Shape.WHITEOUT:
                 self.upper.hide(one.path, one.replaces)
@@ -191,42 +183,39 @@ class Mirror:
         made = self._made(one)
         if one.replaces is not None:
             set_base(made, Base(one.path, one.replaces))
-        os.chown(made, one.uid, one.gid, follow_symlinks=False)
+        made.chown(one.uid, one.gid)
         if one.shape == Shape.FILE:
-            os.chmod(made, one.mode)
+            made.chmod(one.mode)
             own = msgspec.msgpack.encode((one.inode, one.ctime_ns, one.size_bytes))
-            os.setxattr(made, COPY_OF, own)
+            made.setxattr(COPY_OF, own)
             if one.extras:
-                os.setxattr(made, EXTRAS, one.extras)
-        os.utime(made, ns=(one.mtime_ns, one.mtime_ns), follow_symlinks=False)
-        os.rename(made, self.upper.at(one.path))
+                made.setxattr(EXTRAS, one.extras)
+        made.utime((one.mtime_ns, one.mtime_ns))
+        made.rename(self.upper.at(one.path))
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(made)  # rename does nothing where both were names of one file
+            made.unlink()  # rename does nothing where both were names of one file
 
-    def _made(self, one: Snapshot) -> bytes:
+    def _made(self, one: Snapshot) -> SafePath:
         made = self.upper.new()
         if one.shape == Shape.LINK:
-            os.symlink(one.content, made)
+            made.symlink(one.content)
         elif one.is_large:
             staged = self._staged.pop(one.inode)
             made = staged.at
-            os.truncate(made, one.size_bytes)
+            _truncate(made, one.size_bytes)
             count = -(-one.size_bytes // BLOCK_SIZE_BYTES)
             sums = [staged.sums[number] for number in range(count)]
             self._placed[one.inode] = Placed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
         else:
-            with open(made, "xb") as out:
+            with open(made.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
                 out.write(one.content)
         return made
 
     def _place_directory(self, one: Snapshot) -> None:
         at = self.upper.at(one.path)
-        if os.path.islink(at) or not os.path.isdir(at):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(at)
-            os.mkdir(at, 0o755)
-        os.chown(at, one.uid, one.gid)
-        os.chmod(at, one.mode)
+        _make_folder(at)
+        at.chown(one.uid, one.gid)
+        at.chmod(one.mode)
         _mark(at, REMOVED, b"" if one.shape == Shape.REMOVED else None)
         _mark(at, BASE, None)
         if one.replaces is not None:
@@ -237,46 +226,53 @@ class Mirror:
         if directory == b"/":
             return
         self._make_parents(directory)
-        at = self.upper.at(directory)
-        if os.path.islink(at) or not os.path.isdir(at):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(at)
-            os.mkdir(at, 0o755)
+        _make_folder(self.upper.at(directory))
 
     def _clear(self, path: bytes) -> None:
         if path == b"/":
             return  # the root is always there
-        try:
-            at = self.upper.at_without_links(path)
-            if stat.S_ISDIR(os.lstat(at).st_mode):
-                shutil.rmtree(at)
-            else:
-                os.unlink(at)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+        with contextlib.suppress(NotADirectoryError):
+            self.upper.at(path).throw_away()
 
 
-def copy_of(at: bytes) -> tuple[int, ...]:
+def copy_of(at: SafePath | int) -> tuple[int, ...]:
     """Inode number, ctime in ns and size of the writer's file; () for what is no copy."""
     try:
-        return msgspec.msgpack.decode(os.getxattr(at, COPY_OF, follow_symlinks=False), type=tuple[int, ...])
+        value = os.getxattr(at, COPY_OF) if isinstance(at, int) else at.getxattr(COPY_OF)
+        return msgspec.msgpack.decode(value, type=tuple[int, ...])
     except (OSError, msgspec.MsgspecError):
         return ()
 
 
-def _mark(at: bytes, name: str, value: bytes | None) -> None:
+def _make_folder(at: SafePath) -> None:
+    """In the place of what is none."""
+    if not at.is_folder():
+        with contextlib.suppress(FileNotFoundError):
+            at.unlink()
+        at.mkdir(0o755)
+
+
+def _truncate(at: SafePath, size_bytes: int) -> None:
+    fd = at.open(os.O_WRONLY)
+    try:
+        os.ftruncate(fd, size_bytes)
+    finally:
+        os.close(fd)
+
+
+def _mark(at: SafePath, name: str, value: bytes | None) -> None:
     if value is not None:
-        os.setxattr(at, name, value)
+        at.setxattr(name, value)
         return
     with contextlib.suppress(OSError):
-        os.removexattr(at, name)
+        at.removexattr(name)
 
 
-def _copy(source: bytes, target: bytes) -> None:
+def _copy(source: SafePath, target: SafePath) -> None:
     """Within the file system, which may share the blocks."""
-    read, write = os.open(source, os.O_RDONLY | os.O_CLOEXEC), -1
+    read, write = source.open(os.O_RDONLY), -1
     try:
-        write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        write = target.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         while os.copy_file_range(read, write, COPY_BYTES):
             pass
     finally:

@@ -9,6 +9,7 @@ from enum import IntEnum
 import msgspec
 import xxhash
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
 from headrace.layer.calls import seen_at_rest
@@ -68,7 +69,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.shape == Shape.FILE and self.size_bytes > SMALL_BYTES_MAX
 
 
-def shape_of(at: bytes, found: os.stat_result) -> Shape:
+def shape_of(at: SafePath, found: os.stat_result) -> Shape:
     """GONE for what can't be persisted: sockets, devices."""
     if is_whiteout(found):
         return Shape.WHITEOUT
@@ -79,16 +80,16 @@ def shape_of(at: bytes, found: os.stat_result) -> Shape:
     return Shape.FILE if stat.S_ISREG(found.st_mode) else Shape.GONE
 
 
-def take(path: bytes, at: bytes, replaces: Version | None) -> Snapshot:
+def take(path: bytes, at: SafePath, replaces: Version | None) -> Snapshot:
     """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after, with
     the ctime of before. OSError."""
-    found = os.lstat(at)
+    found = at.lstat()
     shape = shape_of(at, found)
     content, sums, extras = b"", [], b""
     if shape is Shape.LINK:
-        content = os.readlink(at)
+        content = at.readlink()
     elif shape is Shape.FILE:
-        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             found = seen_at_rest(fd)
             if found.st_size <= SMALL_BYTES_MAX:

@@ -17,7 +17,6 @@ but the folder. Every call may raise OSError.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import os
@@ -28,8 +27,8 @@ from collections.abc import Iterator
 import msgspec
 
 from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, Root, SafePath
 from headrace.base.model import Attributes, Version
-from headrace.layer.calls import EXCHANGE, NOREPLACE, WHITEOUT, rename
 from headrace.layer.lock import LayerLock
 from headrace.layer.work import is_left, owner
 
@@ -71,9 +70,9 @@ class Upper:
     """folder: of this cache; made when `make` is called."""
 
     def __init__(self, folder: str) -> None:
-        self.tree = os.fsencode(folder) + b"/tree"
-        self.work = os.fsencode(folder) + b"/work"
-        self.gone = os.fsencode(folder) + b"/gone"
+        self.tree = Root(os.fsencode(folder) + b"/tree")
+        self.work = Root(os.fsencode(folder) + b"/work")
+        self.gone = Root(os.fsencode(folder) + b"/gone")
         self.lock = LayerLock(f"{folder}/lock")
         """Whoever changes names holds it."""
         self.pressure_path = f"{folder}/pressure"
@@ -81,40 +80,31 @@ class Upper:
 
     def make(self) -> None:
         """The folders; the node calls it, at its start."""
-        os.makedirs(self.tree, mode=0o755, exist_ok=True)
-        os.makedirs(self.work, mode=0o700, exist_ok=True)
-        os.makedirs(self.gone, mode=0o700, exist_ok=True)
+        self.tree.make(0o755)
+        self.work.make(0o700)
+        self.gone.make(0o700)
 
-    def at(self, path: bytes) -> bytes:
-        """Where a path of the namespace lies; b"/" and b"" are the root."""
-        return self.tree + path if path != b"/" else self.tree
+    def close(self) -> None:
+        """Descriptors go. It may be used again."""
+        self.lock.close()
+        for root in (self.tree, self.work, self.gone):
+            root.close()
 
-    def at_without_links(self, path: bytes) -> bytes:
-        """Return where a path lies that another node named; the last name may be a link. NotADirectoryError where a
-        link is above it: the links of a layer lead wherever its writer wanted. For layers that only this node
-        changes."""
-        self.directory_without_links(split(path)[0])
-        return self.at(path)
+    def at(self, path: bytes) -> SafePath:
+        """Where a path of the namespace lies; b"/" and b"" are the root. Users exchange folders and links there at any
+        time."""
+        return SafePath(self.tree, path)
 
-    def directory_without_links(self, path: bytes) -> bytes:
-        """Return the same of a directory, which is no link either."""
-        at = self.tree
-        for name in path.split(b"/")[1:] if path != b"/" else ():
-            at = join(at, name)
-            if os.path.islink(at):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), at)
-        return at
-
-    def new(self) -> bytes:
+    def new(self) -> SafePath:
         """A name in `work` that nobody has."""
-        return b"%s/%s-%d" % (self.work, owner(), next(_serial))
+        return self.work.at(b"/%s-%d" % (owner(), next(_serial)))
 
     def clear_work(self) -> list[bytes]:
         """What processes that are dead left in `work` goes, but for directories that were being moved, or put away:
         those come to their places. The paths of those that were being moved."""
         moved: list[bytes] = []
-        for name in os.listdir(self.work):
-            at = join(self.work, name)
+        for name in self.work.at(b"/").names():
+            at = self.work.at(b"/" + name)
             if not is_left(at):
                 continue
             target = _mark(at, MOVING)
@@ -122,17 +112,17 @@ class Upper:
                 if self._finish_move(at, target):
                     moved.append(target)
             elif _mark(at, PATH) is not None:
-                os.rename(at, self._name_in_gone())
+                at.rename(self._name_in_gone())
             else:
-                throw_away(at)
+                at.throw_away()
         return moved
 
-    def move_in(self, at: bytes, target: bytes) -> None:
+    def move_in(self, at: SafePath, target: bytes) -> None:
         """A directory of `work` comes to its place, in one step: that of what hides the name, or of a directory in
         which nothing is visible. FileExistsError for anything else. The lock is held."""
         to = self.at(target)
         try:
-            rename(at, to, NOREPLACE)
+            at.rename(to, NOREPLACE)
         except FileExistsError:
             there = self.look(target)
             if isinstance(there, os.stat_result) and (
@@ -140,24 +130,24 @@ class Upper:
             ):
                 raise
             _unmark(to)  # else it would be taken for one that is being moved
-            rename(at, to, EXCHANGE)
-            throw_away(at)
+            at.rename(to, EXCHANGE)
+            at.throw_away()
         _unmark(to)
 
-    def _finish_move(self, at: bytes, target: bytes) -> bool:
+    def _finish_move(self, at: SafePath, target: bytes) -> bool:
         try:
             with self.lock:
                 self.move_in(at, target)
             return True
         except FileNotFoundError:
-            if not os.path.lexists(at):
+            if not at.exists():
                 return False  # somebody else did it
             why = "its parent is gone"
         except OSError as error:
             why = str(error)
         log.warning(
             "a folder that was being renamed stays aside path=%s at=%s why=%s",
-            *(os.fsdecode(target), os.fsdecode(at), why),
+            *(os.fsdecode(target), at, why),
         )
         return False
 
@@ -166,9 +156,8 @@ class Upper:
     def look(self, path: bytes) -> os.stat_result | Hidden | None:
         """None: this layer says nothing of the name. The directory that it is in must be a visible one."""
         at = self.at(path)
-        try:
-            found = os.lstat(at)
-        except (FileNotFoundError, NotADirectoryError):
+        found = at.seen()
+        if found is None:
             return None
         if is_whiteout(found) or (stat.S_ISDIR(found.st_mode) and is_removed(at)):
             return HIDDEN
@@ -177,7 +166,7 @@ class Upper:
     def names(self, directory: bytes) -> dict[bytes, bool]:
         """What this layer says of the names of a directory: whether each one is visible."""
         try:
-            with os.scandir(self.at(directory)) as found:
+            with self.at(directory).entries() as found:
                 return {entry.name: not _hides(entry) for entry in found}
         except (FileNotFoundError, NotADirectoryError):
             return {}
@@ -185,24 +174,8 @@ class Upper:
     def walk(self, top: bytes = b"/") -> Iterator[tuple[bytes, os.stat_result]]:
         """Everything at and below a path, hidden things too, a directory before what is in it. What goes meanwhile is
         passed by."""
-        try:
-            found = os.lstat(self.at(top))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        yield top, found
-        pending = [top] if stat.S_ISDIR(found.st_mode) else []
-        while pending:
-            directory = pending.pop()
-            try:
-                with os.scandir(self.at(directory)) as entries:
-                    rows = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            for name, one in rows:
-                path = join(directory, name)
-                yield path, one
-                if stat.S_ISDIR(one.st_mode):
-                    pending.append(path)
+        for at, found in self.at(top).walk():
+            yield at.path, found
 
     # ------------------------------------------------------------ hiding
 
@@ -211,77 +184,76 @@ class Upper:
         self.unmark_left(split(path)[0])
         made = self._whiteout(Base(path, base) if base is not None else None)
         try:
-            rename(made, self.at(path))
+            made.rename(self.at(path))
         except OSError:
-            os.unlink(made)
+            made.unlink()
             raise
 
     def hide_missing(self, path: bytes, base: Version | None, *, directory: bool = False) -> bytes | None:
         """Something came to the origin whose name is not here any more: it is to be hidden, and removed there.
         Whiteouts and removed directories are made, for the name and for those above it that are gone, too. The topmost
         path that was made, or that has to be looked at; None when the name is here. The lock is held."""
-        if os.path.lexists(self.at(path)):
+        if self.at(path).exists():
             return None
         top, missing = path, [split(path)[1]]
-        while not os.path.lexists(self.at(split(top)[0])):
+        while not self.at(split(top)[0]).exists():
             top = split(top)[0]
             missing.insert(0, split(top)[1])
         parent = split(top)[0]
         made = self.new()
         self._make_chain(made, missing, Base(path, base) if base is not None else None, directory=directory)
-        if is_folder(self.at(parent)):
-            rename(made, self.at(top), NOREPLACE)
+        if self.at(parent).is_folder():
+            made.rename(self.at(top), NOREPLACE)
             return top
         aside = self.new()  # a file, or a whiteout, took the place of a directory above
-        os.mkdir(aside, 0o700)
-        os.rename(made, join(aside, missing[0]))
-        os.setxattr(aside, PATH, parent)
-        os.rename(aside, self._name_in_gone())
+        aside.mkdir(0o700)
+        made.rename(aside / missing[0])
+        aside.setxattr(PATH, parent)
+        aside.rename(self._name_in_gone())
         return parent
 
-    def _make_chain(self, at: bytes, names: list[bytes], base: Base | None, *, directory: bool) -> None:
+    def _make_chain(self, at: SafePath, names: list[bytes], base: Base | None, *, directory: bool) -> None:
         """Removed directories within each other, the last name a whiteout, or one more of them."""
         if len(names) > 1 or directory:
-            os.mkdir(at, 0o755)
-            os.setxattr(at, REMOVED, b"")
+            make_removed(at)
             if len(names) > 1:
-                self._make_chain(join(at, names[1]), names[1:], base, directory=directory)
+                self._make_chain(at / names[1], names[1:], base, directory=directory)
             return
-        os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))
+        make_whiteout(at)
         if base is not None:
             set_base(at, base)
 
-    def _name_in_gone(self) -> bytes:
-        return b"%s/%d-%d-%d" % (self.gone, os.getpid(), next(_serial), time.time_ns())
+    def _name_in_gone(self) -> SafePath:
+        return self.gone.at(b"/%d-%d-%d" % (os.getpid(), next(_serial), time.time_ns()))
 
-    def _whiteout(self, base: Base | None) -> bytes:
+    def _whiteout(self, base: Base | None) -> SafePath:
         made = self.new()
-        os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+        make_whiteout(made)
         if base is not None:
             set_base(made, base)
         return made
 
     def mark_removed(self, directory: bytes) -> None:
         """The directory it is in shows the change, as if the name were gone from it."""
-        os.setxattr(self.at(directory), REMOVED, b"")
-        os.utime(self.at(split(directory)[0]))
+        self.at(directory).setxattr(REMOVED, b"")
+        self.at(split(directory)[0]).utime()
 
     def unmark_removed(self, directory: bytes) -> None:
         """The directory it is in shows that, too."""
-        os.removexattr(self.at(directory), REMOVED)
-        os.utime(self.at(split(directory)[0]))
+        self.at(directory).removexattr(REMOVED)
+        self.at(split(directory)[0]).utime()
 
     def mark_left(self, directory: bytes) -> None:
-        os.setxattr(self.at(directory), LEFT, b"")
+        self.at(directory).setxattr(LEFT, b"")
 
     def unmark_left(self, directory: bytes) -> None:
         """Something was removed here: from now on it may be empty because somebody here wants it so."""
         with contextlib.suppress(OSError):
-            os.removexattr(self.at(directory), LEFT)
+            self.at(directory).removexattr(LEFT)
 
     def was_left(self, directory: bytes) -> bool:
         try:
-            os.getxattr(self.at(directory), LEFT)
+            self.at(directory).getxattr(LEFT)
         except OSError:
             return False
         return True
@@ -290,19 +262,19 @@ class Upper:
         """A removed directory makes room for a file; the node finds it in `gone`. Until the file comes a whiteout hides
         what it hid."""
         at, base = self.at(path), self.base_of(path)
-        os.setxattr(at, PATH, path)
+        at.setxattr(PATH, path)
         made = self._whiteout(Base(path, base) if base is not None else None)
-        rename(made, at, EXCHANGE)
+        made.rename(at, EXCHANGE)
         failpoint.hit("tree.away")
-        os.rename(made, self._name_in_gone())
+        made.rename(self._name_in_gone())
 
-    def put_aside(self) -> list[tuple[bytes, bytes]]:
+    def put_aside(self) -> list[tuple[SafePath, bytes]]:
         """What is in `gone`: (where it lies, where it was)."""
         found = []
-        for name in os.listdir(self.gone):
-            at = join(self.gone, name)
+        for name in self.gone.at(b"/").names():
+            at = self.gone.at(b"/" + name)
             try:
-                found.append((at, os.getxattr(at, PATH)))
+                found.append((at, at.getxattr(PATH)))
             except OSError:
                 continue
         return found
@@ -315,7 +287,7 @@ class Upper:
     def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
         """source → target, atomic, with a whiteout where the source was; base: what that one hides."""
         self.unmark_left(split(source)[0])
-        rename(self.at(source), self.at(target), WHITEOUT)
+        self.at(source).rename(self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), Base(source, base))
 
@@ -325,26 +297,24 @@ class Upper:
         for path, becomes, base in bases:
             if base is not None:
                 set_base(self.at(path), Base(becomes, base))
-        rename(self.at(source), self.at(target), EXCHANGE)
+        self.at(source).rename(self.at(target), EXCHANGE)
 
     # ------------------------------------------------------------ placing
 
-    def place(self, made: bytes, path: bytes) -> bool:
+    def place(self, made: SafePath, path: bytes) -> bool:
         """A file of `work` gets its name, unless that is taken by something that is not a whiteout: False."""
         at = self.at(path)
         while True:
             try:
-                rename(made, at, NOREPLACE)
+                made.rename(at, NOREPLACE)
                 return True
             except FileExistsError:
                 try:
-                    if not is_whiteout(os.lstat(at)):
+                    if not is_whiteout(at.lstat()):
                         return False
                 except FileNotFoundError:
                     continue
-                os.rename(
-                    made, at
-                )  # whoever else takes the whiteout's place just now loses, as if it came first
+                made.rename(at)  # whoever else takes the whiteout's place just now loses, as if it came first
                 return True
 
     def base_of(self, path: bytes) -> Version | None:
@@ -352,61 +322,58 @@ class Upper:
         return base_at(self.at(path), path)
 
 
-def seen_at(at: bytes) -> os.stat_result | None:
-    """None: nothing is there."""
-    try:
-        return os.lstat(at)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def is_folder(at: bytes) -> bool:
-    """Whether a directory is there itself, not by a link."""
-    found = seen_at(at)
-    return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-def base_at(at: bytes | int, path: bytes) -> Version | None:
+def base_at(at: SafePath | int, path: bytes) -> Version | None:
     """at: or an open file."""
     return next((base.version for base in _bases(at) if base.path == path), None)
 
 
-def set_base(at: bytes, base: Base) -> None:
+def set_base(at: SafePath, base: Base) -> None:
     others = [one for one in _bases(at) if one.path != base.path]
     value = msgspec.msgpack.encode([*others[-BASES_MAX:], base])
-    os.setxattr(at, BASE, value, follow_symlinks=False)
+    at.setxattr(BASE, value)
 
 
-def drop_base(at: bytes, path: bytes) -> None:
+def drop_base(at: SafePath, path: bytes) -> None:
     """It replaces nothing at this path."""
     others = [one for one in _bases(at) if one.path != path]
-    os.setxattr(at, BASE, msgspec.msgpack.encode(others), follow_symlinks=False)
+    at.setxattr(BASE, msgspec.msgpack.encode(others))
 
 
-def _bases(at: bytes | int) -> list[Base]:
+def _bases(at: SafePath | int) -> list[Base]:
     try:
-        value = os.getxattr(at, BASE, follow_symlinks=isinstance(at, int))
+        value = os.getxattr(at, BASE) if isinstance(at, int) else at.getxattr(BASE)
         return msgspec.msgpack.decode(value, type=list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
 
 
-def dress_as(file: int | bytes, known: Attributes | None) -> None:
+def dress_as(file: int | SafePath, known: Attributes | None) -> None:
     """Mode and owner that a file had when this node put it to its origin, where they are known."""
     if known is None or known.mode is None:
         return
+    uid, gid = -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid
     with contextlib.suppress(PermissionError):  # another's, and we are not root
-        os.chown(file, -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid)
-    os.chmod(file, known.mode)
+        os.fchown(file, uid, gid) if isinstance(file, int) else file.chown(uid, gid)
+    os.fchmod(file, known.mode) if isinstance(file, int) else file.chmod(known.mode)
 
 
 def is_whiteout(found: os.stat_result) -> bool:
     return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
-def is_removed(at: bytes) -> bool:
+def make_whiteout(at: SafePath) -> None:
+    at.mknod(stat.S_IFCHR, os.makedev(0, 0))
+
+
+def make_removed(at: SafePath) -> None:
+    """A folder that hides what the origin has there."""
+    at.mkdir(0o755)
+    at.setxattr(REMOVED, b"")
+
+
+def is_removed(at: SafePath) -> bool:
     try:
-        os.getxattr(at, REMOVED)
+        at.getxattr(REMOVED)
     except OSError:
         return False
     return True
@@ -422,36 +389,32 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     return directory or b"/", name
 
 
-def throw_away(at: bytes) -> None:
-    """Whatever it is; it may be gone by now."""
-    try:
-        if stat.S_ISDIR(os.lstat(at).st_mode):
-            from shutil import rmtree  # rarely wanted, and a fifth of what else this module brings along
-
-            rmtree(at)
-        else:
-            os.unlink(at)
-    except FileNotFoundError:
-        pass
-
-
-def _unmark(at: bytes) -> None:
+def _unmark(at: SafePath) -> None:
     """It is on its way to nowhere."""
     for mark in (MOVING, PATH):
         with contextlib.suppress(OSError):
-            os.removexattr(at, mark, follow_symlinks=False)
+            at.removexattr(mark)
 
 
-def _mark(at: bytes, mark: str) -> bytes | None:
+def _mark(at: SafePath, mark: str) -> bytes | None:
     try:
-        return os.getxattr(at, mark, follow_symlinks=False)
+        return at.getxattr(mark)
     except OSError:
         return None
 
 
 def _hides(entry: os.DirEntry[bytes]) -> bool:
     if entry.is_dir(follow_symlinks=False):
-        return is_removed(entry.path)
+        return _has_removed_mark(entry.path)
     if entry.is_file(follow_symlinks=False) or entry.is_symlink():
         return False
     return is_whiteout(entry.stat(follow_symlinks=False))
+
+
+def _has_removed_mark(path: bytes) -> bool:
+    """path: of an entry of a directory that is held."""
+    try:
+        os.getxattr(path, REMOVED, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 
+from headrace.base.beneath import SafePath
+
 FOREIGN_S = 86400.0
 """How old something must be whose owner can't be looked at."""
 
@@ -25,11 +27,11 @@ def owner() -> bytes:
     return _own[1]
 
 
-def is_left(at: bytes) -> bool:
+def is_left(at: SafePath) -> bool:
     """Whether nobody will ever come back for something in `work`."""
     try:
-        age_s = time.time() - os.lstat(at).st_ctime
-        namespace, pid, began = (int(part, 16) for part in os.path.basename(at).split(b"-")[0].split(b"."))
+        age_s = time.time() - at.lstat().st_ctime
+        namespace, pid, began = (int(part, 16) for part in at.path[1:].split(b"-")[0].split(b"."))
     except OSError:
         return False  # it is gone
     except ValueError:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
+from headrace.base.beneath import Root, SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
@@ -29,6 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.local_write import (
+    folder_of,
     make_folders,
     put_file,
     sweep,
@@ -54,10 +57,13 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
+_LEADS_OUT = "a symbolic link leads out of the origin's folder"
+_UNSAFE_LINKS = "the origin's option unsafe_links=true follows those"
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _SWEPT_MAX = 10_000
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 
 def version_of(found: os.stat_result) -> Version:
@@ -75,6 +81,8 @@ def _translate(error: OSError, what: str) -> HeadraceError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _ABSENT:
         return PathNotFoundError(what, why=why)
+    if error.errno == errno.EXDEV:
+        return OriginDeniedError(what, why=_LEADS_OUT, hint=_UNSAFE_LINKS)
     if error.errno in _DENIED:
         return OriginDeniedError(what, why=why, hint="the node's user needs to read it")
     if error.errno in _PASSING:
@@ -83,14 +91,17 @@ def _translate(error: OSError, what: str) -> HeadraceError:
 
 
 class LocalOrigin:
-    """Symbolic links are followed, also out of the folder: whoever attaches it trusts it. Sockets, devices and
-    links to nothing are not listed."""
+    """Symbolic links are followed within the folder. One that leads out of it is not listed, and refused; unsafe_links:
+    it is followed, also for writing, to whatever this process may reach. Sockets, devices and links to nothing are not
+    listed."""
 
     writable = True
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, unsafe_links: bool = False) -> None:
         self._folder = os.path.abspath(folder)
-        self._swept: set[str] = set()
+        self._unsafe_links = unsafe_links
+        self._told_of_links = False
+        self._swept: set[bytes] = set()
         self.url = f"file://{self._folder}"
         self._threads = Threads()
 
@@ -179,13 +190,22 @@ class LocalOrigin:
     def _where(self, key: str) -> str:
         return f"{self.url}/{key}".encode(errors="surrogateescape").decode(errors="backslashreplace")
 
-    def _path(self, key: str) -> str:
+    def _path(self, key: str) -> SafePath:
+        """The folder is opened for each call: another disk may be mounted there by now."""
         if not is_path(key):
             raise PathNotFoundError(self._where(key), why="no such object")
-        return os.path.join(self._folder, key) if key else self._folder
+        top = self._top()
+        return top.root.at(top.path.rstrip(b"/") + b"/" + os.fsencode(key)) if key else top
+
+    def _top(self) -> SafePath:
+        folder = os.fsencode(self._folder)
+        return Root(b"/").at(folder).resolved() if self._unsafe_links else Root(folder).at(b"/")
 
     def _head(self, key: str) -> ObjectInfo:
-        found = os.stat(self._path(key))
+        path = self._path(key)
+        found = _following(path, lambda at: at.lstat())
+        if stat.S_ISLNK(found.st_mode):
+            found = path.resolved().lstat()
         if not stat.S_ISREG(found.st_mode):
             raise PathNotFoundError(self._where(key), why="not a file")
         return _info(key, found)
@@ -198,21 +218,21 @@ class LocalOrigin:
             path,
             self._where(key),
             source,
-            root=self._folder,
+            top=self._top(),
             condition=condition,
             attributes=attributes,
             turn=turn,
             version_of=version_of,
         )
-        self._sweep_once(os.path.dirname(path), found.st_ctime)
+        self._sweep_once(folder_of(path.resolved()), found.st_ctime)
         return _info(key, found)
 
-    def _sweep_once(self, folder: str, now_s: float) -> None:
-        if folder in self._swept:
+    def _sweep_once(self, folder: SafePath, now_s: float) -> None:
+        if folder.path in self._swept:
             return
         if len(self._swept) >= _SWEPT_MAX:
             self._swept.clear()
-        self._swept.add(folder)
+        self._swept.add(folder.path)
         with contextlib.suppress(OSError):
             sweep(folder, now_s)
 
@@ -222,40 +242,40 @@ class LocalOrigin:
         except NotADirectoryError:
             raise PathNotFoundError(self._where(key), why="no such file") from None
         check_condition(self._where(key), condition, found.version)
-        path = self._path(key)
-        os.unlink(path)
-        sync_folder(os.path.dirname(path))
+        path = self._path(key).resolved(last=False)
+        path.unlink()
+        sync_folder(folder_of(path))
 
     def _make_directory(self, key: str) -> None:
-        path = self._path(key)
+        path = self._path(key).resolved(last=False)
         try:
-            make_folders(path, self._folder)
+            make_folders(path, self._top())
         except FileExistsError:
-            if not os.path.lexists(path):
+            if not path.exists():
                 raise  # a file stands in the place of one above
             raise PathExistsError(self._where(key), why="a file has this name") from None
 
     def _remove_directory(self, key: str) -> None:
-        path = self._path(key)
+        path = self._path(key).resolved(last=False)
         try:
             try:
-                os.rmdir(path)
+                path.rmdir()
             except OSError as error:
                 if error.errno not in _NOT_EMPTY:
                     raise
                 sweep(path, math.inf)  # of whatever age: who is putting into a folder that goes puts again
-                os.rmdir(path)
+                path.rmdir()
         except FileNotFoundError:
             return
         except OSError as error:
             if error.errno not in _NOT_EMPTY:
                 raise
             raise DirectoryNotEmptyError(self._where(key), why="something is in it") from None
-        sync_folder(os.path.dirname(path))
+        sync_folder(folder_of(path))
 
     def _read(self, key: str, start: int, end: int, version: Version) -> Body:
         try:
-            file = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = _following(self._path(key), lambda at: at.open(os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
             if error.errno in _ABSENT:
                 raise VersionChangedError(self._where(key), why="it is gone") from None
@@ -288,21 +308,22 @@ class LocalOrigin:
 
     def _pages(self, key: str) -> Iterator[ListPage]:
         """Reads on in the open directory, a page's worth of names at a time."""
-        try:
-            listing = os.scandir(self._path(key))
-        except PathNotFoundError:
-            return
-        except OSError as error:
-            if error.errno not in _ABSENT:
-                raise
-            if key == "":
-                raise BucketNotFoundError(self.url, why=os.strerror(error.errno or 0)) from None
-            return
-        with listing:
+        with contextlib.ExitStack() as held:
+            try:
+                path = self._path(key)
+                listing = _following(path, lambda at: held.enter_context(at.entries()))
+            except PathNotFoundError:
+                return
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                if key == "":
+                    raise BucketNotFoundError(self.url, why=os.strerror(error.errno or 0)) from None
+                return
             objects: list[ObjectInfo] = []
             directories: list[str] = []
             for entry in listing:
-                self._sort_in(entry, key, objects, directories)
+                self._sort_in(entry, path, key, objects, directories)
                 if len(objects) + len(directories) >= _PAGE:
                     yield ListPage(tuple(objects), tuple(directories))
                     objects, directories = [], []
@@ -310,16 +331,44 @@ class LocalOrigin:
                 yield ListPage(tuple(objects), tuple(directories))
 
     def _sort_in(
-        self, entry: os.DirEntry[str], key: str, objects: list[ObjectInfo], directories: list[str]
+        self,
+        entry: os.DirEntry[bytes],
+        folder: SafePath,
+        key: str,
+        objects: list[ObjectInfo],
+        directories: list[str],
     ) -> None:
-        if entry.name.startswith(HIDDEN):
+        name = os.fsdecode(entry.name)
+        if name.startswith(HIDDEN):
             return
         try:
-            if entry.is_dir():
-                directories.append(entry.name)
+            if entry.is_symlink():
+                found = (folder / entry.name).resolved().lstat()
+            elif entry.is_dir(follow_symlinks=False):
+                directories.append(name)
                 return
-            found = entry.stat()
-        except OSError:
+            else:
+                found = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                self._tell_of_links(f"{key}/{name}" if key else name)
             return  # removed since, or a link to nothing
-        if stat.S_ISREG(found.st_mode):
-            objects.append(_info(f"{key}/{entry.name}" if key else entry.name, found))
+        if stat.S_ISDIR(found.st_mode):
+            directories.append(name)
+        elif stat.S_ISREG(found.st_mode):
+            objects.append(_info(f"{key}/{name}" if key else name, found))
+
+    def _tell_of_links(self, key: str) -> None:
+        if not self._told_of_links:
+            self._told_of_links = True
+            log.warning("%s path=%s hint=%s", _LEADS_OUT, self._where(key), _UNSAFE_LINKS)
+
+
+def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:
+    """The call, which fails at a link; then of what the links lead to."""
+    try:
+        return call(path)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        return call(path.resolved())

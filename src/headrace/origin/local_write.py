@@ -12,9 +12,10 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
@@ -24,7 +25,6 @@ from headrace.base.errors import (
     OriginReadOnlyError,
 )
 from headrace.base.model import Attributes, Version
-from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
 from headrace.origin.origin import HIDDEN, Absent, Condition, Source, check_condition
 from headrace.origin.source import FileSource
 from headrace.origin.turn import Turn
@@ -38,29 +38,28 @@ _NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def put_file(
-    path: str,
+    path: SafePath,
     what: str,
     source: Source,
     *,
-    root: str,
+    top: SafePath,
     condition: Condition,
     attributes: Attributes,
     turn: Turn,
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
-    """What the new file is, durable with its name. what: the path, for messages. root: the folder that must be
-    there; those between it and the file are made. A symbolic link stays, and what it
-    leads to is replaced."""
-    path = os.path.realpath(path) if os.path.islink(path) else path
-    parent = os.path.dirname(path)
+    """What the new file is, durable with its name. what: the path, for messages. top: the folder that must be there;
+    those between it and the file are made. A symbolic link stays, and what it leads to is replaced."""
+    path = path.resolved()
+    parent = folder_of(path)
     old = _stat(path)
     if old is not None and not stat.S_ISREG(old.st_mode):
         raise IsADirectoryPathError(what, why="a folder, or something else that is no file, has this name")
     check_condition(what, condition, None if old is None else version_of(old))
-    if parent != root:
-        make_folders(parent, root)
-    temporary = os.path.join(parent, HIDDEN + secrets.token_hex(8))
-    file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    if parent.path != top.path:
+        make_folders(parent, top)
+    temporary = parent / (HIDDEN + secrets.token_hex(8)).encode()
+    file = temporary.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fill(file, source, turn)
         _set_attributes(file, attributes, old)
@@ -73,7 +72,7 @@ def put_file(
         found = os.fstat(file)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
     finally:
         os.close(file)
@@ -144,14 +143,14 @@ def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | Non
 
 
 def _take_name(
-    temporary: str,
-    path: str,
+    temporary: SafePath,
+    path: SafePath,
     what: str,
     condition: Condition,
     version_of: Callable[[os.stat_result], Version],
 ) -> None:
     if condition is None:
-        os.rename(temporary, path)
+        temporary.rename(path)
     elif isinstance(condition, Absent):
         try:
             _rename_new(temporary, path)
@@ -163,90 +162,88 @@ def _take_name(
         _exchange(temporary, path, what, condition, version_of)
 
 
-def _rename_new(temporary: str, path: str) -> None:
+def _rename_new(temporary: SafePath, path: SafePath) -> None:
     """FileExistsError when the name is taken."""
     try:
-        _renameat2(temporary, path, NOREPLACE)
+        temporary.rename(path, NOREPLACE)
     except OSError as error:
         if error.errno not in _NOT_RENAMED:
             raise
-        os.link(temporary, path)  # NFS, for one
-        os.unlink(temporary)
+        temporary.link(path)  # NFS, for one
+        temporary.unlink()
 
 
 def _exchange(
-    temporary: str, path: str, what: str, condition: Version, version_of: Callable[[os.stat_result], Version]
+    temporary: SafePath,
+    path: SafePath,
+    what: str,
+    condition: Version,
+    version_of: Callable[[os.stat_result], Version],
 ) -> None:
     """The two files change places, so that what was replaced can still be looked at, and put back."""
     try:
-        _renameat2(temporary, path, EXCHANGE)
+        temporary.rename(path, EXCHANGE)
     except OSError as error:
         if error.errno not in (*_NOT_RENAMED, errno.ENOENT):
             raise
         if error.errno == errno.ENOENT:
             check_condition(what, condition, None)
-        os.rename(temporary, path)
+        temporary.rename(path)
         return
     replaced = _stat(temporary)
     if replaced is None or version_of(replaced) != condition:
-        _renameat2(temporary, path, EXCHANGE)
+        temporary.rename(path, EXCHANGE)
         check_condition(what, condition, None if replaced is None else version_of(replaced))
-    os.unlink(temporary)
+    temporary.unlink()
 
 
-def _renameat2(old: str, new: str, flags: int) -> None:
-    rename(os.fsencode(old), os.fsencode(new), flags)
-
-
-def _stat(path: str) -> os.stat_result | None:
+def _stat(path: SafePath) -> os.stat_result | None:
     try:
-        return os.stat(path)
+        return path.lstat()
     except FileNotFoundError:
         return None
 
 
-def make_folders(folder: str, root: str) -> None:
-    """With those above it, durable. FileExistsError when a file has the name. FileNotFoundError when the root isn't
+def folder_of(path: SafePath) -> SafePath:
+    return path.root.at(path.path[: path.path.rfind(b"/")] or b"/")
+
+
+def make_folders(folder: SafePath, top: SafePath) -> None:
+    """With those above it, durable. FileExistsError when a file has the name. FileNotFoundError when the top isn't
     there: the disk that is mounted at it may be away, and nothing may be written beneath."""
     try:
-        os.mkdir(folder)
+        folder.mkdir(0o777)
     except FileNotFoundError:
-        if folder == root or not os.path.isdir(root):
+        if folder.path == top.path or not top.is_folder():
             raise
-        make_folders(os.path.dirname(folder), root)
-        make_folders(folder, root)
+        make_folders(folder_of(folder), top)
+        make_folders(folder, top)
         return
     except FileExistsError:
-        if not os.path.isdir(folder):
+        if not folder.resolved().is_folder():
             raise
         return
-    sync_folder(os.path.dirname(folder))
+    sync_folder(folder_of(folder))
 
 
-def sync_folder(folder: str) -> None:
+def sync_folder(folder: SafePath) -> None:
     """Makes the names in it durable, where the file system has a way to."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(file)
+        folder.sync()
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
-    finally:
-        os.close(file)
 
 
-def leftovers(folder: str) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as listing:
-        yield from (entry for entry in listing if entry.name.startswith(HIDDEN))
-
-
-def sweep(folder: str, now_s: float) -> None:
+def sweep(folder: SafePath, now_s: float) -> None:
     """Removes what crashed puts left. now_s: by the clock of the folder's file system. ctime tells the age, as a put
     sets the mtime."""
-    for entry in leftovers(folder):
-        with contextlib.suppress(OSError):
-            if entry.stat(follow_symlinks=False).st_ctime < now_s - STALE_S:
-                os.unlink(entry.path)
+    for name in folder.names():
+        if name.startswith(HIDDEN.encode()):
+            with contextlib.suppress(OSError):
+                left = folder / name
+                if left.lstat().st_ctime < now_s - STALE_S:
+                    left.unlink()
 
 
 def translate_write(error: OSError, what: str) -> HeadraceError | None:

@@ -85,15 +85,15 @@ def _raw(url: str, options: dict[str, str]) -> tuple[Origin, OriginOptions]:
         return _build_bucket(url, scheme, parsed), parsed
     if scheme in ("http", "https"):
         return _build_web(url, parsed), parsed
-    return _build_own(url, scheme), parsed
+    return _build_own(url, scheme, parsed), parsed
 
 
-def _build_own(url: str, scheme: str) -> Origin:
+def _build_own(url: str, scheme: str, options: OriginOptions) -> Origin:
     rest = url.partition("://")[2]
     if scheme == "file":
         from headrace.origin.local import LocalOrigin
 
-        return LocalOrigin(rest)
+        return LocalOrigin(rest, unsafe_links=options.unsafe_links)
     if scheme == "memory":
         from headrace.origin.memory import MemoryOrigin
 

@@ -27,6 +27,7 @@ class OriginOptions:
     allow_http: bool = False
     path_style: bool | None = None
     put_checksums: bool | None = None
+    unsafe_links: bool = False
     account_name: str = ""
     account_key: str = ""
     service_account_path: str = ""
@@ -62,7 +63,7 @@ def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict
 
 
 def _value(url: str, name: str, text: str) -> str | bool | float | int:
-    if name in ("anonymous", "allow_http", "path_style", "put_checksums"):
+    if name in ("anonymous", "allow_http", "path_style", "put_checksums", "unsafe_links"):
         if text.lower() not in _TRUE + _FALSE:
             raise UsageError(url, why=f"option {name} is true or false")
         return text.lower() in _TRUE

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from urllib.parse import parse_qsl, urlencode
 
+from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, Extras, FileId
 from headrace.base.write_modes import WriteMode
@@ -170,7 +171,7 @@ class ExtrasOf:
             return whole.told if self._asked(path) else Extras()
         return self.cached(path, whole.entry, whole.fd)
 
-    def of(self, path: bytes, found: Seen, at: bytes | int) -> Extras | None:
+    def of(self, path: bytes, found: Seen, at: SafePath | int) -> Extras | None:
         """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it
         was not asked yet; None: it can't be asked."""
         if not isinstance(found, Entry):

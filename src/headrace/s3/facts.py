@@ -15,6 +15,7 @@ import stat
 
 import msgspec
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import Entry
 from headrace.s3.checksums import Checksum
 from headrace.sdk.tree import Seen
@@ -50,8 +51,8 @@ class Facts(msgspec.Struct, frozen=True):
     parts: tuple[tuple[int, int], ...] = ()
 
 
-def facts_of(found: Seen, at: bytes | int) -> Facts:
-    """at: a file of the upper layer, by path or descriptor; unused for an Entry."""
+def facts_of(found: Seen, at: SafePath | bytes | int) -> Facts:
+    """at: a file of the upper layer, by path or descriptor; -1 for an Entry."""
     if isinstance(found, Entry):
         version = found.version
         token = version.token
@@ -115,19 +116,19 @@ def parse_mtime(text: str) -> int:
     return int(seconds) * 1_000_000_000 + int((fraction + "000000000")[:9])
 
 
-def mark_folder(at: bytes) -> None:
+def mark_folder(at: SafePath) -> None:
     with contextlib.suppress(OSError):
-        os.setxattr(at, MARKER, b"")
+        at.setxattr(MARKER, b"")
 
 
-def unmark_folder(at: bytes) -> None:
+def unmark_folder(at: SafePath) -> None:
     with contextlib.suppress(OSError):
-        os.removexattr(at, MARKER)
+        at.removexattr(MARKER)
 
 
-def is_marked(at: bytes) -> bool:
+def is_marked(at: SafePath) -> bool:
     try:
-        os.getxattr(at, MARKER)
+        at.getxattr(MARKER)
     except OSError:
         return False
     return True
@@ -137,8 +138,9 @@ def is_file(found: Seen) -> bool:
     return isinstance(found, Entry) or stat.S_ISREG(found.st_mode)
 
 
-def _record_of(at: bytes | int) -> Record | None:
+def _record_of(at: SafePath | bytes | int) -> Record | None:
     try:
-        return msgspec.json.decode(os.getxattr(at, ATTRIBUTE), type=Record)
+        value = at.getxattr(ATTRIBUTE) if isinstance(at, SafePath) else os.getxattr(at, ATTRIBUTE)
+        return msgspec.json.decode(value, type=Record)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -112,7 +112,7 @@ class Objects:
         if extras is None:
             os.close(whole.fd)
             return None
-        facts = facts_of(whole.entry, b"")
+        facts = facts_of(whole.entry, -1)
         return self._answer(request, call, facts, Content(facts.size_bytes, fd=whole.fd), extras)
 
     def _head_cached(self, request: Request, call: Call) -> Response | None:
@@ -124,7 +124,7 @@ class Objects:
         if whole is not None:
             entry, extras = whole.entry, self.extras.of_whole(call.path, whole)
             os.close(whole.fd)
-        return None if extras is None else self._answer(request, call, facts_of(entry, b""), None, extras)
+        return None if extras is None else self._answer(request, call, facts_of(entry, -1), None, extras)
 
     def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:
         """With what was found, and where. NoSuchKey, NoSuchBucket."""
@@ -146,7 +146,7 @@ class Objects:
                 try:
                     content = self.paths.content_of(path, found)
                     if isinstance(found, Entry):
-                        return facts_of(found, b""), content, self._told(path, found, content, request)
+                        return facts_of(found, -1), content, self._told(path, found, content, request)
                 except (FileNotFoundError, VersionChangedError):
                     if attempt + 1 == CHANGED_ATTEMPTS:
                         raise
@@ -182,7 +182,7 @@ class Objects:
         if whole is None:
             return facts
         try:
-            same = facts_of(whole.entry, b"").etag == facts.etag
+            same = facts_of(whole.entry, -1).etag == facts.etag
             return with_noted(facts, whole.fd) if same else facts
         finally:
             os.close(whole.fd)

@@ -140,7 +140,7 @@ class Looks:
 
     def readlink(self, path: bytes) -> bytes:
         with _told(path):
-            return os.readlink(self.tree.upper.at(self.get(path, follow=False)[0]))
+            return self.tree.upper.at(self.get(path, follow=False)[0]).readlink()
 
     def _below(self, path: bytes) -> Entry | None:
         """What the origins have at a path; the node is asked where the index is too old to say."""
@@ -170,7 +170,7 @@ class Looks:
 
     def _target(self, link: bytes, links: int) -> list[bytes]:
         with _told(link):
-            target = os.readlink(self.tree.upper.at(link))
+            target = self.tree.upper.at(link).readlink()
         if links > LINKS_MAX:
             raise NotSupportedError(os.fsdecode(link), why="too many symbolic links")
         if target.startswith(b"/"):
@@ -219,11 +219,7 @@ class Looks:
         top = path if slash < 0 else path[:slash]
         if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
             return False
-        try:
-            os.lstat(self.tree.upper.tree + top)
-        except FileNotFoundError:
-            return True
-        return False
+        return not self.tree.upper.at(top).exists()
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
         """As content, and of that the bytes start..end; fewer where the file ends before."""
@@ -307,8 +303,7 @@ class Looks:
             self.tree.lock,
             _told(path),
         ):  # the lock: else the node may hold a lease on it (dataplane/let_go.py)
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(self.tree.upper.at(path), flags)
+            fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)

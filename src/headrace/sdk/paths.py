@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
+from headrace.base.beneath import NOREPLACE, SafePath
 from headrace.base.errors import (
     IsADirectoryPathError,
     NotADirectoryPathError,
@@ -27,7 +28,6 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Kind
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.calls import NOREPLACE
 from headrace.layer.upper import Upper, join, split
 from headrace.sdk.client import Client
 from headrace.sdk.elsewhere import NeedsRightError
@@ -59,7 +59,7 @@ class Paths(Looks):
         """The node has heard what was written on return, if it is there; else it finds it by itself, later."""
         if self._pressure is not None:
             self._pressure.close()
-        self.tree.lock.close()
+        self.tree.upper.close()
         self.client.end_telling(TELL_S_MAX)
         self.client.close()
 
@@ -129,11 +129,7 @@ class Paths(Looks):
         whole, found = self.get(path)
         if isinstance(found, os.stat_result):
             with _told(path):
-                fd = os.open(self.tree.upper.at(whole), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+                self.tree.upper.at(whole).sync()
 
     def copy(self, source: bytes, target: bytes, *, parents: bool = False) -> None:
         """A file's bytes, by the kernel; the target is replaced whole, or not at all. parents: as of create."""
@@ -150,7 +146,7 @@ class Paths(Looks):
         self._change(path, lambda: self._dress(whole, work))
 
     def _dress(self, path: bytes, work: Callable[[int], object]) -> None:
-        fd = os.open(self.tree.at_upper(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = self.tree.at_upper(path).open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             work(fd)
         finally:
@@ -162,12 +158,13 @@ class Paths(Looks):
         self.alter(path, os.utime)
 
     def alter(self, path: bytes, work: Callable[[bytes], object]) -> None:
-        """Mode, owner, times or attributes of what is there. work: called with where it lies in the upper layer, under
-        the layer's lock."""
+        """Mode, owner, times or attributes of what is there. work: called with a path for plain calls, which reach that
+        and nothing else, under the layer's lock."""
         whole, _ = self.get(path)
 
         def change() -> None:
-            work(self.tree.at_upper(whole))
+            with self.tree.at_upper(whole).pinned() as pin:
+                work(pin.at)
             self._changed([whole])
 
         self._change(path, change)
@@ -193,19 +190,18 @@ class Paths(Looks):
         if self.tree.modes.of(path) is WriteMode.OFF:
             raise _read_only(os.fsdecode(path))
 
-    def _new_file(self) -> tuple[int, bytes]:
+    def _new_file(self) -> tuple[int, SafePath | None]:
         """A file without a name, of which nothing stays when this process dies; where the file system has none such,
         one with a name in `work`, which is the second value."""
-        work = self.tree.upper.work
         with contextlib.suppress(OSError):
-            return os.open(work, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o666), b""
+            return self.tree.upper.work.at(b"/").open(os.O_RDWR | os.O_TMPFILE), None
         made = self.tree.upper.new()
-        return os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), made
+        return made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL), made
 
     def _publish(
         self,
         fd: int,
-        made: bytes,
+        made: SafePath | None,
         path: bytes,
         *,
         replace: bool,
@@ -220,9 +216,8 @@ class Paths(Looks):
         named = made or self.tree.upper.new()
         try:
             with _told(path):
-                if not made:
-                    # With a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link.
-                    os.link(b"/proc/self/fd/%d" % fd, named, src_dir_fd=fd, follow_symlinks=True)
+                if made is None:
+                    named.name_open(fd)
             for attempt in range(COPIES_MAX):
                 if parents:
                     self.make_directories(split(path)[0])
@@ -383,10 +378,10 @@ class Paths(Looks):
             time.sleep(self._pressure.pause_s)
 
 
-def _unlink(made: bytes) -> None:
-    if made:
+def _unlink(made: SafePath | None) -> None:
+    if made is not None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(made)
+            made.unlink()
 
 
 def _umask() -> int:

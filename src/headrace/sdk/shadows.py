@@ -3,13 +3,12 @@ whiteouts, and folders marked as removed. The layer's lock is held."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from headrace.base.beneath import SafePath
 from headrace.base.model import Entry, FileId, Kind
-from headrace.layer.upper import REMOVED, Base, Upper, base_at, is_folder, join, set_base
+from headrace.layer.upper import Base, Upper, base_at, join, make_removed, make_whiteout, set_base
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
@@ -28,52 +27,52 @@ class Shadows:
         self._lower = lower
         self._names = names
 
-    def leave(self, path: bytes, entry: Entry | None) -> bytes:
+    def leave(self, path: bytes, entry: Entry | None) -> SafePath:
         """What stays where a directory was: a removed one that hides all that the origin has there; a file too, in
         whose place the directory was."""
         made = self._upper.new()
-        _make_removed(made)
+        make_removed(made)
         base = self._upper.base_of(path)
         if base is not None:
             set_base(made, Base(path, base))
         self.fill(made, path, entry)
         return made
 
-    def fill(self, made: bytes, path: bytes, entry: Entry | None) -> None:
+    def fill(self, made: SafePath, path: bytes, entry: Entry | None) -> None:
         """A folder gets what hides all that the origin has at that path."""
         hidden = {name for name, visible in self._names(path) if not visible}
         children = [] if entry is None else list(self._lower.children(entry.id))
         for child in children:
-            one, at = join(path, child.name), join(made, child.name)
+            one, at = join(path, child.name), made / child.name
             hidden.discard(child.name)
             if child.kind is Kind.DIRECTORY:
-                _make_removed(at)
+                make_removed(at)
                 self.fill(at, one, child)
             else:
-                _make_whiteout(at)
+                make_whiteout(at)
                 set_base(at, Base(one, self._upper.base_of(one) or child.version))
         for name in hidden:
-            one, at = join(path, name), join(made, name)
-            if os.path.isdir(self._upper.at(one)):
-                _make_removed(at)
+            one, at = join(path, name), made / name
+            if self._upper.at(one).is_folder():
+                make_removed(at)
                 self.fill(at, one, None)
             else:
-                _make_whiteout(at)
+                make_whiteout(at)
                 base = self._upper.base_of(one)
                 if base is not None:
                     set_base(at, Base(one, base))
 
-    def hide_below(self, at: bytes, path: bytes, entry: Entry) -> None:
+    def hide_below(self, at: SafePath, path: bytes, entry: Entry) -> None:
         """A directory that comes to lie over one of the origin hides what is in that."""
         for child in self._lower.children(entry.id):
-            one, there = join(at, child.name), join(path, child.name)
+            one, there = at / child.name, join(path, child.name)
             if child.kind is Kind.DIRECTORY:
-                if not os.path.lexists(one):
-                    _make_removed(one)
-                if is_folder(one):
+                if not one.exists():
+                    make_removed(one)
+                if one.is_folder():
                     self.hide_below(one, there, child)
-            elif not os.path.lexists(one):
-                _make_whiteout(one)
+            elif not one.exists():
+                make_whiteout(one)
                 set_base(one, Base(there, child.version))
             elif base_at(one, there) is None:
                 set_base(one, Base(there, child.version))
@@ -86,32 +85,22 @@ class Shadows:
             set_base(self._upper.at(source), Base(target, base))
         for name, _ in self._names(target):
             one, other = join(target, name), join(source, name)
-            if is_folder(self._upper.at(one)):
-                if not os.path.lexists(self._upper.at(other)):
-                    os.mkdir(self._upper.at(other), 0o755)
+            if self._upper.at(one).is_folder():
+                if not self._upper.at(other).exists():
+                    self._upper.at(other).mkdir(0o755)
                     self._upper.mark_removed(other)
-                if is_folder(self._upper.at(other)):
+                if self._upper.at(other).is_folder():
                     self.take_over(one, other)
                 else:
                     self._upper.put_away(one)  # a file comes into its place
-            elif not os.path.lexists(self._upper.at(other)):
+            elif not self._upper.at(other).exists():
                 base = self._upper.base_of(one)
                 made = self._upper.new()
-                _make_whiteout(made)
+                make_whiteout(made)
                 if base is not None:
                     set_base(made, Base(one, base))
-                os.rename(made, self._upper.at(other))
+                made.rename(self._upper.at(other))
             else:
                 base = self._upper.base_of(one)
                 if base is not None:
                     set_base(self._upper.at(other), Base(one, base))
-
-
-def _make_removed(at: bytes) -> None:
-    """A folder that hides what the origin has there."""
-    os.mkdir(at, 0o755)
-    os.setxattr(at, REMOVED, b"")
-
-
-def _make_whiteout(at: bytes) -> None:
-    os.mknod(at, stat.S_IFCHR, os.makedev(0, 0))

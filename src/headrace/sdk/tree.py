@@ -17,9 +17,9 @@ from typing import Protocol
 import msgspec
 
 from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.calls import EXCHANGE, NOREPLACE, rename
 from headrace.layer.upper import (
     LEFT,
     LOWER_ID,
@@ -29,7 +29,6 @@ from headrace.layer.upper import (
     Hidden,
     Upper,
     dress_as,
-    is_folder,
     is_removed,
     is_whiteout,
     join,
@@ -147,7 +146,7 @@ class Tree:
     def ensure_directory(self, path: bytes) -> os.stat_result:
         """The directory is in the upper layer on return; it must be visible."""
         if path in (b"/", b""):
-            return os.lstat(self.upper.tree)
+            return self.upper.at(b"/").lstat()
         found = self.upper.look(path)
         if isinstance(found, Hidden):
             raise _error(errno.ENOENT, path)
@@ -162,11 +161,11 @@ class Tree:
         if entry.kind is not Kind.DIRECTORY:
             raise _error(errno.ENOTDIR, path)
         made = self.upper.new()
-        os.mkdir(made, 0o755)
-        os.setxattr(made, LOWER_ID, b"%d" % entry.id)
+        made.mkdir(0o755)
+        made.setxattr(LOWER_ID, b"%d" % entry.id)
         if not self.upper.place(made, path):
-            os.rmdir(made)
-        return os.lstat(self.upper.at(path))
+            made.rmdir()
+        return self.upper.at(path).lstat()
 
     def copy_up(self, path: bytes, cancel: Cancel | None, *, content: bool = True) -> None:
         """The file, or the directory, is in the upper layer on return. Waits until the node has the bytes; what a
@@ -178,8 +177,9 @@ class Tree:
             with self.lock:
                 self.ensure_directory(path)
             return
-        made = self.upper.new()
-        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        made: SafePath | None = self.upper.new()
+        assert made is not None
+        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             if content:
                 self._copy_content(entry, fd, cancel)
@@ -190,14 +190,14 @@ class Tree:
             with self.lock:
                 self.ensure_directory(split(path)[0])
                 if self.below(path) == entry and self.upper.look(path) is None:
-                    rename(made, self.upper.at(path), NOREPLACE)
-                    made = b""
+                    made.rename(self.upper.at(path), NOREPLACE)
+                    made = None
         except FileExistsError:
             pass
         finally:
             os.close(fd)
-            if made:
-                os.unlink(made)
+            if made is not None:
+                made.unlink()
 
     def _copy_content(self, entry: Entry, fd: int, cancel: Cancel | None) -> None:
         size = entry.version.size_bytes
@@ -217,7 +217,7 @@ class Tree:
         finally:
             file.close()
 
-    def at_upper(self, path: bytes, *, content: bool = True) -> bytes:
+    def at_upper(self, path: bytes, *, content: bool = True) -> SafePath:
         """Where a visible thing lies in the upper layer. NeedsContentError when it is only below."""
         found = self._must_see(path)
         self._writable(path)
@@ -261,7 +261,7 @@ class Tree:
         if stat.S_ISDIR(found.st_mode):
             raise _error(errno.EISDIR, path)
         at = self.upper.at(path)
-        fd = os.open(at, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = at.open(os.O_RDWR)
         if not _same(fd, at):  # moved into the cache, or replaced, between the two
             os.close(fd)
             return self.open(path, flags)
@@ -273,7 +273,7 @@ class Tree:
         """None when somebody was first."""
         at = self.upper.at(path)
         try:
-            fd = os.open(at, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+            fd = at.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o7777)
         except FileExistsError:
             return self._create_over_whiteout(path, mode, owner, parent)
         self._dress(fd, mode, owner, parent)
@@ -283,15 +283,15 @@ class Tree:
         self, path: bytes, mode: int, owner: Owner, parent: os.stat_result
     ) -> int | None:
         made = self.upper.new()
-        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
+        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o7777)
         self._dress(fd, mode, owner, parent)
         if self._place(made, path):
             return fd
         os.close(fd)
-        os.unlink(made)
+        made.unlink()
         return None
 
-    def _place(self, made: bytes, path: bytes) -> bool:
+    def _place(self, made: SafePath, path: bytes) -> bool:
         """What a whiteout there knew of the origin's file goes over to what takes its place."""
         base = self._base(path)
         self._clear(path)
@@ -301,23 +301,23 @@ class Tree:
 
     def _clear(self, path: bytes) -> None:
         """A file can't take the place of a removed directory, which may have things to be removed in it."""
-        if isinstance(self.upper.look(path), Hidden) and os.path.isdir(self.upper.at(path)):
+        if isinstance(self.upper.look(path), Hidden) and self.upper.at(path).is_folder():
             self.upper.put_away(path)
 
     def _base(self, path: bytes) -> Version | None:
         """Which version of the origin whatever is put at a path now would replace."""
-        if self.look(path) is not None or os.path.lexists(self.upper.at(path)):
+        if self.look(path) is not None or self.upper.at(path).exists():
             return self.upper.base_of(path)
         entry = self.below(path)
         return None if entry is None or entry.kind is not Kind.FILE else entry.version
 
-    def _dress(self, fd: int | bytes, mode: int, owner: Owner, parent: os.stat_result) -> None:
+    def _dress(self, file: int | SafePath, mode: int, owner: Owner, parent: os.stat_result) -> None:
         """Owner and mode as the caller's, by the rules of a set-group-id directory; the kernel took off the umask. A
         file that was opened with its mode has it already, where this process has no umask of its own."""
         gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
         if (owner.uid, gid) != (os.geteuid(), os.getegid()):
-            os.chown(fd, owner.uid, gid, **({} if isinstance(fd, int) else {"follow_symlinks": False}))
-        elif isinstance(fd, int) and self._exact_modes:
+            os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
+        elif isinstance(file, int) and self._exact_modes:
             return
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
@@ -325,9 +325,9 @@ class Tree:
         wanted = mode & 0o7777
         if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
             wanted |= stat.S_ISGID
-        os.chmod(fd, wanted)
+        os.fchmod(file, wanted) if isinstance(file, int) else file.chmod(wanted)
 
-    def put_file(self, made: bytes, path: bytes, *, replace: bool) -> None:
+    def put_file(self, made: SafePath, path: bytes, *, replace: bool) -> None:
         """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner
         it takes over. EEXIST when it may not replace one."""
         self._writable(path)
@@ -340,17 +340,17 @@ class Tree:
         if not replace:
             self.other_nodes.check_right(path)
         if parent.st_mode & stat.S_ISGID:
-            os.chown(made, -1, parent.st_gid)
+            made.chown(-1, parent.st_gid)
         if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
-            os.chown(made, found.st_uid, found.st_gid)
-            os.chmod(made, stat.S_IMODE(found.st_mode))
+            made.chown(found.st_uid, found.st_gid)
+            made.chmod(stat.S_IMODE(found.st_mode))
         elif isinstance(found, Entry):
             dress_as(made, found.attributes)
         base = self._base(path)
         self._clear(path)
         if base is not None:
             set_base(made, Base(path, base))
-        os.rename(made, self.upper.at(path))
+        made.rename(self.upper.at(path))
         self.on_changed([path])
 
     def make_directory(self, path: bytes, mode: int, owner: Owner) -> None:
@@ -364,7 +364,7 @@ class Tree:
             self.on_changed([path])
             return
         made = self.upper.new()
-        os.mkdir(made, 0o700)
+        made.mkdir(0o700)
         self._dress(made, stat.S_IFDIR | mode, owner, parent)
         base, entry = self._base(path), self.below(path)
         if base is not None:
@@ -372,10 +372,10 @@ class Tree:
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._shadows.fill(made, path, entry)  # of a folder that a file had taken the place of
         try:
-            os.rename(made, at)
+            made.rename(at)
         except NotADirectoryError:
-            rename(made, at, EXCHANGE)  # for the whiteout: from here on the directory hides what it hid
-            os.unlink(made)
+            made.rename(at, EXCHANGE)  # for the whiteout: from here on the directory hides what it hid
+            made.unlink()
         self.on_changed([path])
 
     def _make_again(self, path: bytes, mode: int, owner: Owner, parent: os.stat_result) -> bool:
@@ -383,15 +383,15 @@ class Tree:
         at = self.upper.at(path)
         if not is_removed(at):
             return False
-        for name in os.listxattr(at):
+        for name in at.listxattr():
             if name.startswith("user.") or name in (
                 LOWER_ID,
                 LEFT,
                 PATH,
             ):  # it is another one than the origin's
-                os.removexattr(at, name)
+                at.removexattr(name)
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
-        os.utime(at)
+        at.utime()
         self.upper.unmark_removed(path)
         return True
 
@@ -399,12 +399,12 @@ class Tree:
         """A fifo, a socket, a device, or a regular file, closed."""
         if stat.S_ISCHR(mode) and device == 0:
             raise _error(errno.EPERM, path)  # that would be a whiteout
-        self._make(path, mode, owner, lambda made: os.mknod(made, mode, device))
+        self._make(path, mode, owner, lambda made: made.mknod(mode, device))
 
     def symlink(self, path: bytes, target: bytes, owner: Owner) -> None:
-        self._make(path, stat.S_IFLNK | 0o777, owner, lambda made: os.symlink(target, made))
+        self._make(path, stat.S_IFLNK | 0o777, owner, lambda made: made.symlink(target))
 
-    def _make(self, path: bytes, mode: int, owner: Owner, make: Callable[[bytes], None]) -> None:
+    def _make(self, path: bytes, mode: int, owner: Owner, make: Callable[[SafePath], None]) -> None:
         self._writable(path)
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
@@ -417,7 +417,7 @@ class Tree:
             if not self._place(made, path):
                 raise _error(errno.EEXIST, path)
         except BaseException:
-            os.unlink(made)
+            made.unlink()
             raise
         self.on_changed([path])
 
@@ -430,9 +430,9 @@ class Tree:
         self.ensure_directory(split(path)[0])
         self.other_nodes.check_right(path)
         made = self.upper.new()
-        os.link(at, made, follow_symlinks=False)
+        at.link(made)
         if not self._place(made, path):
-            os.unlink(made)
+            made.unlink()
             raise _error(errno.EEXIST, path)
         self.on_changed([path])
 
@@ -444,7 +444,7 @@ class Tree:
         if _is_directory(found):
             raise _error(errno.EISDIR, path)
         if self.below(path) is None:
-            os.unlink(self.upper.at(path))
+            self.upper.at(path).unlink()
         else:
             self.ensure_directory(split(path)[0])
             self.upper.hide(path, self._base(path))
@@ -464,7 +464,7 @@ class Tree:
     def _take_away_directory(self, path: bytes) -> None:
         if self.below(path) is None:
             try:
-                os.rmdir(self.upper.at(path))
+                self.upper.at(path).rmdir()
                 return
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
@@ -561,7 +561,7 @@ class Tree:
             set_base(self.upper.at(source), Base(target, replaced))
         self._clear(target)
         if left is None and base is None:
-            os.rename(self.upper.at(source), self.upper.at(target))
+            self.upper.at(source).rename(self.upper.at(target))
         else:
             self.upper.rename_leaving_whiteout(source, target, base)
 
@@ -570,9 +570,9 @@ class Tree:
         if entry is not None and not self._is_whole(source, entry):
             raise NeedsContentError(source)  # clean files have left the layer since it was copied
         at, to = self.upper.at(source), self.upper.at(target)
-        left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else b""
-        hidden, is_taken = self.below(target), os.path.lexists(to)
-        if is_folder(to):
+        left = self._shadows.leave(source, entry) if entry is not None or self._hides_any(source) else None
+        hidden, is_taken = self.below(target), to.exists()
+        if to.is_folder():
             self._shadows.take_over(target, source)
         elif is_taken:  # by a whiteout
             base = self.upper.base_of(target)
@@ -580,14 +580,14 @@ class Tree:
                 set_base(at, Base(target, base))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
             self._shadows.hide_below(at, target, hidden)
-        if not left and not is_taken:
-            os.rename(at, to)
+        if left is None and not is_taken:
+            at.rename(to)
             return
         # In between the directory is in `work`. Whoever clears that after a crash ends the move by the mark.
-        os.setxattr(at, MOVING, target)
+        at.setxattr(MOVING, target)
         failpoint.hit("tree.moving")
         moving = left or self.upper.new()
-        rename(moving, at, EXCHANGE) if left else os.rename(at, moving)
+        at.rename(moving, EXCHANGE if left is not None else 0)
         failpoint.hit("tree.moved")
         self.upper.move_in(moving, target)
 
@@ -648,12 +648,9 @@ def _same_file(one: Seen, other: Seen) -> bool:
     )
 
 
-def _same(fd: int, at: bytes) -> bool:
-    try:
-        found = os.lstat(at)
-    except FileNotFoundError:
-        return False
-    return not is_whiteout(found) and found.st_ino == os.fstat(fd).st_ino
+def _same(fd: int, at: SafePath) -> bool:
+    found = at.seen()
+    return found is not None and not is_whiteout(found) and found.st_ino == os.fstat(fd).st_ino
 
 
 def _error(number: int, path: bytes) -> OSError:

@@ -17,8 +17,9 @@ import os
 import struct
 
 from headrace.base import failpoint
+from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import CorruptIndexError
-from headrace.layer.calls import EXCHANGE, rename, sync_folder
+from headrace.layer.calls import rename, sync_folder
 from headrace.store.checksum import block_checksum
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -71,7 +72,7 @@ def _replace(fresh: str, path: str) -> None:
     """The one before it stays, under the other name: its blocks are what the next one is written to, on a full disk
     too."""
     try:
-        rename(os.fsencode(fresh), os.fsencode(path), EXCHANGE)
+        rename(fresh, path, EXCHANGE)
     except OSError:  # there is none yet, or the file system has no such call
         os.rename(fresh, path)
         with contextlib.suppress(OSError), open(path, "rb") as source, open(fresh, "wb") as target:

@@ -20,6 +20,7 @@ from typing import Any
 from msgspec import structs
 
 from headrace.base import failpoint
+from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, Extras, FileId
 from headrace.layer.reserve import Reserve
@@ -256,8 +257,8 @@ class Store:
                     self._accounts.release(entry.id)
             raise
 
-    def adopt(self, entry: Entry, path: bytes, checksums: list[int], *, borrowed: bool) -> bool:
-        """The file at `path`, on the first volume's file system, becomes the cache file of the entry, by a rename:
+    def adopt(self, entry: Entry, place: SafePath, checksums: list[int], *, borrowed: bool) -> bool:
+        """The file at `place`, on the first volume's file system, becomes the cache file of the entry, by a rename:
         whole on return. It must not be written to any more. checksums: of its blocks. False, and nothing happened, when
         that file is just being written here. StoreError, NoSpaceError; then it is where it was."""
         with self._lock:
@@ -270,12 +271,12 @@ class Store:
             small = checksums[0] if entry.version.size_bytes <= BLOCK_SIZE_BYTES and checksums else 0
             record = self._record(entry, volume, complete=True, checksum=small, borrowed=borrowed)
             try:
-                found = os.stat(path)
+                found = place.lstat()
                 write_map(volume, id, found, checksums)
                 failpoint.hit("adopt.map")
                 self.index.put_cached(record)
                 failpoint.hit("adopt.recorded")
-                os.rename(path, volume.data_path(id))
+                place.rename_out(volume.data_path(id))
             except OSError as error:
                 self.index.drop_cached(id)
                 volume.unlink(id)

@@ -220,10 +220,9 @@ class Reading:
         path, found = self.find(call)
         if isinstance(found, Entry):
             return {}
-        at = self.paths.tree.upper.at(path)
-        with told(call.path):
-            names = [name for name in os.listxattr(at) if name.startswith("user.")]
-            return {name: os.getxattr(at, name) for name in names}
+        with told(call.path), self.paths.tree.upper.at(path).pinned() as pin:
+            names = [name for name in os.listxattr(pin.at) if name.startswith("user.")]
+            return {name: os.getxattr(pin.at, name) for name in names}
 
     # ------------------------------------------------------------ sums
 

@@ -19,6 +19,7 @@ from headrace.layer.upper import Upper
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 from tests.integration.persist.test_kills import NAMES, SCRIPT
+from tests.plain_paths import plain
 
 from .conftest import MakeTown
 from .test_writing import same_everywhere
@@ -46,9 +47,9 @@ def layer(folder: Path) -> dict[str, tuple[object, ...]]:
         shape = shape_of(at, seen)
         inside = b""
         if shape is Shape.FILE:
-            inside = Path(os.fsdecode(at)).read_bytes()
+            inside = Path(os.fsdecode(plain(at))).read_bytes()
         elif shape is Shape.LINK:
-            inside = os.readlink(at)
+            inside = at.readlink()
         found[os.fsdecode(path)] = (shape, inside, stat.S_IMODE(seen.st_mode) if shape is Shape.FILE else 0)
     return found
 

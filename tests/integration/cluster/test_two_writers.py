@@ -27,6 +27,7 @@ from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
 from tests.integration.persist.test_kills import STEPS
+from tests.plain_paths import plain
 
 from .hands import Hands, Tree
 from .town import Town
@@ -234,7 +235,9 @@ class Pair:
     def _clear_left_folders(self, node: int, wanted: Tree) -> None:
         """An empty folder of a node stays there when the other one removed it (docs/semantics.md)."""
         own = Path(
-            os.fsdecode(Upper(str(self.town.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
+            os.fsdecode(
+                plain(Upper(str(self.town.hosts[node].cache / "upper")).at(f"/{self.folder}".encode()))
+            )
         )
         for at, folders, files in os.walk(own, topdown=False):
             name = os.path.relpath(at, own)

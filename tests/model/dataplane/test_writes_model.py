@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from headrace.base.beneath import EXCHANGE
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
-from headrace.layer.calls import EXCHANGE
 from headrace.namespace.tree import FOREVER_NS
 from headrace.origin.origin import ListPage
 from headrace.sdk.tree import NeedsContentError

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base import failpoint
-from headrace.layer.calls import EXCHANGE, rename
+from headrace.base.beneath import EXCHANGE
+from headrace.layer.calls import rename
 from tests.model.dataplane.writer_node import Here, Session
 
 STEPS = (
@@ -169,7 +170,7 @@ class Plain:
             case "rename":
                 os.rename(at, self._folder + more[0])
             case "exchange":
-                rename(os.fsencode(at), os.fsencode(self._folder + more[0]), EXCHANGE)
+                rename(at, self._folder + more[0], EXCHANGE)
             case "read":
                 if os.path.isdir(at) and not os.path.islink(at):
                     raise OSError(21, "a folder")

@@ -32,6 +32,7 @@ from headrace.sdk.cancel import Cancel
 from headrace.sdk.listing import merged
 from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
 from headrace.store.index import Index
+from tests.plain_paths import plain
 
 LIMIT_S = 60.0
 NEVER_S = 3600.0
@@ -249,7 +250,7 @@ class Session:
     def __init__(self, here: Here) -> None:
         self._here = here
         self._lower = Lower(here)
-        self._upper = Upper(os.path.dirname(os.fsdecode(here.upper.tree)))
+        self._upper = Upper(os.path.dirname(os.fsdecode(here.upper.tree.path)))
         self._tree = Tree(self._lower, self._upper, here.modes, on_changed=self._changed)
         self._tree.take_umask()
         self._owner = Owner(0, 0)
@@ -329,7 +330,7 @@ class Session:
                 raise OSError(errno.EISDIR if is_folder(found) else errno.ELOOP, "no file")
             try:
                 if not isinstance(found, Entry):
-                    with open(self._upper.at(path), "rb") as file:
+                    with open(plain(self._upper.at(path)), "rb") as file:
                         return file.read()
                 return self._read_below(path, found.version)
             except OSError as error:
@@ -420,18 +421,18 @@ class Session:
         """As fsspec's door does: a file of `work` gets the name."""
         self.look(path)
         made = self._upper.new()
-        with open(made, "xb") as file:
+        with open(made.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
         try:
             self.change(lambda: self._tree.put_file(made, path, replace=True), path)
         except OSError:
-            os.unlink(made)
+            made.unlink()
             raise
 
     def chmod(self, path: bytes, mode: int) -> None:
         if self.look(path) is None:
             raise OSError(errno.ENOENT, "nothing there")
-        self.change(lambda: os.chmod(self._tree.at_upper(path), mode), path)
+        self.change(lambda: self._tree.at_upper(path).chmod(mode), path)
         self._changed([path])
 
     def mkdir(self, path: bytes) -> None:

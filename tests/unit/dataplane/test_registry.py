@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -283,7 +282,7 @@ class Two:
         for id in ("n0", "n1"):
             upper = self.uppers[id] = Upper(str(folder / id))
             upper.make()
-            os.mkdir(upper.at(b"/d"))
+            upper.at(b"/d").mkdir(0o755)
             self.records[id] = EmbeddedRecords(shared)
             self.rights[id] = Rights(
                 id,
@@ -324,7 +323,7 @@ def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
         assert {"n0", "n1"} == set(two.told)
         holder = next(id for id in two.rights if two.has(id))
         upper = two.uppers[holder]
-        os.rename(upper.at(b"/d"), upper.at(b"/e"))
+        upper.at(b"/d").rename(upper.at(b"/e"))
         assert not two.rights[holder].marks.has_right(upper.at(b"/e"), b"/e")
         other = "n1" if holder == "n0" else "n0"
         await two.records[holder].close()  # its lease ends

@@ -15,6 +15,7 @@ from headrace.layer.extras import extras_of, note_extras
 from headrace.layer.mirror import Mirror, copy_of
 from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot, shape_of, take
 from headrace.layer.upper import Upper, join
+from tests.plain_paths import plain
 
 NAMES = [b"a", b"b", b"c"]
 VERSION = Version(7, 8, '"nine"')
@@ -45,7 +46,7 @@ def send(upper: Upper, mirror: Mirror, paths: list[bytes]) -> int:
     sent = 0
     for one in snapshots:
         if one.is_large:
-            with open(upper.at(one.path), "rb") as source:
+            with open(plain(upper.at(one.path)), "rb") as source:
                 for start, end in mirror.missing(one):
                     source.seek(start)
                     mirror.write(one.inode, start, source.read(end - start))
@@ -61,9 +62,9 @@ def looks(upper: Upper) -> dict[bytes, tuple[object, ...]]:
         shape = shape_of(at, seen)
         inside = b""
         if shape is Shape.FILE:
-            inside = Path(os.fsdecode(at)).read_bytes()
+            inside = Path(os.fsdecode(plain(at))).read_bytes()
         elif shape is Shape.LINK:
-            inside = os.readlink(at)
+            inside = at.readlink()
         times = seen.st_mtime_ns if shape is Shape.FILE else 0
         found[path] = (shape, inside, stat.S_IMODE(seen.st_mode), times, upper.base_of(path))
     return found
@@ -79,7 +80,7 @@ def random_path(choose: random.Random) -> bytes:
 def act(choose: random.Random, upper: Upper) -> list[bytes]:
     """One change of the layer; the paths that are told of it."""
     path, other = random_path(choose), random_path(choose)
-    at, there = upper.at(path), upper.at(other)
+    at, there = plain(upper.at(path)), plain(upper.at(other))
     kind = choose.randrange(8)
     try:
         if kind == 0:
@@ -129,24 +130,24 @@ def test_like_the_layer(layers: tuple[Upper, Mirror], seed: int) -> None:
 
 def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
     upper, mirror = layers
-    at, size = upper.at(b"/f"), 4 * BLOCK_SIZE_BYTES + 100
+    at, size = plain(upper.at(b"/f")), 4 * BLOCK_SIZE_BYTES + 100
     Path(os.fsdecode(at)).write_bytes(os.urandom(size))
     assert send(upper, mirror, [b"/f"]) == size
     with open(at, "r+b") as out:
         out.seek(BLOCK_SIZE_BYTES + 5)
         out.write(b"changed")
     assert send(upper, mirror, [b"/f"]) == BLOCK_SIZE_BYTES
-    os.rename(at, upper.at(b"/g"))
+    os.rename(at, plain(upper.at(b"/g")))
     assert send(upper, mirror, [b"/f", b"/g"]) == 0
     assert looks(upper) == looks(mirror.upper)
-    found = os.lstat(upper.at(b"/g"))
+    found = upper.at(b"/g").lstat()
     assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
 def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -> None:
     """What the mirror knew of it when it was large is true no more."""
     upper, mirror = layers
-    at, data = upper.at(b"/f"), os.urandom(3 * BLOCK_SIZE_BYTES)
+    at, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
     for size in (len(data), 100, len(data)):
         with open(at, "r+b" if os.path.exists(at) else "xb") as out:
             out.write(data[:size])
@@ -157,7 +158,7 @@ def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -
 
 def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror]) -> None:
     upper, mirror = layers
-    at = upper.at(b"/f")
+    at = plain(upper.at(b"/f"))
     first = os.urandom(3 * BLOCK_SIZE_BYTES)
     Path(os.fsdecode(at)).write_bytes(first)
     send(upper, mirror, [b"/f"])
@@ -166,7 +167,7 @@ def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror
     wanted = snapshot(upper, b"/f")
     for start, end in mirror.missing(wanted):
         mirror.write(wanted.inode, start, Path(os.fsdecode(at)).read_bytes()[start:end])
-    assert Path(os.fsdecode(mirror.upper.at(b"/f"))).read_bytes() == first
+    assert Path(os.fsdecode(plain(mirror.upper.at(b"/f")))).read_bytes() == first
     mirror.place(wanted)
     assert looks(upper) == looks(mirror.upper)
 
@@ -175,14 +176,14 @@ def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Mirror
     """Its file was removed before it was closed: nobody ever tells of it."""
     upper, mirror = layers
     mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
-    at = upper.at(b"/f")
+    at = plain(upper.at(b"/f"))
     Path(os.fsdecode(at)).write_bytes(os.urandom(3 * BLOCK_SIZE_BYTES))
     wanted = snapshot(upper, b"/f")
     mirror.write(wanted.inode, 0, Path(os.fsdecode(at)).read_bytes()[:BLOCK_SIZE_BYTES])
     assert mirror.drop_idle(60.0) == 0
-    assert len(os.listdir(mirror.upper.work)) == 2
+    assert len(os.listdir(mirror.upper.work.path)) == 2
     assert mirror.drop_idle(-1.0) == 2
-    assert os.listdir(mirror.upper.work) == []
+    assert os.listdir(mirror.upper.work.path) == []
     assert send(upper, mirror, [b"/f"]) == 3 * BLOCK_SIZE_BYTES  # what is still written is sent anew
     assert looks(upper) == looks(mirror.upper)
 
@@ -191,19 +192,19 @@ def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, Mirro
     """Nor does one while it persists, which makes folders there."""
     _, mirror = layers
     mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
-    os.makedirs(mirror.upper.new() + b"/a/b")
+    os.makedirs(plain(mirror.upper.new()) + b"/a/b")
     mirror.make()
-    assert os.listdir(mirror.upper.work) == []
+    assert os.listdir(mirror.upper.work.path) == []
 
 
 @pytest.mark.parametrize("size", [10, SMALL_BYTES_MAX + 1])
 def test_a_copy_has_what_an_object_has_beside_its_bytes(layers: tuple[Upper, Mirror], size: int) -> None:
     upper, mirror = layers
-    at = upper.at(b"/file")
+    at = plain(upper.at(b"/file"))
     Path(os.fsdecode(at)).write_bytes(b"x" * size)
     for given in (Extras({"a": "b"}, {}, {"tag": "1"}), Extras({"a": "c"}, {}, {})):
         with open(at, "rb") as file:
             note_extras(file.fileno(), given)
         send(upper, mirror, [b"/file"])
         copied = mirror.upper.at(b"/file")
-        assert extras_of(copied, os.stat(copied)) == given
+        assert extras_of(copied, copied.lstat()) == given

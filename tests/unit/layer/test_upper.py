@@ -24,6 +24,7 @@ from headrace.layer.upper import (
     set_base,
     split,
 )
+from tests.plain_paths import plain
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 ONE, TWO = Version(1, 2, "one"), Version(3, 4, "two")
@@ -37,8 +38,8 @@ def upper(tmp_path: Path) -> Upper:
 
 
 def put(upper: Upper, path: bytes, data: bytes = b"x") -> None:
-    os.makedirs(upper.at(split(path)[0]), exist_ok=True)
-    with open(upper.at(path), "wb") as file:
+    os.makedirs(plain(upper.at(split(path)[0])), exist_ok=True)
+    with open(plain(upper.at(path)), "wb") as file:
         file.write(data)
 
 
@@ -51,7 +52,7 @@ def test_paths() -> None:
 
 def test_whiteouts_and_removed_folders_hide(upper: Upper) -> None:
     put(upper, b"/f")
-    os.mkdir(upper.at(b"/d"))
+    upper.at(b"/d").mkdir(0o755)
     assert isinstance(upper.look(b"/f"), os.stat_result)
     assert upper.look(b"/none") is None
     upper.hide(b"/f", ONE)
@@ -67,7 +68,7 @@ def test_a_rename_leaves_a_whiteout_that_knows_its_base(upper: Upper) -> None:
     upper.rename_leaving_whiteout(b"/a", b"/b", TWO)
     assert upper.look(b"/a") is HIDDEN
     assert upper.base_of(b"/a") == TWO
-    assert Path(os.fsdecode(upper.at(b"/b"))).read_bytes() == b"data"
+    assert Path(os.fsdecode(plain(upper.at(b"/b")))).read_bytes() == b"data"
 
 
 def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
@@ -75,9 +76,9 @@ def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
     upper.hide(b"/hidden", None)
     for path, placed in ((b"/taken", False), (b"/hidden", True), (b"/free", True)):
         made = upper.new()
-        Path(os.fsdecode(made)).write_bytes(b"new")
+        Path(os.fsdecode(plain(made))).write_bytes(b"new")
         assert upper.place(made, path) is placed
-        assert os.path.exists(made) is not placed
+        assert made.exists() is not placed
 
 
 def test_a_base_belongs_to_one_path(upper: Upper) -> None:
@@ -99,10 +100,10 @@ def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
     assert upper.hide_missing(b"/a/b/c", ONE) == b"/a"
     assert is_removed(upper.at(b"/a"))
     assert is_removed(upper.at(b"/a/b"))
-    assert is_whiteout(os.lstat(upper.at(b"/a/b/c")))
+    assert is_whiteout(upper.at(b"/a/b/c").lstat())
     assert upper.base_of(b"/a/b/c") == ONE
     assert upper.hide_missing(b"/a/b/c", ONE) is None
-    os.mkdir(upper.at(b"/here"))
+    upper.at(b"/here").mkdir(0o755)
     assert upper.hide_missing(b"/here/d", None, directory=True) == b"/here/d"
     assert is_removed(upper.at(b"/here/d"))
 
@@ -112,12 +113,12 @@ def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
     assert upper.hide_missing(b"/d/e/f", TWO) == b"/d"
     ((where, was),) = upper.put_aside()
     assert was == b"/d"
-    assert is_whiteout(os.lstat(where + b"/e/f"))
-    assert base_at(where + b"/e/f", b"/d/e/f") == TWO
+    assert is_whiteout((where / b"e" / b"f").lstat())
+    assert base_at(where / b"e" / b"f", b"/d/e/f") == TWO
 
 
 def test_put_away_makes_room(upper: Upper) -> None:
-    os.mkdir(upper.at(b"/d"))
+    upper.at(b"/d").mkdir(0o755)
     upper.mark_removed(b"/d")
     upper.hide(b"/d/x", ONE)
     set_base(upper.at(b"/d"), Base(b"/d", TWO))
@@ -126,7 +127,7 @@ def test_put_away_makes_room(upper: Upper) -> None:
     assert upper.base_of(b"/d") == TWO
     ((where, was),) = upper.put_aside()
     assert was == b"/d"
-    assert base_at(where + b"/x", b"/d/x") == ONE
+    assert base_at(where / b"x", b"/d/x") == ONE
 
 
 def test_walk_tells_hidden_things_too(upper: Upper) -> None:
@@ -168,17 +169,18 @@ LEAVES = """
 import os, sys
 from headrace.layer.upper import MOVING, Upper
 upper = Upper(sys.argv[1])
-open(upper.new(), "wb").close()
-os.mkdir(upper.new())
-was = upper.new()
+new = lambda: upper.work.path + upper.new().path
+open(new(), "wb").close()
+os.mkdir(new())
+was = new()
 os.mkdir(was)
 os.setxattr(was, "trusted.headrace.path", b"/removed")
-os.makedirs(upper.new() + b"/of/a/folder")
-os.mknod(upper.new(), 0o020000, 0)
-moving = upper.new()
+os.makedirs(new() + b"/of/a/folder")
+os.mknod(new(), 0o020000, 0)
+moving = new()
 os.makedirs(moving + b"/deep")
 os.setxattr(moving, MOVING, b"/target")
-lost = upper.new()
+lost = new()
 os.mkdir(lost)
 os.setxattr(lost, MOVING, b"/no/such/parent")
 print(os.path.basename(lost).decode())
@@ -187,21 +189,21 @@ print(os.path.basename(lost).decode())
 
 def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogCaptureFixture) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LEAVES, os.fsdecode(os.path.dirname(upper.work))],
+        [sys.executable, "-c", LEAVES, os.fsdecode(os.path.dirname(upper.work.path))],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    mine = upper.new()
+    mine = plain(upper.new())
     os.close(os.open(mine, os.O_CREAT | os.O_WRONLY))
-    foreign = upper.work + b"/another-naming"
+    foreign = upper.work.path + b"/another-naming"
     os.close(os.open(foreign, os.O_CREAT | os.O_WRONLY))
     assert upper.clear_work() == [b"/target"]
-    assert os.listdir(upper.at(b"/target")) == [b"deep"]
-    assert os.listxattr(upper.at(b"/target")) == []
+    assert upper.at(b"/target").names() == [b"deep"]
+    assert upper.at(b"/target").listxattr() == []
     left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
-    assert set(os.listdir(upper.work)) == left
+    assert set(os.listdir(upper.work.path)) == left
     assert "stays aside" in caplog.text
     assert [where for _, where in upper.put_aside()] == [b"/removed"]
     assert upper.clear_work() == []
@@ -209,7 +211,7 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
 
 @pytest.mark.parametrize("there", ["nothing", "whiteout", "removed", "empty"])
 def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
-    at = upper.at(b"/target")
+    at = plain(upper.at(b"/target"))
     if there == "whiteout":
         upper.hide(b"/target", None)
     elif there != "nothing":
@@ -219,38 +221,39 @@ def test_a_folder_of_work_comes_to_its_place(upper: Upper, there: str) -> None:
         if there == "removed":
             upper.mark_removed(b"/target")
     moving = upper.new()
-    os.makedirs(moving + b"/within")
-    os.setxattr(moving, MOVING, b"/target")
+    os.makedirs(plain(moving) + b"/within")
+    moving.setxattr(MOVING, b"/target")
     upper.move_in(moving, b"/target")
     assert os.listdir(at) == [b"within"]
     assert os.listxattr(at) == []
-    assert os.listdir(upper.work) == []
+    assert os.listdir(upper.work.path) == []
 
 
 @pytest.mark.parametrize("there", ["file", "folder"])
 def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) -> None:
-    at = upper.at(b"/target")
+    at = plain(upper.at(b"/target"))
     os.mkdir(at)
     Path(os.fsdecode(at), "one").write_bytes(b"theirs")
     if there == "file":
         os.rename(at + b"/one", at + b"/../one")
         os.rmdir(at)
-        os.rename(upper.at(b"/one"), at)
+        os.rename(plain(upper.at(b"/one")), at)
     moving = upper.new()
-    os.mkdir(moving)
+    moving.mkdir(0o755)
     with pytest.raises(FileExistsError):
         upper.move_in(moving, b"/target")
-    assert os.path.isdir(moving)
+    assert moving.is_folder()
     assert Path(os.fsdecode(at if there == "file" else at + b"/one")).read_bytes() == b"theirs"
 
 
 def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper) -> None:
-    code = f"from headrace.layer.upper import Upper; open(Upper({os.path.dirname(upper.work)!r}.decode()).new(), 'w')"
+    folder = os.path.dirname(upper.work.path)
+    code = f"from headrace.layer.upper import Upper; Upper({folder!r}.decode()).new().open(65)"
     process = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert len(os.listdir(upper.work)) == 1
+    assert len(os.listdir(upper.work.path)) == 1
     upper.clear_work()
-    assert os.listdir(upper.work) == []
+    assert os.listdir(upper.work.path) == []
     process.wait(10)
 
 
@@ -259,10 +262,10 @@ def test_a_child_that_was_forked_has_names_of_its_own(upper: Upper) -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, upper.new())
+        os.write(write, upper.new().path)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     theirs = os.read(read, 4096)
     os.close(read)
     os.close(write)
-    assert theirs.rpartition(b"-")[0] != mine.rpartition(b"-")[0]
+    assert theirs.rpartition(b"-")[0] != mine.path.rpartition(b"-")[0]

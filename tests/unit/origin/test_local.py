@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     BucketNotFoundError,
@@ -89,10 +90,10 @@ def test_an_attached_folder_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_the_systems_timeout_is_not_our_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stat(path: str) -> os.stat_result:
+    def lstat(path: SafePath) -> os.stat_result:
         raise OSError(errno.ETIMEDOUT, "nfs")
 
-    monkeypatch.setattr("headrace.origin.local.os.stat", stat)
+    monkeypatch.setattr(SafePath, "lstat", lstat)
 
     async def body(origin: Origin) -> None:
         with pytest.raises(OriginUnavailableError):

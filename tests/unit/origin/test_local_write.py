@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base import beneath
+from headrace.base.beneath import Root, SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, ConflictError
 from headrace.base.model import Attributes, Version
@@ -28,6 +30,10 @@ NEVER = Deadline.never()
 VersionOf = Callable[[os.stat_result], Version]
 
 
+def below(folder: Path) -> SafePath:
+    return Root(os.fsencode(folder)).at(b"/")
+
+
 def put(
     path: Path,
     data: bytes,
@@ -37,10 +43,10 @@ def put(
     attributes: Attributes = Attributes(),  # noqa: B008 - frozen
 ) -> os.stat_result:
     return put_file(
-        str(path),
+        below(path.parent) / os.fsencode(path.name),
         str(path),
         BytesSource(data),
-        root=str(path.parent),
+        top=below(path.parent),
         condition=condition,
         attributes=attributes,
         turn=Turn(),
@@ -108,10 +114,14 @@ def test_a_file_made_in_the_last_moment_stays(tmp_path: Path, monkeypatch: pytes
 def without_renameat2(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NFS."""
 
-    def refuse(old: str, new: str, flags: int) -> None:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    rename_at = beneath.rename_at
 
-    monkeypatch.setattr(local_write, "_renameat2", refuse)
+    def refuse(folder: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
+        if flags:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        rename_at(folder, name, target, new_name, flags)
+
+    monkeypatch.setattr(beneath, "rename_at", refuse)
 
 
 @pytest.mark.usefixtures("without_renameat2")
@@ -229,9 +239,9 @@ def test_what_crashes_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
     left.write_bytes(b"half")
     (tmp_path / "stays").write_bytes(b"x")
     now_s = left.stat().st_ctime
-    sweep(str(tmp_path), now_s + STALE_S - 60)
+    sweep(below(tmp_path), now_s + STALE_S - 60)
     assert left.exists()
-    sweep(str(tmp_path), now_s + STALE_S + 60)
+    sweep(below(tmp_path), now_s + STALE_S + 60)
     assert os.listdir(tmp_path) == ["stays"]
 
 
@@ -253,8 +263,8 @@ def test_what_is_put_is_on_its_own_disk_before_it_has_its_name(tmp_path: Path) -
     with open(tmp_path / "source", "rb") as file:
         source = Settled(file.fileno(), tmp_path / "f")
         put_file(
-            *(str(tmp_path / "f"), "f", source),
-            root=str(tmp_path),
+            *(below(tmp_path) / b"f", "f", source),
+            top=below(tmp_path),
             condition=Absent(),
             attributes=Attributes(),
             turn=Turn(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.beneath import Root
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Extras, FileId, Version
 from headrace.store.checksum import block_checksum
@@ -86,11 +87,12 @@ def test_a_file_of_the_layer_becomes_a_cache_file(
     file.write_bytes(data)
     took = file.stat().st_blocks * 512
     store.set_written(took)
+    here = Root(os.fsencode(tmp_path))
     sums = [block_checksum(data[at : at + MIB]) for at in range(0, size_bytes, MIB)]
     with pytest.raises(StoreError):
-        store.adopt(entry, os.fsencode(tmp_path / "nothing"), sums, borrowed=False)
+        store.adopt(entry, here.at(b"/nothing"), sums, borrowed=False)
     assert store.index.cached(entry.id) is None
-    assert store.adopt(entry, os.fsencode(file), sums, borrowed=True)
+    assert store.adopt(entry, here.at(b"/written"), sums, borrowed=True)
     assert not file.exists()
     assert content(store, entry.id) == data
     assert begun is None or begun.closed

@@ -1,0 +1,488 @@
+"""Access to what is below a directory that others change meanwhile, so that nobody is led out of it.
+
+A path that was looked at may lead elsewhere when it is used: its owner exchanges a directory with a symbolic link in
+between. So the directory itself is held by a descriptor (`Root`), each call walks from there without links to the
+folder that the name is in (openat2(2), or name by name where the kernel has none), and then acts on that name in that
+folder by the *at calls, which follow no link either. Who looks at something before he changes it pins it: both are
+done to one thing then, whatever has its name by now.
+
+Paths are absolute, as in the namespace: b"/" is the root. OSErrors are those of the plain calls; where a link is in the
+way, it is ENOTDIR for one above the last name and ELOOP for the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+
+from headrace.base.c_library import c_library, last_errno, openat2_arguments
+
+NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
+LINKS_MAX = 40
+_SYS_OPENAT2 = 437  # of every architecture but alpha; since Linux 5.6
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NAME = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_opening = threading.Lock()
+
+
+class Root:
+    """path: of a directory that is trusted itself. It is opened when it is needed first, and stays that directory."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self._fd = -1
+
+    def at(self, path: bytes) -> SafePath:
+        return SafePath(self, path)
+
+    @property
+    def fd(self) -> int:
+        return self._fd if self._fd >= 0 else self._open()
+
+    def make(self, mode: int) -> None:
+        """With those above it; nothing happens when it is there."""
+        os.makedirs(self.path, mode=mode, exist_ok=True)
+
+    def folder(self, path: bytes) -> int:
+        """A descriptor (O_PATH) of a directory below, which the caller closes, but for `fd`, the root's own."""
+        return self.fd if path in (b"/", b"") else _walk()(self.fd, path)
+
+    def _open(self) -> int:
+        with _opening:
+            if self._fd < 0:
+                self._fd = os.open(self.path, _FOLDER)
+        return self._fd
+
+    def close(self) -> None:
+        """It may be used again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SafePath:
+    """A path below a root, by calls like those of pathlib. None of them follows a link."""
+
+    __slots__ = ("path", "root")
+
+    def __init__(self, root: Root, path: bytes) -> None:
+        self.root = root
+        self.path = path
+
+    def __truediv__(self, name: bytes) -> SafePath:
+        return SafePath(self.root, b"/" + name if self.path in (b"/", b"") else self.path + b"/" + name)
+
+    def __repr__(self) -> str:
+        return os.fsdecode(self.root.path + self.path)
+
+    # ------------------------------------------------------------ looking
+
+    def lstat(self) -> os.stat_result:
+        folder, name = self._enter()
+        try:
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def seen(self) -> os.stat_result | None:
+        """None: nothing is there."""
+        try:
+            return self.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def exists(self) -> bool:
+        """A link, too, whatever it leads to."""
+        return self.seen() is not None
+
+    def is_folder(self) -> bool:
+        seen = self.seen()
+        return seen is not None and stat.S_ISDIR(seen.st_mode)
+
+    def readlink(self) -> bytes:
+        folder, name = self._enter()
+        try:
+            return os.readlink(name, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def names(self) -> list[bytes]:
+        with self.entries() as entries:
+            return [entry.name for entry in entries]
+
+    @contextlib.contextmanager
+    def entries(self) -> Iterator[Iterator[os.DirEntry[bytes]]]:
+        """Of a directory. Their paths are good within, for calls that follow no links."""
+        folder = self.root.folder(self.path)
+        try:
+            with os.scandir(_by(folder)) as entries:
+                yield entries
+        finally:
+            self._leave(folder)
+
+    def resolved(self, *, last: bool = True) -> SafePath:
+        """Where the path leads by the links that are there now, of which those to an absolute path count from the
+        root's own. last: also by one that is the last name. What is not there is let be. EXDEV for a link that leads
+        out; ELOOP. It has no links: who puts one there after this makes calls fail, and leads nobody away."""
+        names, at, links = self.path.split(b"/"), SafePath(self.root, b"/"), 0
+        while names:
+            name = names.pop(0)
+            if name in (b"", b"."):
+                continue
+            if name == b"..":
+                if at.path == b"/":
+                    raise OSError(errno.EXDEV, "a symbolic link leads out of the folder", self.path)
+                at = SafePath(self.root, at.path[: at.path.rfind(b"/")] or b"/")
+                continue
+            at = at / name
+            if not names and not last:
+                break
+            target = at._target()
+            if target is None:
+                continue
+            links += 1
+            if links > LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
+            if target.startswith(b"/"):
+                target, at = self._below(target), SafePath(self.root, b"/")
+            else:
+                at = SafePath(self.root, at.path[: at.path.rfind(b"/")] or b"/")
+            names = target.split(b"/") + names
+        return at
+
+    def _target(self) -> bytes | None:
+        """None: it is no link."""
+        try:
+            return self.readlink()
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR):
+                raise
+            return None
+
+    def _below(self, target: bytes) -> bytes:
+        top = self.root.path.rstrip(b"/")
+        if target != top and not target.startswith(top + b"/"):
+            raise OSError(errno.EXDEV, "a symbolic link leads out of the folder", self.path)
+        return target[len(top) :]
+
+    def walk(self) -> Iterator[tuple[SafePath, os.stat_result]]:
+        """What is there and all below it, a directory before what is in it. What goes meanwhile is passed by."""
+        seen = self.seen()
+        if seen is None:
+            return
+        yield self, seen
+        pending = [self] if stat.S_ISDIR(seen.st_mode) else []
+        while pending:
+            directory = pending.pop()
+            for name, seen in directory._rows():
+                path = directory / name
+                yield path, seen
+                if stat.S_ISDIR(seen.st_mode):
+                    pending.append(path)
+
+    def _rows(self) -> list[tuple[bytes, os.stat_result]]:
+        rows: list[tuple[bytes, os.stat_result]] = []
+        try:
+            folder = self.root.folder(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return rows
+        try:
+            with os.scandir(_by(folder)) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        seen = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                        rows.append((entry.name, seen))
+        except FileNotFoundError:
+            pass  # removed just now
+        finally:
+            self._leave(folder)
+        return rows
+
+    # ------------------------------------------------------------ opening
+
+    def open(self, flags: int, mode: int = 0o666) -> int:
+        """A descriptor, which the caller closes."""
+        folder, name = self._enter()
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def pinned(self) -> Pin:
+        """What is there now, of whatever kind; a device or a fifo is not opened by it."""
+        return Pin(self.open(_NAME))
+
+    def sync(self) -> None:
+        """A file's bytes, or a directory's names, are durable on return."""
+        fd = self.open(os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    # ------------------------------------------------------------ making and removing
+
+    def mkdir(self, mode: int) -> None:
+        folder, name = self._enter()
+        try:
+            os.mkdir(name, mode, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def make_folders(self, mode: int) -> None:
+        """With those above it; nothing happens to what is there."""
+        for end in [place for place, byte in enumerate(self.path) if byte == 0x2F and place] + [
+            len(self.path)
+        ]:
+            if end > 1:
+                with contextlib.suppress(FileExistsError):
+                    SafePath(self.root, self.path[:end]).mkdir(mode)
+
+    def mknod(self, mode: int, device: int) -> None:
+        folder, name = self._enter()
+        try:
+            os.mknod(name, mode, device, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def symlink(self, target: bytes) -> None:
+        """A link to a target."""
+        folder, name = self._enter()
+        try:
+            os.symlink(target, name, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def link(self, new: SafePath) -> None:
+        """One more name for a file."""
+        folder, name = self._enter()
+        try:
+            target, new_name = new._enter()
+            try:
+                os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=target, follow_symlinks=False)
+            finally:
+                new._leave(target)
+        finally:
+            self._leave(folder)
+
+    def name_open(self, fd: int) -> None:
+        """An open file that has no name gets this one."""
+        folder, name = self._enter()
+        try:
+            # with a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link
+            os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
+        finally:
+            self._leave(folder)
+
+    def unlink(self) -> None:
+        folder, name = self._enter()
+        try:
+            os.unlink(name, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def rmdir(self) -> None:
+        folder, name = self._enter()
+        try:
+            os.rmdir(name, dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    def throw_away(self) -> None:
+        """Whatever it is; it may be gone by now."""
+        folder = -1
+        try:
+            folder, name = self._enter()
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                from shutil import rmtree  # rarely wanted, and a fifth of what else this module brings along
+
+                rmtree(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        finally:
+            self._leave(folder)
+
+    def rename(self, new: SafePath, flags: int = 0) -> None:
+        """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source."""
+        folder, name = self._enter()
+        try:
+            target, new_name = new._enter()
+            try:
+                rename_at(folder, name, target, new_name, flags)
+            finally:
+                new._leave(target)
+        finally:
+            self._leave(folder)
+
+    def rename_out(self, place: bytes | str) -> None:
+        """To a name of a directory that nobody else changes."""
+        folder, name = self._enter()
+        try:
+            os.rename(name, place, src_dir_fd=folder)
+        finally:
+            self._leave(folder)
+
+    # ------------------------------------------------------------ attributes
+
+    def chown(self, uid: int, gid: int) -> None:
+        folder, name = self._enter()
+        try:
+            os.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def chmod(self, mode: int) -> None:
+        """EOPNOTSUPP of a link, which has no mode."""
+        with self.pinned() as pin:
+            os.chmod(pin.at, mode)
+
+    def utime(self, ns: tuple[int, int] | None = None) -> None:
+        """ns: of access and modification; None: now."""
+        folder, name = self._enter()
+        try:
+            if ns is None:
+                os.utime(name, dir_fd=folder, follow_symlinks=False)
+            else:
+                os.utime(name, ns=ns, dir_fd=folder, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def getxattr(self, attribute: str | bytes) -> bytes:
+        folder, name = self._enter()
+        try:
+            return os.getxattr(_by(folder, name), attribute, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def listxattr(self) -> list[str]:
+        folder, name = self._enter()
+        try:
+            return os.listxattr(_by(folder, name), follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def setxattr(self, attribute: str | bytes, value: bytes, flags: int = 0) -> None:
+        folder, name = self._enter()
+        try:
+            os.setxattr(_by(folder, name), attribute, value, flags, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    def removexattr(self, attribute: str | bytes) -> None:
+        folder, name = self._enter()
+        try:
+            os.removexattr(_by(folder, name), attribute, follow_symlinks=False)
+        finally:
+            self._leave(folder)
+
+    # ------------------------------------------------------------ the walk
+
+    def _enter(self) -> tuple[int, bytes]:
+        """The folder that the name is in, for `_leave`, and the name. The root's is `.`."""
+        path = self.path
+        slash = path.rfind(b"/")
+        name = path[slash + 1 :]
+        if slash <= 0:
+            if name == b".." or (slash < 0 and name):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+            return self.root.fd, name or b"."
+        if name in (b"", b".", b".."):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return self.root.folder(path[:slash]), name
+
+    def _leave(self, folder: int) -> None:
+        if folder >= 0 and folder != self.root._fd:
+            os.close(folder)
+
+
+class Pin:
+    """Something that has, or had, a name. at: a path by which plain calls reach just that, and follow no link when it
+    is one. Within `with`."""
+
+    __slots__ = ("at", "fd")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.at = _by(fd)
+
+    def fstat(self) -> os.stat_result:
+        return os.fstat(self.fd)
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+
+def _by(fd: int, name: bytes = b"") -> bytes:
+    """A path for calls that take no descriptor of a directory. With a name: for such as follow no link."""
+    return b"/proc/self/fd/%d/%s" % (fd, name) if name else b"/proc/self/fd/%d" % fd
+
+
+def rename_at(folder: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
+    """renameat2(2). ENOSYS where the C library has no such call."""
+    if not flags:
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=target)
+        return
+    library = c_library()
+    if not hasattr(library, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if library.renameat2(folder, name, target, new_name, flags) != 0:
+        number = last_errno()
+        raise OSError(number, os.strerror(number), name, None, new_name)
+
+
+@functools.cache
+def _walk() -> Callable[[int, bytes], int]:
+    """Where openat2 is unknown, or forbidden by an old filter of system calls, names are walked one by one."""
+    root = os.open("/", _FOLDER)
+    try:
+        os.close(_by_kernel(root, b"/."))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+        return _by_names
+    finally:
+        os.close(root)
+    return _by_kernel
+
+
+def _by_kernel(root: int, path: bytes) -> int:
+    how, size = openat2_arguments(_FOLDER, _BENEATH | _NO_SYMLINKS | _NO_MAGICLINKS)
+    if b"\0" in path:
+        raise ValueError("embedded null byte")
+    fd: int = c_library().syscall(_SYS_OPENAT2, root, path[1:], how, size)
+    if fd < 0:
+        number = last_errno()
+        if number == errno.ELOOP:
+            number = errno.ENOTDIR
+        raise OSError(number, os.strerror(number), path)
+    return fd
+
+
+def _by_names(root: int, path: bytes) -> int:
+    folder = os.dup(root)
+    try:
+        for name in path.split(b"/")[1:]:
+            if name == b"..":
+                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+            above, folder = folder, os.open(name or b".", _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(above)
+    except BaseException:
+        os.close(folder)
+        raise
+    return folder
