@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import StoreError, UsageError
+from headrace.base.private_folder import make_private
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
 from headrace.config.sizes import parse_size
 
@@ -137,8 +138,8 @@ def remember_capacity(config: Config) -> None:
         path = os.path.join(volume.folder, CAPACITY_FILE)
         word = f"{volume.capacity_bytes}\n".encode("ascii")
         try:
-            os.makedirs(volume.folder, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private(volume.folder)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 os.pwrite(fd, word, 0)  # in place: the block of a full disk that it has is its own
                 os.ftruncate(fd, len(word))

@@ -28,7 +28,7 @@ from headrace.store.store import Store
 
 log = logging.getLogger(__name__)
 
-CACHE_MODE = 0o644
+CACHE_MODE = 0o600
 BRING_BYTES_MAX = 1 << 30
 """All of a file is read before the first byte of it can be had: half a second or more a GiB."""
 Take = Callable[[SafePath], bool]
@@ -197,7 +197,7 @@ def let_go(
 
 
 def _undress(fd: int) -> None:
-    """As other cache files: any process of the host may read it, and nobody runs it with another's rights."""
+    """As other cache files: the node's own. What was said of its owner and mode is in the index."""
     os.fchown(fd, os.geteuid(), os.getegid())
     os.fchmod(fd, CACHE_MODE)
 

@@ -145,7 +145,7 @@ class KnownTable:
         self._recent: dict[bytes, Row | None] = {}
         self._notes = 0
         # as long as SQLite: to close any descriptor of a file takes its locks away (fcntl(2))
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
@@ -227,7 +227,7 @@ class KnownTable:
         with contextlib.suppress(OSError):  # a disk that has another trouble says so to who uses it
             ahead_bytes = self._reserve.ahead_bytes
             self._reserve.allocate(self._fd, os.fstat(self._fd).st_size + ahead_bytes)
-            log_fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            log_fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 self._reserve.allocate(log_fd, ahead_bytes)
             finally:

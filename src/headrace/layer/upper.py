@@ -29,6 +29,7 @@ import msgspec
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, Root, SafePath
 from headrace.base.model import Attributes, Version
+from headrace.base.private_folder import make_private
 from headrace.layer.lock import LayerLock
 from headrace.layer.work import is_left, owner
 
@@ -80,6 +81,7 @@ class Upper:
 
     def make(self) -> None:
         """The folders; the node calls it, at its start."""
+        make_private(os.path.dirname(os.fsdecode(self.tree.path)))
         self.tree.make(0o755)
         self.work.make(0o700)
         self.gone.make(0o700)

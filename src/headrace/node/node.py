@@ -25,6 +25,7 @@ from headrace.base.errors import (
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
 from headrace.base.places import check_places
+from headrace.base.private_folder import make_private
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, public_options
 from headrace.dataplane.concurrency import Gate, Window
@@ -193,7 +194,7 @@ class Node:
                 if node.together is not None:
                     await node.together.come_back()
                 await node.write.start()
-            os.makedirs(os.path.dirname(config.socket_path), mode=0o700, exist_ok=True)
+            make_private(os.path.dirname(config.socket_path))
             await node.server.start(config.socket_path)
         except BaseException:
             if node is not None and node.together is not None:

@@ -60,7 +60,7 @@ def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
 def write_page(path: str, boot_id: str, page: bytes) -> None:
     """A file that `restore` understands, durable but for its name. One that is there is written over."""
     boot = boot_id.encode().ljust(64, b"\0")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, _HEADER.pack(_MAGIC, block_checksum(boot + page), boot) + page, 0)
         os.fdatasync(fd)

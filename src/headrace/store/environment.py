@@ -57,6 +57,7 @@ class Environment:
         self.env = lmdb.open(
             self.folder,
             map_size=MAP_BYTES,
+            mode=0o600,
             max_dbs=len(DATABASES),
             max_readers=1024,
             readonly=not self._writable,

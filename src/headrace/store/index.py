@@ -27,6 +27,7 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId, Kind, Version
+from headrace.base.private_folder import make_private
 from headrace.store import compaction
 from headrace.store.checkpoint import PAGE_BYTES
 from headrace.store.environment import Environment, translated
@@ -119,7 +120,7 @@ class Index:
         """CorruptIndexError, StoreBusyError, PathNotFoundError (reading what no node made). boot_id: for
         tests."""
         if writable:
-            os.makedirs(folder, exist_ok=True)
+            make_private(folder)
         elif not os.path.exists(f"{folder}/data.mdb"):
             raise PathNotFoundError(f"index {folder}", why="no node made it yet")
         return cls(folder, writable=writable, boot_id=boot_id or boot_id_now())

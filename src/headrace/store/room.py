@@ -32,7 +32,7 @@ def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) ->
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_blocks * 512 >= used_bytes + ahead_bytes // 2:
             return
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         reserve.allocate(fd, used_bytes + ahead_bytes)
     finally:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from headrace.base.c_library import c_library, last_errno
 from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.model import FileId
+from headrace.base.private_folder import make_private
 from headrace.layer.reserve import is_full
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def map_path(folder: str, id: int) -> str:
 
 def take_lock(path: str, what: str) -> int:
     """A descriptor that holds the lock until closed. StoreBusyError naming the pid that holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -96,12 +97,13 @@ class Volume:
     def open(self) -> None:
         """Makes the folders, takes the lock. StoreError with the cause when the volume can't be used."""
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            make_private(self.folder)
             is_new = not os.path.exists(f"{self.folder}/lock")
             if is_new and self._room_bytes() < ROOM_BYTES_MIN:
                 raise OSError(errno.ENOSPC, "its filesystem is full")
+            os.makedirs(files_folder(self.folder), mode=0o700, exist_ok=True)
             for number in range(256):
-                os.makedirs(f"{self.folder}/files/{number:02x}", mode=0o755, exist_ok=True)
+                os.makedirs(f"{self.folder}/files/{number:02x}", mode=0o700, exist_ok=True)
             self._probe()
             self._cut_to(os.statvfs(self.folder))
         except OSError as error:

@@ -43,7 +43,7 @@ def pwrite_all(fd: int, body: Body, offset: int) -> None:
 
 
 def write_whole(path: str, body: Body, extras: Extras | None) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         pwrite_all(fd, body, 0)
         if extras is not None:
@@ -69,7 +69,7 @@ def write_map(volume: Volume, id: FileId, found: os.stat_result, checksums: list
     if found.st_size <= BLOCK_SIZE_BYTES:
         return
     volume.unlink(id)
-    fd = os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         BlockMap.initialise(fd, found.st_size, found.st_ino)
         map = BlockMap(fd, found.st_size, found.st_ino, writable=True)
@@ -107,12 +107,12 @@ class CacheWriter:
         path = volume.part_path(id)
         fds: list[int] = []
         try:
-            fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             os.ftruncate(fds[0], version.size_bytes)
             if version.size_bytes <= BLOCK_SIZE_BYTES:
                 return cls(volume, id, version, fds[0], None)
             failpoint.hit("writer.created")
-            fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            fds.append(os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             inode = os.fstat(fds[0]).st_ino
             BlockMap.initialise(fds[1], version.size_bytes, inode)
             map = BlockMap(fds[1], version.size_bytes, inode, writable=True)

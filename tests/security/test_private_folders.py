@@ -1,0 +1,104 @@
+"""No other user enters a cache or run folder, or puts another in its place (findings 5 and 12)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import UsageError
+from headrace.base.private_folder import make_private
+from headrace.store.volume import Volume
+from tests.security.nobody import NOBODY
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="owners are set by root")
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_a_cache_folder_is_made_for_its_user_only(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        volume = Volume(0, str(tmp_path / "cache"), 1 << 30)
+        volume.open()
+        volume.close()
+    finally:
+        os.umask(mask)
+    below = [path for path in (tmp_path / "cache").rglob("*") if mode_of(path) & 0o077]
+    assert (mode_of(tmp_path / "cache"), below) == (0o700, [])
+
+
+def test_a_folder_that_was_open_is_closed_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Caches of earlier releases could be read by every user of the host."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o755)
+    with caplog.at_level(logging.WARNING):
+        make_private(str(folder))
+        make_private(str(folder))
+    assert mode_of(folder) == 0o700
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a folder could be entered by other users, and is closed to them folder={folder} mode=0755"
+    ]
+
+
+def test_the_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(UsageError, match=f"belongs to user {NOBODY}"):
+        make_private(str(folder))
+    assert mode_of(folder) == 0o755
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "cache").symlink_to("there")
+    with pytest.raises(UsageError, match="it is a link"):
+        make_private(str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("below", ["cache", "a/b/cache"])
+def test_a_folder_that_others_may_exchange_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    above = tmp_path / "a" if "/" in below else tmp_path
+    above.chmod(0o777)
+    with pytest.raises(UsageError, match="everybody may exchange"):
+        make_private(str(tmp_path / below))
+    above.chmod(0o1777)
+    make_private(str(tmp_path / below))
+    os.chown(above, NOBODY, NOBODY)
+    with pytest.raises(UsageError, match="who may exchange it"):
+        make_private(str(tmp_path / below))
+
+
+def test_a_link_on_the_way_is_followed_by_its_owner_only(tmp_path: Path) -> None:
+    """In /tmp anybody may lay a link that leads root's cache to a directory of his."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", NOBODY, NOBODY)
+    way = tmp_path / "way"
+    way.symlink_to("disk/../disk")
+    make_private(str(way / "cache"))
+    assert mode_of(tmp_path / "disk/cache") == 0o700
+    way.unlink()
+    way.symlink_to("theirs")
+    with pytest.raises(UsageError, match="who may exchange it"):
+        make_private(str(way / "cache"))
+    way.unlink()
+    way.symlink_to("disk")
+    os.chown(way, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(UsageError, match="belongs to user"):
+        make_private(str(way / "cache"))
+
+
+def test_links_in_a_circle_end(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises((UsageError, OSError)):
+        make_private(str(tmp_path / "a/cache"))
