@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +10,15 @@ import typer
 from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, UsageError
 from headrace.cli import gateways, options
 from headrace.cli.render import print_json, say
-from headrace.cli.state import State, drop_socket, is_ours, listener_of, read_states, remove_state
+from headrace.cli.state import (
+    State,
+    drop_socket,
+    end,
+    listener_of,
+    process_of,
+    read_states,
+    remove_state,
+)
 
 STOP_WITHIN_S = 40.0
 NEED_A_NODE = ("fuse", *gateways.WORDS)
@@ -67,37 +73,24 @@ def _choose(states: list[State], mountpoint: str | None) -> State:
 def _end(state: State, folder: str, others: list[State]) -> None:
     """others: those alive; a dead one's mount or node may be theirs by now."""
     if state.alive():
-        os.kill(state.pid, signal.SIGTERM)
-        if not _gone(state.pid):
+        if not end(process_of(state), STOP_WITHIN_S):
             raise DeadlineExceededError(
                 f"process {state.pid} has not ended in {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
             )
         return
     from headrace.cli.supervise import detach
-    from headrace.fuse.mount import find_process
+    from headrace.fuse.servers import Role, Servers
 
     if state.mountpoint and state.mountpoint not in [one.mountpoint for one in others]:
-        _terminate(find_process("headrace.fuse.holder", state.mountpoint))
-        _terminate(find_process("headrace.fuse.session_main", state.mountpoint))
+        servers = Servers.open(folder, state.mountpoint)
+        for role in Role:  # the holder first: it would start a session again
+            for pid in servers.pids(role):
+                end(servers.pidfd(role, pid), STOP_WITHIN_S)
+        servers.close()
         detach(state.mountpoint)
     if state.kind not in NEED_A_NODE and state.socket not in [
         one.socket for one in others if one.kind not in NEED_A_NODE
     ]:
-        _terminate(listener_of(state.socket))
+        end(listener_of(state.socket), STOP_WITHIN_S)
         drop_socket(state.socket)
     remove_state(folder, state.pid)
-
-
-def _terminate(pid: int) -> None:
-    if is_ours(pid):
-        os.kill(pid, signal.SIGTERM)
-        _gone(pid)
-
-
-def _gone(pid: int) -> bool:
-    until_s = time.monotonic() + STOP_WITHIN_S
-    while is_ours(pid):
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(0.02)
-    return True

@@ -135,18 +135,19 @@ def start_holder(
     options: MountOptions,
     *,
     fds: tuple[int, int],
+    lock_fd: int,
     mounted: bool = False,
 ) -> Child:
-    """fds: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when it is
-    ready."""
+    """fds, lock_fd: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when
+    it is ready."""
     words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket]
-    words += ["--io", options.io]
+    words += ["--io", options.io, "--lock-fd", str(lock_fd)]
     if mounted:
         words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]
     else:
         words += ["--fds", str(fds[0]), str(fds[1])]
         words += ["--allow-other"] * options.allow_other + ["--writable"] * options.writable
-    return Child("mount", words, log_path=log_path, pass_fds=fds)
+    return Child("mount", words, log_path=log_path, pass_fds=(*fds, lock_fd))
 
 
 def error_of(answer: dict[str, Any]) -> HeadraceError:

@@ -7,28 +7,33 @@ One whose process was killed stays behind and says what to clean up.
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import socket
-import sys
 
 import msgspec
 
 from headrace.base.errors import StoreError
-from headrace.sdk.running import State, answers, began_at, is_ours, read_states
+from headrace.base.peer_process import peer_of
+from headrace.base.private_folder import make_private
+from headrace.sdk.running import State, answers, began_at, read_states
 
 __all__ = [
     "State",
     "answers",
     "began_at",
     "drop_socket",
-    "is_ours",
+    "end",
     "lab_file",
     "lab_states",
     "listener_of",
     "make_run_folder",
+    "process_of",
     "read_states",
     "remove_replaced",
     "remove_state",
+    "send",
     "write_state",
 ]
 
@@ -36,7 +41,7 @@ __all__ = [
 def make_run_folder(folder: str) -> None:
     """StoreError when it can't be made."""
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
@@ -100,16 +105,55 @@ def drop_socket(socket_path: str) -> None:
         shutil.rmtree(os.path.splitext(socket_path)[0] + ".spill", ignore_errors=True)
 
 
+def process_of(state: State) -> int:
+    """A descriptor (pidfd_open(2)) of the process that wrote a state; -1: it has ended."""
+    try:
+        fd = os.pidfd_open(state.pid)
+    except OSError:
+        return -1
+    if state.alive():
+        return fd
+    os.close(fd)
+    return -1
+
+
 def listener_of(socket_path: str) -> int:
-    """The pid of the process that listens there; 0 for none."""
+    """A descriptor of the process of this user that listens there; -1 for none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
         one.settimeout(1)
         try:
             one.connect(socket_path)
         except OSError:
-            return 0
-        credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return int.from_bytes(credentials[:4], sys.byteorder)
+            return -1
+        pid, uid, _ = peer_of(one)
+        try:
+            return os.pidfd_open(pid) if uid == os.geteuid() else -1
+        except OSError:
+            return -1
+
+
+def send(process: int, number: int) -> None:
+    """A signal to a process by its descriptor, which is closed; -1: to none."""
+    if process < 0:
+        return
+    try:
+        signal.pidfd_send_signal(process, number)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(process)
+
+
+def end(process: int, within_s: float) -> bool:
+    """Have a process end itself, by its descriptor, which is closed. False: it has not, in that time."""
+    if process < 0:
+        return True
+    watch = os.dup(process)
+    try:
+        send(process, signal.SIGTERM)
+        return bool(select.select([watch], [], [], within_s)[0])
+    finally:
+        os.close(watch)
 
 
 def _path(folder: str, pid: int) -> str:

@@ -7,18 +7,32 @@ killed we start another holder: we have kept the descriptors of the mount, so no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
 from headrace.cli.gateways import KeptGateway, wanted
 from headrace.cli.process import Child, MountOptions, start_holder, start_node
 from headrace.cli.render import warn
-from headrace.cli.state import State, drop_socket, make_run_folder, remove_replaced, remove_state, write_state
+from headrace.cli.state import (
+    State,
+    drop_socket,
+    make_run_folder,
+    read_states,
+    remove_replaced,
+    remove_state,
+    send,
+    write_state,
+)
 from headrace.config.schema import Config
+
+if TYPE_CHECKING:
+    from headrace.fuse.servers import Servers
 
 READY_WITHIN_S = 60.0
 STEADY_S = 30.0
@@ -44,6 +58,7 @@ class Supervisor:
         self._gateways: list[KeptGateway] = []
         self._holder_fd = -1
         self._mount_fds: tuple[int, int] | None = None
+        self._servers: Servers | None = None
         self._stopping = False
         self._deaths = 0
         self._node_began_s = 0.0
@@ -77,8 +92,12 @@ class Supervisor:
             self._start_node()
         if self.state.mountpoint:
             from headrace.fuse import device, ledger, mount
+            from headrace.fuse.servers import Servers
 
-            self.state.mountpoint = mount.prepare(self.state.mountpoint)  # while the node starts
+            self._servers = Servers.open(self._run_folder, mount.place_of(self.state.mountpoint))
+            self.state.mountpoint = mount.prepare(  # while the node starts
+                self.state.mountpoint, is_served=self._may_be_served
+            )
             self._mount_fds = device.open_device(), ledger.create()
         if self._node is not None:
             self._await_node()
@@ -94,6 +113,12 @@ class Supervisor:
             gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
             self._gateways.append(gateway)
             setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
+
+    def _may_be_served(self, mountpoint: str) -> bool:
+        """Of a mount that was made by another run folder nothing is known."""
+        assert self._servers is not None
+        is_known = any(state.mountpoint == mountpoint for state in read_states(self._run_folder))
+        return not is_known or self._servers.any()
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
@@ -117,12 +142,14 @@ class Supervisor:
 
     def _start_holder(self, *, mounted: bool) -> Child:
         assert self._mount_fds is not None
+        assert self._servers is not None
         return start_holder(
             self.state.mountpoint,
             self.state.socket,
             self.state.log,
             self._mount,
             fds=self._mount_fds,
+            lock_fd=self._servers.fd,
             mounted=mounted,
         )
 
@@ -208,26 +235,26 @@ class Supervisor:
             self._holder = None
         self._holder_fd = -1
         from headrace.fuse import device
-        from headrace.fuse.mount import find_process
+        from headrace.fuse.servers import Role
 
+        assert self._servers is not None
         until_s, before = time.monotonic() + REPLACED_WITHIN_S, (-1, -1)
         while device.mounted_at(self.state.mountpoint) is not None:
             if self._stopping:
                 return
-            # A session that the holder began just before it died bears the holder's name until its exec, and for a
-            # moment none: so the holder is looked for first, and only what two rounds find is so. Else both looks may
-            # miss it, and a second session would serve the mount beside it.
-            pid = find_process("headrace.fuse.holder", self.state.mountpoint)
-            session_pid = find_process("headrace.fuse.session_main", self.state.mountpoint)
+            # A session that the holder began just before it died takes its lock a moment after its fork: only what two
+            # rounds find is so. Else both looks may miss it, and a second session would serve the mount beside it.
+            pid = _first(self._servers.pids(Role.HOLDER))
+            session_pid = _first(self._servers.pids(Role.SESSION))
             if before != (pid, session_pid):
                 before = pid, session_pid
             elif pid:
-                self._holder_fd = _pidfd(pid)
+                self._holder_fd = self._servers.pidfd(Role.HOLDER, pid)
             elif not session_pid:
                 self._holder = self._start_holder(mounted=True)
                 self._holder_fd, pid = self._holder.exit_fd, self._holder.pid
-            elif time.monotonic() > until_s:
-                os.kill(session_pid, signal.SIGKILL)  # it should have; the next round does it
+            elif time.monotonic() > until_s:  # it should have; the next round does it
+                send(self._servers.pidfd(Role.SESSION, session_pid), signal.SIGKILL)
             if self._holder_fd >= 0:
                 self.state.holder_pid = pid
                 write_state(self._run_folder, self.state)
@@ -246,10 +273,13 @@ class Supervisor:
         if self._holder is not None:
             self._holder.stop(HOLDER_STOP_S)
         elif self._holder_fd >= 0:
-            signal.pidfd_send_signal(self._holder_fd, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._holder_fd, signal.SIGTERM)
             select.select([self._holder_fd], [], [], HOLDER_STOP_S)
         for fd in self._mount_fds or ():
             os.close(fd)  # else who still has a file of it open would wait for ever
+        if self._servers is not None:
+            self._servers.close()
         if self.state.mountpoint and self.state.holder_pid:
             detach(self.state.mountpoint)
         if self._node is not None:
@@ -259,12 +289,9 @@ class Supervisor:
         remove_state(self._run_folder, self.state.pid)
 
 
-def _pidfd(pid: int) -> int:
-    """-1: it has ended."""
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return -1
+def _first(pids: list[int]) -> int:
+    """0: there is none."""
+    return pids[0] if pids else 0
 
 
 def detach(mountpoint: str) -> None:

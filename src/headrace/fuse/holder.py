@@ -22,6 +22,7 @@ import time
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
 from headrace.fuse import device, ledger, mount
+from headrace.fuse.servers import Role, Servers, is_zombie
 
 BACKOFF_S_MAX = 5.0
 LOOK_S = 0.5
@@ -36,6 +37,8 @@ class Holder:
 
     def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
         self._arguments = arguments
+        self._servers = Servers(arguments.lock_fd, arguments.mountpoint)
+        self._servers.enter(Role.HOLDER)
         self._fuse_fd = fuse_fd
         self._ledger_fd = ledger_fd
         self._control: socket.socket | None = None
@@ -72,8 +75,15 @@ class Holder:
         command = module_command("headrace.fuse.session_main", "--mountpoint", a.mountpoint)
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
         command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
-        fds = (self._fuse_fd, self._ledger_fd, theirs.fileno())
-        self._session = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+        command += ["--lock-fd", str(a.lock_fd)]
+        fds = (self._fuse_fd, self._ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
+        self._session = subprocess.Popen(
+            command,
+            pass_fds=fds,
+            start_new_session=True,
+            # in the child, before it is another program: no moment is without a lock when this process is killed
+            preexec_fn=lambda: self._servers.enter(Role.SESSION),
+        )
         theirs.close()
         self._control, self._buffer = mine, b""
         self._session_pid = self._session.pid
@@ -174,15 +184,6 @@ class Holder:
                 time.sleep(0.01)
 
 
-def is_zombie(pid: int) -> bool:
-    """Whether the main thread of a process has ended, and others perhaps have not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] == b"Z"
-    except OSError:
-        return False
-
-
 def say(fd: int | None, message: dict[str, object]) -> None:
     if fd is None or fd < 0:
         if "error" in message:
@@ -204,20 +205,22 @@ def run_holder(
     ready_fd: int | None = None,
     client: str = _CLIENT,
     fds: tuple[int, int] | None = None,
+    lock_fd: int = -1,
 ) -> int:
     """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
     line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
     of its own. fds: /dev/fuse, not mounted yet, and a ledger, which the caller keeps open too: the mount then
     outlives a holder and a session that die together, and `--adopt-fuse-fd`, `--adopt-ledger-fd` alone resume
-    it."""
+    it. lock_fd: of `servers.py`; -1: nobody looks after the mount."""
     arguments = argparse.Namespace(
         socket=socket_path,
         io=io,
         client=client,
         ready_fd=ready_fd,
+        lock_fd=lock_fd,
     )
     try:
-        arguments.mountpoint = mount.prepare(mountpoint)
+        arguments.mountpoint = mount.prepare(mountpoint, is_served=lambda _: True)
         fuse_fd, ledger_fd = fds or (device.open_device(), ledger.create())
         for fd in (fuse_fd, ledger_fd):
             os.set_inheritable(fd, False)
@@ -252,9 +255,12 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, default=None)
     parser.add_argument("--client", default=_CLIENT)
     parser.add_argument("--fds", type=int, nargs=2)
+    parser.add_argument("--lock-fd", type=int, default=-1)
     for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
+    if a.lock_fd >= 0:
+        os.set_inheritable(a.lock_fd, False)
     if a.adopt_fuse_fd >= 0:
         return _adopt(a)
     return run_holder(
@@ -266,6 +272,7 @@ def main() -> int:
         ready_fd=a.ready_fd,
         client=a.client,
         fds=None if a.fds is None else (a.fds[0], a.fds[1]),
+        lock_fd=a.lock_fd,
     )
 
 

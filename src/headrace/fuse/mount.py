@@ -5,20 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 
 from headrace.base.errors import MountError
 from headrace.fuse import device
 
 ANSWER_LIMIT_S = 5.0
-_SERVERS = ("headrace.fuse.holder", "headrace.fuse.session_main")
 
 
-def prepare(mountpoint: str) -> str:
-    """The real path, fit to mount at. MountError."""
-    path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(mountpoint))), _last(mountpoint))
+def place_of(mountpoint: str) -> str:
+    """The path by which the kernel knows it; what is there is not asked for anything."""
+    at = os.path.abspath(mountpoint)
+    return os.path.join(os.path.realpath(os.path.dirname(at)), os.path.basename(at))
+
+
+def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
+    """The real path, fit to mount at. is_served: whether a process may serve a mount of ours there. MountError."""
+    path = place_of(mountpoint)
     mounted = device.mounted_at(path)
     if mounted is not None and mounted.fstype.startswith("fuse"):
-        if not _is_dead(path, ours=mounted.fstype == device.FSTYPE):
+        ours = mounted.fstype == device.FSTYPE
+        if not _is_dead(path, lambda: not ours or is_served(path)):
             hint = (
                 f"unmount it first: {'headrace down' if mounted.fstype == device.FSTYPE else 'umount'} {path}"
             )
@@ -26,29 +33,6 @@ def prepare(mountpoint: str) -> str:
         device.unmount(path, detach=True, abort=True)
     _check_folder(path)
     return os.path.realpath(path)
-
-
-def is_served(mountpoint: str) -> bool:
-    """Whether a process of ours has the mount."""
-    return any(find_process(module, mountpoint) for module in _SERVERS)
-
-
-def find_process(module: str, mountpoint: str) -> int:
-    """The pid of the process that runs this module for this mount; 0 when there is none."""
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as source:
-                    words = source.read().split(b"\0")
-            except OSError:
-                continue
-            if module.encode() in words and os.fsencode(mountpoint) in words:
-                return int(name)
-    return 0
-
-
-def _last(mountpoint: str) -> str:
-    return os.path.basename(os.path.abspath(mountpoint))
 
 
 def _check_folder(path: str) -> None:
@@ -65,7 +49,7 @@ def _check_folder(path: str) -> None:
         raise MountError(f"{path} is not empty", why=why, hint="name an empty folder")
 
 
-def _is_dead(path: str, *, ours: bool) -> bool:
+def _is_dead(path: str, is_served: Callable[[], bool]) -> bool:
     """A mount nobody serves says ENOTCONN at once. One that hangs may be alive: not ours to take away. But where all
     its processes were killed, and a thread of one waits for an answer that none of them gives now, it hangs, too."""
     found: list[int] = []
@@ -81,5 +65,5 @@ def _is_dead(path: str, *, ours: bool) -> bool:
     thread.start()
     thread.join(ANSWER_LIMIT_S)
     if not found:
-        return ours and not is_served(path)
+        return not is_served()
     return found[0] in (errno.ENOTCONN, errno.ECONNABORTED)

@@ -26,6 +26,7 @@ from headrace.fuse import probe, survey
 from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.operations import Mode
+from headrace.fuse.servers import Role, Servers
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class HolderWatch:
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
         command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
         command += ["--adopt-pid", str(os.getpid())]
-        fds = (a.fuse_fd, a.ledger_fd, theirs.fileno())
+        command += ["--lock-fd", str(a.lock_fd)]
+        fds = (a.fuse_fd, a.ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
         subprocess.Popen(command, pass_fds=fds, start_new_session=True)
         theirs.close()
         self._control.close()
@@ -107,6 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fuse-fd", type=int, required=True)
     parser.add_argument("--ledger-fd", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--lock-fd", type=int, default=-1)
     return parser.parse_args()
 
 
@@ -132,6 +135,9 @@ def main() -> int:
     arguments = _arguments()
     for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
         os.set_inheritable(fd, False)
+    if arguments.lock_fd >= 0:
+        os.set_inheritable(arguments.lock_fd, False)
+    Servers(arguments.lock_fd, arguments.mountpoint).enter(Role.SESSION)
     _raise_file_limit()
     watch = HolderWatch(arguments)
     try:

@@ -42,7 +42,9 @@ class State(msgspec.Struct, kw_only=True):
     began: int = 0
 
     def alive(self) -> bool:
-        return is_ours(self.pid) and self.began in (0, began_at(self.pid))
+        """The process that wrote this runs, and is no other one with its pid: a file that only this user can write says
+        when it began."""
+        return self.began != 0 and self.began == began_at(self.pid)
 
 
 def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
@@ -148,20 +150,11 @@ def _described(socket: str, states: list[State]) -> str:
 
 
 def began_at(pid: int) -> int:
-    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none."""
+    """When a process began, in clock ticks since the boot (proc(5), field 22 of stat); 0 when there is none, or it has
+    ended and was not waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
-            return int(source.read().rpartition(b")")[2].split()[19])
+            words = source.read().rpartition(b")")[2].split()
     except OSError:
         return 0
-
-
-def is_ours(pid: int) -> bool:
-    """A process of headrace's with this pid runs; a zombie does not. The pid may have gone to somebody else."""
-    if pid <= 0:
-        return False
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as words:
-            return b"headrace" in words.read()
-    except OSError:
-        return False
+    return 0 if words[0] in (b"Z", b"X") else int(words[19])

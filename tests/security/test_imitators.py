@@ -1,0 +1,124 @@
+"""A process of another user is not taken for a holder, session or node, whatever its command line says (finding 26)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.state import end, make_run_folder, process_of, read_states
+from headrace.fuse.servers import Role, Servers
+from headrace.sdk.running import State, began_at
+from tests.integration.cli.host import Host, wait_until
+from tests.security.nobody import BECOME_NOBODY
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def imitate(*words: str) -> subprocess.Popen[bytes]:
+    """A process of another user with a command line of its choice, that prints when it gets SIGTERM."""
+    program = (
+        f"import signal; {BECOME_NOBODY}; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]);"
+        "print('.', flush=True); signal.sigwait([signal.SIGTERM]); print('terminated')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, "-P", "-m", *words], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b".\n"
+    return process
+
+
+def untouched(process: subprocess.Popen[bytes]) -> bool:
+    alive = process.poll() is None
+    process.kill()
+    return process.communicate()[0] == b"" and alive
+
+
+def test_down_ends_no_imitator(tmp_path: Path) -> None:
+    """`down` by root sent SIGTERM to whatever process was called like a holder."""
+    host = Host(tmp_path)
+    host.put("a", 100)
+    up = host.up()
+    for pid in (up.pid, up.ready["holder_pid"], up.ready["session_pid"], up.ready["node_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    up.process.wait()
+    imitators = [
+        imitate(f"headrace.fuse.{word}", "--mountpoint", str(host.mount))
+        for word in ("holder", "session_main")
+    ]
+    host.ok("down", str(host.mount))
+    assert [untouched(one) for one in imitators] == [True, True]
+    assert not os.path.ismount(host.mount)
+
+
+def test_up_follows_no_imitator(tmp_path: Path) -> None:
+    """`up` took it for the holder that had taken over, and then for a session, which it killed."""
+    host = Host(tmp_path)
+    truth = host.put("a", 100)
+    up = host.up()
+    imitators = [
+        imitate(f"headrace.fuse.{word}", "--mountpoint", str(host.mount))
+        for word in ("holder", "session_main")
+    ]
+    for pid in (up.ready["holder_pid"], up.ready["session_pid"]):
+        os.kill(pid, signal.SIGKILL)
+    read = subprocess.run(["cat", host.mount / "a"], capture_output=True, timeout=30)
+    assert read.stdout == truth
+    (state,) = read_states(str(host.run_folder))
+    wait_until(lambda: read_states(str(host.run_folder))[0].holder_pid != up.ready["holder_pid"])
+    (state,) = read_states(str(host.run_folder))
+    assert state.holder_pid not in [one.pid for one in imitators]
+    assert [untouched(one) for one in imitators] == [True, True]
+    host.ok("down", str(host.mount))
+    assert up.wait() == 0
+
+
+def test_a_pid_that_went_to_another_process_is_not_signalled() -> None:
+    process = imitate("headrace", "up")
+    state = State(kind="up", pid=process.pid, socket="", began=began_at(process.pid) - 1)
+    assert (state.alive(), process_of(state)) == (False, -1)
+    assert end(process_of(state), 0)
+    assert untouched(process)
+
+
+def test_another_user_has_no_lock(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    run = tmp_path / "run"
+    make_run_folder(str(run))
+    servers = Servers.open(str(run), "/mnt/data")
+    program = (
+        f"from headrace.fuse.servers import Servers; {BECOME_NOBODY}; Servers.open({str(run)!r}, '/mnt/data')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    assert b"PermissionError" in ended.stderr
+    assert not servers.any()
+    servers.close()
+
+
+def test_each_lock_is_of_one_mount_and_role(tmp_path: Path) -> None:
+    data = Servers.open(str(tmp_path), "/mnt/data")
+    other = Servers(data.fd, "/mnt/other")
+    ready, ours = os.pipe()
+
+    def enter() -> None:
+        data.enter(Role.SESSION)
+        os.write(ours, b".")
+
+    process = subprocess.Popen(["sleep", "60"], pass_fds=(data.fd,), preexec_fn=enter)
+    try:
+        assert os.read(ready, 1) == b"."
+        assert data.pids(Role.SESSION) == [process.pid]
+        assert (data.pids(Role.HOLDER), other.any()) == ([], False)
+        pidfd = data.pidfd(Role.SESSION, process.pid)
+        assert (pidfd >= 0, data.pidfd(Role.HOLDER, process.pid)) == (True, -1)
+        assert end(pidfd, 10)
+        assert process.wait() == -signal.SIGTERM
+        assert data.pids(Role.SESSION) == []
+    finally:
+        process.kill()
+        process.wait()
+        for fd in (ready, ours, data.fd):
+            os.close(fd)
