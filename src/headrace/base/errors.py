@@ -222,7 +222,7 @@ class NodeUnavailableError(HeadraceError, ConnectionError):
 
 
 class NotAllowedError(HeadraceError, PermissionError):
-    """Who asks a node's REST API shows no token, or a wrong one."""
+    """Who asks a node's REST API shows no token, or a wrong one; or a file's mode does not let this user read it."""
 
     code = "node.denied"
 

@@ -53,7 +53,8 @@ def make_run_folder(folder: str) -> None:
 def write_state(folder: str, state: State) -> None:
     state.began = began_at(state.pid)
     path = _path(folder, state.pid)
-    with open(path + ".new", "wb") as out:
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as out:
         out.write(msgspec.json.encode(state) + b"\n")
     os.rename(path + ".new", path)
 

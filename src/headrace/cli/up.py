@@ -86,14 +86,24 @@ def up(
         file=config,
     )
     check_has_origin(loaded.config)
+    settings = _opened_with_the_mount(loaded) if allow_other else loaded.config
     supervisor = _supervisor(
-        loaded.config,
+        settings,
         mountpoint,
         url=url_of(origin) if origin else "",
         mount=MountOptions(io, allow_other, writable=WriteModes.parse(loaded.config.write).any),
     )
 
     supervisor.run(lambda state: _ready(state, loaded.config, time.monotonic() - began_s, as_json=json))
+
+
+def _opened_with_the_mount(loaded: Loaded) -> Config:
+    """A mount that others may read, and what its node hands out, are one, unless the settings say otherwise."""
+    import msgspec
+
+    if loaded.sources["open_to_others"] != "default":
+        return loaded.config
+    return msgspec.structs.replace(loaded.config, open_to_others=True)
 
 
 def _ready(state: State, config: Config, took_s: float, *, as_json: bool) -> None:

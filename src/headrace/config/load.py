@@ -17,6 +17,7 @@ from headrace.config.schema import CAPACITY_BYTES_MIN, Config
 from headrace.config.sizes import parse_size
 
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
+SYSTEM_RUN_FOLDER = "/run/headrace"
 CAPACITY_FILE = "capacity"
 _IN_THE_FILE_ONLY = ("mounts",)
 
@@ -40,7 +41,7 @@ def environment_of(prefix: str) -> dict[str, str]:
 
 def default_run_folder() -> str:
     if os.geteuid() == 0:
-        return "/run/headrace"
+        return SYSTEM_RUN_FOLDER
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headrace-{os.getuid()}", "headrace")
 
 

@@ -212,6 +212,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "to it."
         ),
     ] = ""
+    open_to_others: Annotated[
+        bool,
+        Meta(
+            description="Programs of other users of this host read what is cached by descriptors of the node's, as far "
+            "as the modes of files and directories let them. `up --allow-other` sets it."
+        ),
+    ] = False
     nodes: Annotated[
         str,
         Meta(
@@ -276,7 +283,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         WriteModes.parse(self.write)
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
-        if len(os.fsencode(self.socket_path)) > SOCKET_PATH_BYTES_MAX:
+        longest = broker_socket_of(self.socket_path) if self.open_to_others else self.socket_path
+        if len(os.fsencode(longest)) > SOCKET_PATH_BYTES_MAX:
             raise UsageError(
                 f"run folder {self.run_folder}",
                 why="its path is too long for a unix socket",
@@ -303,6 +311,17 @@ def socket_path_of(run_folder: str, cache_folder: str) -> str:
     """Where the node that owns this cache folder listens."""
     mark = zlib.crc32(os.fsencode(os.path.realpath(cache_folder)))
     return os.path.join(run_folder, f"{mark:08x}.sock")
+
+
+def broker_socket_of(socket_path: str) -> str:
+    """Where the node with that socket listens to programs of other users: they can't enter the run folder."""
+    folder, name = os.path.split(socket_path)
+    return os.path.join(public_folder_of(folder), name)
+
+
+def public_folder_of(run_folder: str) -> str:
+    """Beside the run folder, and open to all users of the host."""
+    return run_folder + ".public"
 
 
 def rest_socket_of(socket_path: str) -> str:

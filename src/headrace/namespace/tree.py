@@ -114,7 +114,7 @@ class Namespace:
     async def lookup(self, parent: FileId, name: bytes, *, for_peer: bool = False) -> None:
         """The index is right for (parent, name) on return. for_peer: a peer asks us as the owner, so no other one is
         asked."""
-        if self._fresh(parent):
+        if self.is_fresh(parent):
             return
         listing = asyncio.ensure_future(self.list(parent, for_peer=for_peer))
         done, _ = await asyncio.wait([listing], timeout=LISTING_PATIENCE_S)
@@ -130,7 +130,7 @@ class Namespace:
 
     async def list(self, directory: FileId, *, for_peer: bool = False) -> None:
         """The index has the directory's whole listing, fresh, on return."""
-        if not self._fresh(directory):
+        if not self.is_fresh(directory):
             try:
                 await self.relist(directory, for_peer=for_peer)
             except (OriginUnavailableError, DeadlineExceededError):
@@ -186,7 +186,7 @@ class Namespace:
         if entry is not None and entry.version == version and entry.kind is Kind.FILE:
             return entry
         parent, name = self._claim_folder(path)
-        if entry is not None or self._fresh(parent):
+        if entry is not None or self.is_fresh(parent):
             await self._lookup_alone(parent, name, for_peer=True)
             entry = self._index.lookup(parent, name)
             if entry is None or entry.version != version:
@@ -381,7 +381,8 @@ class Namespace:
         """Whether a path is there because of some mount: at it, above it or below it."""
         return self._mounts.find(path) is not None or bool(self._mounts.below(path))
 
-    def _fresh(self, directory: FileId) -> bool:
+    def is_fresh(self, directory: FileId) -> bool:
+        """Whether the index has the whole listing of a directory, and it is good."""
         return self._index.fresh_until_ns(directory) > time.time_ns()
 
     def _origin_of(self, directory: FileId) -> tuple[str, Mount | None, str]:

@@ -27,7 +27,7 @@ from headrace.base.model import FileId
 from headrace.base.places import check_places
 from headrace.base.private_folder import make_private
 from headrace.base.write_modes import WriteModes
-from headrace.config.schema import Config, public_options
+from headrace.config.schema import Config, broker_socket_of, public_options
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.source import Sources
@@ -37,6 +37,7 @@ from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
 from headrace.namespace.mounts import Mount, MountTable, normal_path
 from headrace.namespace.tree import Namespace
+from headrace.node.brokering import build_broker
 from headrace.node.cache import (
     close_after_failure,
     index_folder,
@@ -91,6 +92,7 @@ from headrace.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from headrace.entry.broker.server import Broker
     from headrace.jobs.cluster_jobs import ClusterJobs
     from headrace.node.neighbourhood import Neighbourhood
     from headrace.node.together import Together
@@ -167,6 +169,7 @@ class Node:
         if self.write is not None:
             self.write.move_into(store, self.sources.owns)
             self.reads.bring = self.write.into_cache
+        self.broker: Broker | None = None
         self._upkeep: asyncio.Task[None] | None = None
 
     @classmethod
@@ -196,6 +199,11 @@ class Node:
                 await node.write.start()
             make_private(os.path.dirname(config.socket_path))
             await node.server.start(config.socket_path)
+            if config.open_to_others:
+                node.broker = build_broker(
+                    config, node.namespace, store, node.reads, on_corrupt=node._give_up_index
+                )
+                node.broker.start(broker_socket_of(config.socket_path))
         except BaseException:
             if node is not None and node.together is not None:
                 await node.together.stop()
@@ -245,6 +253,8 @@ class Node:
         if self._upkeep is not None:
             self._upkeep.cancel()
         await self.server.stop()
+        if self.broker is not None:
+            await self.broker.stop()
         if self.write is not None:
             await self.write.stop()
         if self.together is not None:

@@ -77,7 +77,13 @@ def connect(
     paths = reach(nodes, cache=cache, socket=socket, patience_s=patience_s)
     if isinstance(paths, Paths):
         return Cache(paths)
-    from headrace.sdk.remote.cache import RemoteCache  # not wanted where there is a node
+    from headrace.sdk.brokered.paths import BrokeredPaths  # none of these is wanted where there is a node
+
+    if isinstance(paths, BrokeredPaths):
+        from headrace.sdk.brokered.cache import BrokeredCache
+
+        return BrokeredCache(paths)
+    from headrace.sdk.remote.cache import RemoteCache
 
     return RemoteCache(paths)
 

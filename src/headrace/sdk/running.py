@@ -69,7 +69,7 @@ def configured_nodes() -> str:
 def read_states(folder: str) -> list[State]:
     """All there are, those of dead processes too."""
     found = []
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+    for name in _names_in(folder):
         if name.endswith(".json"):
             try:
                 with open(os.path.join(folder, name), "rb") as source:
@@ -77,6 +77,14 @@ def read_states(folder: str) -> list[State]:
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or of another version
     return found
+
+
+def _names_in(folder: str) -> list[str]:
+    """None where there is no such folder, or it is another user's."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def answers(socket_path: str) -> bool:
@@ -93,8 +101,7 @@ def answers(socket_path: str) -> bool:
 def running_sockets(run_folder: str, states: list[State]) -> list[str]:
     """The sockets of the nodes of this run folder that answer."""
     known = {state.socket for state in states}
-    if os.path.isdir(run_folder):
-        known |= {os.path.join(run_folder, name) for name in os.listdir(run_folder) if name.endswith(".sock")}
+    known |= {os.path.join(run_folder, name) for name in _names_in(run_folder) if name.endswith(".sock")}
     return sorted(one for one in known if answers(one))
 
 

@@ -49,12 +49,18 @@ HOSTS = Hosts()
 
 
 def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> Paths:
-    """The namespace of this host's node, which `find_node` finds; where none runs, by the nodes of the setting `nodes`.
+    """The namespace of this host's node, which `find_node` finds; where this user has none, of another user's that is
+    open to others; where none runs, by the nodes of the setting `nodes`.
     nodes: REST APIs of nodes of other hosts, instead. NodeUnavailableError, NotAllowedError, UsageError."""
     if nodes is None:
         try:
             return HOSTS.get(find_node(socket=socket, cache=cache), patience_s)
         except NodeUnavailableError:
+            from headrace.sdk.brokered.reach import reach_broker  # not wanted where this user's node runs
+
+            brokered = reach_broker(cache=cache, socket=socket, patience_s=patience_s)
+            if brokered is not None:
+                return cast(Paths, brokered)  # it has the calls of a Paths that programs make
             nodes = configured_nodes()
             if socket is not None or cache is not None or not nodes:
                 raise

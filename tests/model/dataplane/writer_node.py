@@ -228,7 +228,7 @@ class Lower:
         raise OSError(errno.EHOSTUNREACH, "the origin is away")
 
     def listing_fresh(self, directory: FileId) -> bool:
-        return self._here.ask(lambda: _as_awaitable(self._here.namespace._fresh(directory)))
+        return self._here.ask(lambda: _as_awaitable(self._here.namespace.is_fresh(directory)))
 
     def mount_of(self, path: bytes) -> str:
         return "/"

@@ -1,0 +1,250 @@
+"""What a program of another user is answered: descriptors of cache files, and what is at a path.
+
+`answer_now` does all that waits for nothing, in the node's loop: a warm open is some lookups in the index and one
+open(2). Else `answer` waits for listings and bytes first. Descriptors are of cache files only, which belong to the
+node's user: who has one can open it for writing by no way (/proc/self/fd), nor take leases or change its mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from headrace.base.errors import (
+    CorruptIndexError,
+    EvictedError,
+    HeadraceError,
+    IsADirectoryPathError,
+    PathNotFoundError,
+    StaleIdError,
+    StoreError,
+    VersionChangedError,
+)
+from headrace.base.model import Entry, FileId
+from headrace.dataplane.read import ReadPath
+from headrace.entry.broker.access import READ, User, may
+from headrace.entry.broker.view import StaleError, View, not_allowed
+from headrace.namespace.tree import Namespace
+from headrace.store.reader import CacheReader
+from headrace.store.store import Store
+from headrace.wire.broker_messages import (
+    Answer,
+    ListNames,
+    LookAt,
+    Looked,
+    OpenedFile,
+    OpenedFiles,
+    OpenFiles,
+    Refusal,
+    Request,
+    WrittenFile,
+    refusal_of,
+)
+
+ATTEMPTS_MAX = 32
+"""How often a file may be replaced, or evicted, between two looks."""
+
+_Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
+"""The descriptor is -1 where none comes along."""
+
+
+class Reply:
+    """An answer with its descriptors, which `close` closes."""
+
+    def __init__(self, answer: Answer, fds: list[int] | None = None) -> None:
+        self.answer = answer
+        self.fds = fds or []
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+
+class Desk:
+    """on_corrupt: told when the index turns out to be damaged."""
+
+    def __init__(
+        self,
+        view: View,
+        namespace: Namespace,
+        store: Store,
+        reads: ReadPath,
+        *,
+        on_corrupt: Callable[[CorruptIndexError], None],
+    ) -> None:
+        self._view = view
+        self._namespace = namespace
+        self._store = store
+        self._reads = reads
+        self._on_corrupt = on_corrupt
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def answer_now(self, request: Request, user: User) -> Reply | None:
+        """None: something has to be waited for, as `answer` does."""
+        try:
+            if isinstance(request, OpenFiles):
+                return self._open_now(request, user)
+            if isinstance(request, ListNames) and self._view.may_be_long(request.path):
+                return None
+            return Reply(self._look(request, user))
+        except StaleError:
+            return None
+        except CorruptIndexError as error:
+            self._on_corrupt(error)
+            return Reply(refusal_of(error))
+        except HeadraceError as error:
+            return Reply(refusal_of(error))
+
+    async def answer(self, request: Request, user: User) -> Reply:
+        try:
+            if isinstance(request, OpenFiles):
+                return await self._open_all(request, user)
+            for _ in range(ATTEMPTS_MAX):
+                try:
+                    if isinstance(request, ListNames):
+                        # a directory of a user's may have any number of names
+                        look = partial(self._look, request, user)
+                        return Reply(await asyncio.get_running_loop().run_in_executor(self._thread, look))
+                    return Reply(self._look(request, user))
+                except StaleError as stale:
+                    await self._freshen(stale)
+            raise StoreError(os.fsdecode(request.path), why="it changes again and again", hint="try again")
+        except CorruptIndexError as error:
+            self._on_corrupt(error)
+            return Reply(refusal_of(error))
+        except HeadraceError as error:
+            return Reply(refusal_of(error))
+
+    def _look(self, request: LookAt | ListNames, user: User) -> Answer:
+        if isinstance(request, ListNames):
+            return self._view.names(request.path, request.after, user)
+        return Looked(self._view.row(self._view.find(request.path, user)))
+
+    async def _freshen(self, stale: StaleError) -> None:
+        """As mounts and the library have it: not taken again where it became good meanwhile."""
+        if stale.name is None:
+            await self._namespace.list(stale.directory.id)
+        else:
+            await self._namespace.lookup(stale.directory.id, stale.name)
+            if not self._namespace.is_fresh(stale.directory.id):
+                await self._namespace.list(stale.directory.id)
+
+    # ------------------------------------------------------------ opening
+
+    def _open_now(self, request: OpenFiles, user: User) -> Reply | None:
+        """All of them, or none."""
+        reply = Reply(OpenedFiles([]))
+        files: list[OpenedFile | WrittenFile | Refusal] = []
+        try:
+            for path in request.paths:
+                opened = self._open_one_now(path, request.start, request.end, user)
+                if opened is None:
+                    reply.close()
+                    return None
+                files.append(opened[0])
+                if opened[1] >= 0:
+                    reply.fds.append(opened[1])
+        except BaseException:
+            reply.close()
+            raise
+        reply.answer = OpenedFiles(files)
+        return reply
+
+    def _open_one_now(self, path: bytes, start: int, end: int, user: User) -> _Opened | None:
+        try:
+            entry = self._readable(path, user)
+            if isinstance(entry, WrittenFile):
+                return entry, -1
+            return self._open_cached(entry, start, end)
+        except CorruptIndexError:
+            raise
+        except HeadraceError as error:
+            return refusal_of(error), -1
+
+    def _readable(self, path: bytes, user: User) -> Entry | WrittenFile:
+        """StaleError, and as `View.find`."""
+        shown = self._view.find(path, user)
+        if shown.is_directory:
+            raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
+        if not may(user, self._view.modes(shown), READ):
+            raise not_allowed(path)
+        if shown.written is not None:
+            return WrittenFile()
+        assert shown.below is not None
+        return shown.below
+
+    def _open_cached(self, entry: Entry, start: int, end: int) -> _Opened | None:
+        """None: not all of that is cached."""
+        cached = self._store.index.cached(entry.id)
+        if cached is None or cached.unverified or cached.volume >= len(self._store.volumes):
+            return None
+        try:
+            reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached)
+        except PathNotFoundError:
+            return None
+        try:
+            if not reader.present(start, min(end, entry.version.size_bytes)):
+                return None
+            self._store.touch([entry.id])
+            return _opened(entry, whole=reader.complete), os.dup(reader.fd)
+        finally:
+            reader.close()
+
+    async def _open_all(self, request: OpenFiles, user: User) -> Reply:
+        """One after the other is begun, and all are waited for."""
+        tasks = [
+            asyncio.ensure_future(self._open_one(path, request.start, request.end, user))
+            for path in request.paths
+        ]
+        try:
+            await asyncio.wait(tasks)
+            opened = [task.result() for task in tasks]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, tuple) and result[1] >= 0:
+                    os.close(result[1])
+            raise
+        return Reply(OpenedFiles([file for file, _ in opened]), [fd for _, fd in opened if fd >= 0])
+
+    async def _open_one(self, path: bytes, start: int, end: int, user: User) -> _Opened:
+        try:
+            for _ in range(ATTEMPTS_MAX):
+                try:
+                    opened = self._open_one_now(path, start, end, user)
+                    if opened is not None:
+                        return opened
+                    entry = self._readable(path, user)
+                    assert isinstance(entry, Entry)
+                    await self._bring(entry, start, end)
+                except StaleError as stale:
+                    await self._freshen(stale)
+                except (StaleIdError, VersionChangedError):
+                    continue  # it was replaced: look again
+            raise EvictedError(
+                os.fsdecode(path),
+                why="it changes, or is evicted, again and again",
+                hint="give the cache more capacity",
+            )
+        except CorruptIndexError:
+            raise
+        except HeadraceError as error:
+            return refusal_of(error), -1
+
+    async def _bring(self, entry: Entry, start: int, end: int) -> None:
+        id, stop = FileId(entry.id), min(end, entry.version.size_bytes)
+        if not await self._reads.open(id) and start < stop:
+            await self._reads.fill(id, start, stop)
+
+
+def _opened(entry: Entry, *, whole: bool) -> OpenedFile:
+    version = entry.version
+    return OpenedFile(entry.id, version.size_bytes, entry.mtime_ns, version.token, whole)

@@ -1,0 +1,33 @@
+"""Builds the door for programs of other users. Its imports cost a node without one nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.base.errors import CorruptIndexError
+from headrace.base.write_modes import WriteModes
+from headrace.config.schema import Config
+from headrace.dataplane.read import ReadPath
+from headrace.layer.upper import Upper
+from headrace.namespace.tree import Namespace
+from headrace.store.store import Store
+
+if TYPE_CHECKING:
+    from headrace.entry.broker.server import Broker
+
+
+def build_broker(
+    config: Config,
+    namespace: Namespace,
+    store: Store,
+    reads: ReadPath,
+    *,
+    on_corrupt: Callable[[CorruptIndexError], None],
+) -> Broker:
+    from headrace.entry.broker.desk import Desk
+    from headrace.entry.broker.server import Broker
+    from headrace.entry.broker.view import View
+
+    view = View(store.index, namespace, Upper(config.upper_folder), WriteModes.parse(config.write))
+    return Broker(Desk(view, namespace, store, reads, on_corrupt=on_corrupt))

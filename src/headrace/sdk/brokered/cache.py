@@ -1,0 +1,68 @@
+"""`headrace.connect()` where another user runs the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import cast
+
+from headrace.base.errors import HeadraceError
+from headrace.sdk.brokered.paths import BrokeredPaths, Opened, plain
+from headrace.sdk.many import OnError, Part, Wanted
+from headrace.sdk.remote.cache import RemoteCache
+from headrace.sdk.remote.paths import RemotePaths
+from headrace.sdk.streams import STEP_BYTES
+from headrace.wire.broker_messages import NAMES_MAX
+
+GROUP = 32
+
+
+class BrokeredCache(RemoteCache):
+    """Many files are opened with one question."""
+
+    def __init__(self, paths: BrokeredPaths) -> None:
+        super().__init__(cast(RemotePaths, paths))  # it has the calls that a RemoteCache makes
+        self._brokered = paths
+
+    def read_many(
+        self,
+        wanted: Iterable[Wanted],
+        *,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+    ) -> Iterator[Part]:
+        numbered = enumerate(wanted)
+        while group := list(islice(numbered, GROUP)):
+            for part in self._read_group(group):
+                if part.error is not None and on_error == "raise":
+                    raise part.error
+                yield part
+
+    def _read_group(self, group: list[tuple[int, Wanted]]) -> list[Part]:
+        asked = [(number, *((one, 0, None) if isinstance(one, str) else one)) for number, one in group]
+        paths = [plain(os.fsencode(path)) for _, path, _, _ in asked]
+        if sum(path.count(b"/") for path in paths) > NAMES_MAX:
+            return [self._read_part(*one) for one in asked]
+        opened = self._brokered.open_many(paths, 0, STEP_BYTES)
+        parts: list[Part] = []
+        try:
+            for (number, path, start, end), at in zip(asked, paths, strict=True):
+                parts.append(self._read_opened(number, path, at, opened.pop(0), start, end))
+        finally:
+            for _, fd in opened:
+                if fd >= 0:
+                    os.close(fd)
+        return parts
+
+    def _read_opened(
+        self, number: int, path: str, at: bytes, opened: Opened, start: int, end: int | None
+    ) -> Part:
+        try:
+            content = self._brokered.content_of(at, opened)
+            try:
+                return Part(number, path, content.read(start, content.size_bytes if end is None else end))
+            finally:
+                content.close()
+        except HeadraceError as error:
+            return Part(number, path, b"", error)

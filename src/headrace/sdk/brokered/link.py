@@ -1,0 +1,142 @@
+"""Asking a node of another user: one packet there, one packet and descriptors back. Blocking, safe after a fork."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+import time
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import NodeUnavailableError, NotAllowedError, ProtocolError
+from headrace.base.peer_process import peer_of
+from headrace.wire.broker_messages import (
+    ANSWER_BYTES_MAX,
+    FILES_MAX,
+    Answer,
+    Message,
+    Refusal,
+    decode_answer,
+    encode,
+    error_of,
+)
+
+RECONNECT_PAUSE_S = 0.05
+_FD_BYTES = array.array("i").itemsize
+_RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
+
+
+class Link:
+    """Thread-safe: each thread has a socket of its own while it asks. any_owner: whoever runs the node is believed, as
+    the caller named it; else root and this user only."""
+
+    def __init__(self, path: str, *, patience_s: float, any_owner: bool) -> None:
+        self.path = path
+        self._patience_s = patience_s
+        self._any_owner = any_owner
+        self._free: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self.closed = False
+        self._give(self._connect())  # so that one who may not, or finds nobody, hears of it now
+
+    def ask(self, request: Message) -> tuple[Answer, list[int]]:
+        """The answer, and descriptors that are the caller's to close. Asks again while the node is away, for so long as
+        the patience is. Errors of the node; NodeUnavailableError, ProtocolError."""
+        give_up = Deadline.after(self._patience_s)
+        packet = encode(request)
+        while True:
+            try:
+                answer, fds = self._ask(packet)
+                break
+            except NodeUnavailableError:
+                if give_up.left_s() <= RECONNECT_PAUSE_S:
+                    raise
+                time.sleep(RECONNECT_PAUSE_S)
+        if isinstance(answer, Refusal):
+            _close(fds)
+            raise error_of(answer)
+        return answer, fds
+
+    def _ask(self, packet: bytes) -> tuple[Answer, list[int]]:
+        connection = self._take()
+        try:
+            connection.sendall(packet)
+            body, rights, flags, _ = connection.recvmsg(
+                ANSWER_BYTES_MAX, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            connection.close()
+            raise self._gone(error.strerror or str(error)) from error
+        except BaseException:
+            connection.close()  # its answer may still come
+            raise
+        fds = _descriptors(rights)
+        try:
+            if not body:
+                raise self._gone("it closed the connection")
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError("answer too long")
+            answer = decode_answer(body)
+        except BaseException:
+            _close(fds)
+            connection.close()
+            raise
+        self._give(connection)
+        return answer, fds
+
+    def _take(self) -> socket.socket:
+        if self._process != os.getpid():  # a fork's child has none of its parent's sockets
+            self._lock = threading.Lock()
+            self._free, self._process = [], os.getpid()
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return self._connect()
+
+    def _give(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._free.append(connection)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(self.path)
+            uid = peer_of(connection).uid
+        except OSError as error:
+            connection.close()
+            raise self._gone(error.strerror or str(error)) from error
+        if not self._any_owner and uid not in (0, os.geteuid()):
+            connection.close()
+            raise NotAllowedError(
+                f"node at {self.path}",
+                why=f"user {uid} runs it, who may be anybody",
+                hint="name it by its socket",
+            )
+        return connection
+
+    def close(self) -> None:
+        self.closed = True
+        with self._lock:
+            for connection in self._free:
+                connection.close()
+            self._free = []
+
+    def _gone(self, why: str) -> NodeUnavailableError:
+        return NodeUnavailableError(
+            f"no node answers at {self.path}", why=why, hint="start one with `headrace up --allow-other`"
+        )
+
+
+def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in rights:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return list(fds)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

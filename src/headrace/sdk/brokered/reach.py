@@ -1,0 +1,70 @@
+"""From sockets to nodes of other users: what all callers of one process share."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from headrace.base.errors import UsageError
+from headrace.config.load import SYSTEM_RUN_FOLDER, load
+from headrace.config.schema import broker_socket_of, public_folder_of, socket_path_of
+from headrace.sdk.brokered.link import Link
+from headrace.sdk.brokered.paths import BrokeredPaths
+
+
+class Brokers:
+    """One `BrokeredPaths` for each socket."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, BrokeredPaths] = {}
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._reset_after_fork)
+
+    def get(self, path: str, patience_s: float, *, any_owner: bool) -> BrokeredPaths:
+        with self._lock:
+            found = self._paths.get(path)
+            if found is None or found.closed:
+                link = Link(path, patience_s=patience_s, any_owner=any_owner)
+                found = self._paths[path] = BrokeredPaths(link)
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            for one in self._paths.values():
+                one.close()
+            self._paths.clear()
+
+    def _reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+
+
+BROKERS = Brokers()
+
+
+def reach_broker(*, cache: str | None, socket: str | None, patience_s: float) -> BrokeredPaths | None:
+    """The node of another user that is named, or the only one of root's that is open to others; None: there is none.
+    NodeUnavailableError, UsageError where there are several."""
+    if socket is not None:
+        path = broker_socket_of(os.path.abspath(socket))
+        return BROKERS.get(path, patience_s, any_owner=True) if os.path.exists(path) else None
+    found = []
+    for folder in dict.fromkeys((load().config.run_folder, SYSTEM_RUN_FOLDER)):
+        if cache is not None:
+            wanted = [broker_socket_of(socket_path_of(folder, cache.split(":", 1)[0]))]
+        else:
+            wanted = _sockets_in(public_folder_of(folder))
+        found += [path for path in wanted if os.path.exists(path)]
+    if len(found) > 1:
+        raise UsageError(
+            f"{len(found)} nodes of this host are open to others",
+            why=", ".join(found),
+            hint="name one by its cache",
+        )
+    return BROKERS.get(found[0], patience_s, any_owner=False) if found else None
+
+
+def _sockets_in(folder: str) -> list[str]:
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".sock"))
+    except OSError:
+        return []
