@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 
+from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
@@ -24,7 +25,7 @@ from headrace.base.errors import (
     PathNotFoundError,
     ReadOnlyError,
 )
-from headrace.checkpoint.place import ABANDONED_AFTER_S, PosixClaim, PosixSink, PosixSource, boot_id
+from headrace.checkpoint.place import ABANDONED_AFTER_S, PosixClaim, PosixSink, PosixSource
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.paths import Paths
@@ -113,7 +114,7 @@ class NodePlace:
             fd, _, _ = self._paths.open_in_place(at + b"~", os.O_TRUNC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, boot_id() + b"\n" + data)
+                os.write(fd, boot_id().encode() + b"\n" + data)
                 self._paths.rename(at + b"~", at)
             except BaseException:
                 os.close(fd)
@@ -130,7 +131,7 @@ class NodePlace:
             try:
                 fd = content.wait(0, content.size_bytes)
                 boot, whole, _ = os.pread(fd, 64, 0).partition(b"\n")
-                if whole and boot != boot_id():
+                if whole and boot != boot_id().encode():
                     return time.time() - self._mtime_s(name) < ABANDONED_AFTER_S
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNoSpaceError,
@@ -28,7 +29,6 @@ ALIGN_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
 ABANDONED_AFTER_S = 24 * 3600.0
 """A claim of another host is held for dead when it is so old: whether that host lives can't be seen from here."""
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _SYS_CACHESTAT = 451  # of every architecture but alpha; since Linux 6.5
 _MAP_FIXED = 0x10  # include/uapi/asm-generic/mman-common.h; Python does not name it
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -200,7 +200,7 @@ class PosixPlace:
             fd = os.open(f"{path}~", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                os.write(fd, boot_id() + b"\n" + data)
+                os.write(fd, boot_id().encode() + b"\n" + data)
                 os.rename(f"{path}~", path)
             except BaseException:
                 os.close(fd)
@@ -220,7 +220,7 @@ class PosixPlace:
         try:
             with _told(path):
                 boot, whole, _ = os.read(fd, 64).partition(b"\n")
-                if whole and boot != boot_id():
+                if whole and boot != boot_id().encode():
                     return self._age_s(path) < ABANDONED_AFTER_S
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -364,15 +364,6 @@ def _is_cached(fd: int, offset: int, length: int) -> bool:
 
 def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def boot_id() -> bytes:
-    """Of this host since it was started; containers share it."""
-    try:
-        with open(_BOOT_ID, "rb") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename.encode()
 
 
 def _open_direct(path: str) -> int:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from headrace.base import boot_clock
 from headrace.base.errors import ClusterUnavailableError
 from headrace.base.missing_extras import needs_extra
 from headrace.cluster.records import Followers, Heard
@@ -254,7 +255,7 @@ class EtcdRecords:
     async def _own_lease(self) -> int:
         async with self._lease_lock:
             if self._lease is None:
-                asked_s = time.monotonic()
+                asked_s = boot_clock.now_s()
                 lease = await self._call(lambda client: client.lease(self._ttl_s))
                 self._lease = int(lease.id)
                 self.lease_until_s = asked_s + self._ttl_s
@@ -265,7 +266,7 @@ class EtcdRecords:
             await asyncio.sleep(self._ttl_s / LEASE_PARTS)
             if self._lease is None or self._client is None:
                 continue
-            asked_s = time.monotonic()
+            asked_s = boot_clock.now_s()
             try:
                 left = await self._call(lambda client: client.refresh_lease(self._lease))
                 if left is not None and left.TTL > 0:

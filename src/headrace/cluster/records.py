@@ -39,8 +39,8 @@ class Records(Protocol):
 
 
 class LeasedRecords(Records, Protocol):
-    """lease_until_s: until when, at least, the others let this node's leased records stand; monotonic. leases_lost: how
-    often they did not."""
+    """lease_until_s: until when, at least, the others let this node's leased records stand, of CLOCK_BOOTTIME.
+    leases_lost: how often they did not."""
 
     @property
     def lease_until_s(self) -> float: ...

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import struct
-import time
 
 import xxhash
 
+from headrace.base import boot_clock
 from headrace.base.beneath import SafePath
 from headrace.layer.shared_page import shared_page
 
@@ -43,7 +43,7 @@ class Marks:
         _STATE.pack_into(self._map, 0, generation, 0)
 
     def keep_rights(self, until_s: float) -> None:
-        """until_s: monotonic, the clock of all processes of a host."""
+        """until_s: CLOCK_BOOTTIME, the clock of all processes of a host."""
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
     def is_told(self, at: SafePath, folder: bytes) -> bool:
@@ -51,7 +51,7 @@ class Marks:
         return self._has(at, folder, TOLD)
 
     def has_right(self, at: SafePath, folder: bytes) -> bool:
-        return time.monotonic_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, RIGHT)
+        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, RIGHT)
 
     def set(self, at: SafePath, folder: bytes, mark: str) -> bool:
         """False where there is no such folder."""

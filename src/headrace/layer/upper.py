@@ -30,8 +30,8 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, Root, SafePath
 from headrace.base.model import Attributes, Version
 from headrace.base.private_folder import make_private
+from headrace.layer import work
 from headrace.layer.lock import LayerLock
-from headrace.layer.work import is_left, owner
 
 REMOVED = "trusted.headrace.removed"
 LOWER_ID = "trusted.headrace.id"
@@ -99,7 +99,7 @@ class Upper:
 
     def new(self) -> SafePath:
         """A name in `work` that nobody has."""
-        return self.work.at(b"/%s-%d" % (owner(), next(_serial)))
+        return self.work.at(b"/" + work.name(next(_serial)))
 
     def clear_work(self) -> list[bytes]:
         """What processes that are dead left in `work` goes, but for directories that were being moved, or put away:
@@ -107,7 +107,7 @@ class Upper:
         moved: list[bytes] = []
         for name in self.work.at(b"/").names():
             at = self.work.at(b"/" + name)
-            if not is_left(at):
+            if not work.is_left(name):
                 continue
             target = _mark(at, MOVING)
             if target is not None:

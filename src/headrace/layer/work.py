@@ -2,15 +2,14 @@
 about to place.
 
 A process is known by its pid, the time at which it began (a pid is used again) and its pid namespace: a container may
-have the folder, too, and whether its processes live can't be seen from outside.
+have the folder, too, and whether its processes live can't be seen from outside. So a name also says when it was made.
 """
 
 from __future__ import annotations
 
 import os
-import time
 
-from headrace.base.beneath import SafePath
+from headrace.base.boot_clock import Moment, boot_id, now_s
 
 FOREIGN_S = 86400.0
 """How old something must be whose owner can't be looked at."""
@@ -27,18 +26,27 @@ def owner() -> bytes:
     return _own[1]
 
 
-def is_left(at: SafePath) -> bool:
+def name(serial: int) -> bytes:
+    """One that nobody else has. serial: differs in this process."""
+    return b"%s-%d-%d@%s" % (owner(), serial, int(now_s()), boot_id().encode())
+
+
+def is_left(name: bytes) -> bool:
     """Whether nobody will ever come back for something in `work`."""
+    of, _, rest = name.partition(b"-")
     try:
-        age_s = time.time() - at.lstat().st_ctime
-        namespace, pid, began = (int(part, 16) for part in at.path[1:].split(b"-")[0].split(b"."))
-    except OSError:
-        return False  # it is gone
+        namespace, pid, began = (int(part, 16) for part in of.split(b"."))
     except ValueError:
-        return age_s > FOREIGN_S
+        return _age_s(rest) > FOREIGN_S
     if namespace != _namespace():
-        return age_s > FOREIGN_S
+        return _age_s(rest) > FOREIGN_S
     return _began(pid) != began
+
+
+def _age_s(rest: bytes) -> float:
+    """Return how old a name is, at least. rest: the serial, and the moment; older releases gave the serial alone."""
+    made_s, _, boot = rest.partition(b"-")[2].partition(b"@")
+    return Moment(os.fsdecode(boot), float(made_s) if made_s.isdigit() else 0.0).age_s()
 
 
 def _namespace() -> int:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
 
+from headrace.base import boot_clock
 from headrace.base.deadline import Deadline
 from headrace.base.errors import (
     DeadlineExceededError,
@@ -36,11 +36,11 @@ from headrace.namespace.stirs import Stirs
 from headrace.origin.origin import ListPage, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.store.index import Index, ListingWriter
+from headrace.store.schema import FOREVER_NS
 from headrace.wire.peer_messages import NameRow, Names
 
 log = logging.getLogger(__name__)
 
-FOREVER_NS = (1 << 63) - 1
 STALE_NS = 1
 """A listing that was taken and must be taken again; 0 is one that never was."""
 LISTING_PATIENCE_S = 0.5
@@ -383,7 +383,7 @@ class Namespace:
 
     def is_fresh(self, directory: FileId) -> bool:
         """Whether the index has the whole listing of a directory, and it is good."""
-        return self._index.fresh_until_ns(directory) > time.time_ns()
+        return self._index.fresh_until_ns(directory) > boot_clock.now_ns()
 
     def _origin_of(self, directory: FileId) -> tuple[str, Mount | None, str]:
         path = self._index.path_of(directory)
@@ -394,7 +394,7 @@ class Namespace:
         return (text, found[0], found[1]) if found else (text, None, "")
 
     def _good_for_s(self, directory: FileId) -> float:
-        return max(0.0, (self._index.fresh_until_ns(directory) - time.time_ns()) / 1e9)
+        return max(0.0, (self._index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
 
     def _known(self, path: bytes) -> Entry | None:
         """What the index has at a path; nobody is asked."""
@@ -626,7 +626,7 @@ async def _is_directory(origin: Origin, key: str, deadline: Deadline) -> bool:
 
 
 def _in_s(seconds: float) -> int:
-    return min(FOREVER_NS, time.time_ns() + int(min(seconds, 1e9) * 1e9))
+    return min(FOREVER_NS, boot_clock.now_ns() + int(min(seconds, 1e9) * 1e9))
 
 
 def _forget_failure(task: asyncio.Task[None]) -> None:

@@ -144,7 +144,7 @@ class Gateway:
         return [("x-amz-request-id", response.request_id or self.new_id())]
 
     def clean(self) -> None:
-        self.uploads.remove_silent(time.time())
+        self.uploads.remove_silent()
 
     def error(self, request: Request | None, error: S3Error) -> Response:
         """The answer that tells of it."""

@@ -4,8 +4,9 @@
     uploads/ID/00001        a part, with its MD5 in an attribute; it has its name once all its bytes were checked
 
 What is being received has no name (O_TMPFILE), so a crash leaves nothing of it; parts that have one outlive the
-gateway, and the upload goes on. One of which nothing was heard for a day is removed. Several gateways may share the
-folder. Errors of the disk are StoreError.
+gateway, and the upload goes on. One of which nothing was heard for a day is removed: of the day in which the machine
+ran, as the folder's attribute says when that was (`Moment`). Several gateways may share the folder. Errors of the disk
+are StoreError.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
 
 import msgspec
 
+from headrace.base.boot_clock import Moment
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Extras
 from headrace.s3.checksums import Checksum, Wish
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 SILENT_S_MAX = 86_400
 NUMBER_MAX = 10_000
 COPY_STEP_BYTES = 64 << 20
+HEARD = "user.headrace.heard"
+"""Of a folder: the moment of its last part."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9]{5}")
 _serial = itertools.count()
@@ -73,6 +76,7 @@ class Uploads:
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             made = self._folder + b"/new-" + id.encode()
             os.mkdir(made, 0o700)
+            _note_heard(made)
             with open(made + b"/about.json", "wb") as out:
                 out.write(msgspec.json.encode(about))
             os.rename(made, self._at(id))
@@ -113,6 +117,7 @@ class Uploads:
                 try:
                     os.link(b"/proc/self/fd/%d" % fd, temporary, src_dir_fd=fd, follow_symlinks=True)
                     os.rename(temporary, self._part_at(id, number))
+                    _note_heard(self._at(id))
                 except FileNotFoundError:  # aborted meanwhile
                     raise no_such_upload() from None
         finally:
@@ -154,12 +159,12 @@ class Uploads:
                 return
             shutil.rmtree(gone, ignore_errors=True)
 
-    def remove_silent(self, now_s: float) -> int:
+    def remove_silent(self) -> int:
         """Those of which nothing was heard for long, and what crashes left. → how many."""
         count = 0
         for name in _listed(self._folder):
             at = self._folder + b"/" + name.encode()
-            if _heard_s(at) < now_s - SILENT_S_MAX:
+            if _silent_s(at) > SILENT_S_MAX:
                 shutil.rmtree(at, ignore_errors=True)
                 log.info("upload in parts removed, as nothing was heard of it id=%s", name)
                 count += 1
@@ -189,12 +194,19 @@ def _listed(folder: bytes) -> list[str]:
         return []
 
 
-def _heard_s(folder: bytes) -> float:
-    """A folder's own time is that of its last part."""
+def _note_heard(folder: bytes) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # it is aborted, or the disk is full: then it counts from the part before
+        os.setxattr(folder, HEARD, msgspec.json.encode(Moment.now()))
+
+
+def _silent_s(folder: bytes) -> float:
+    """Return how long nothing was heard of an upload, at least. Times of files don't say: they jump with the clock."""
     try:
-        return os.stat(folder).st_mtime
-    except FileNotFoundError:
-        return time.time()
+        return msgspec.json.decode(os.getxattr(folder, HEARD), type=Moment).age_s()
+    except (OSError, msgspec.MsgspecError):
+        return Moment("", 0.0).age_s()  # of an older release: as if it were of another boot
 
 
 def _copy_all(source: int, target: int, at: int) -> None:

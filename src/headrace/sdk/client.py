@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
+from headrace.base import boot_clock
 from headrace.base.errors import (
     CancelledByUserError,
     EvictedError,
@@ -114,7 +115,7 @@ class Client:
 
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None:
         """None is a sure no: the directory's listing is fresh and has no such name."""
-        if self.local.index.fresh_until_ns(parent) <= time.time_ns():
+        if self.local.index.fresh_until_ns(parent) <= boot_clock.now_ns():
             return MISS
         return self.local.index.lookup(parent, name)
 

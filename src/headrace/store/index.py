@@ -20,7 +20,7 @@ from typing import Any
 import lmdb
 import msgspec
 
-from headrace.base import failpoint
+from headrace.base import boot_clock, failpoint
 from headrace.base.errors import (
     CorruptIndexError,
     NotSupportedError,
@@ -43,11 +43,15 @@ from headrace.store.schema import (
     cached_head,
     entry_head,
     entry_key,
+    fresh_range,
+    next_boot,
     pack_cached,
     pack_entry,
+    pack_fresh_until,
     told_of,
     unpack_cached,
     unpack_entry,
+    unpack_fresh_until,
 )
 from headrace.store.volume import take_lock
 
@@ -76,11 +80,6 @@ def _first_id() -> int:
 def new_generation() -> int:
     """31 random bits."""
     return int.from_bytes(os.urandom(4), "little") >> 1
-
-
-def boot_id_now() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 class Index:
@@ -123,7 +122,7 @@ class Index:
             make_private(folder)
         elif not os.path.exists(f"{folder}/data.mdb"):
             raise PathNotFoundError(f"index {folder}", why="no node made it yet")
-        return cls(folder, writable=writable, boot_id=boot_id or boot_id_now())
+        return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id())
 
     def close(self, *, clean: bool) -> None:
         """clean: everything is synced and the next open need not recover; False leaves what kill -9 would."""
@@ -193,7 +192,12 @@ class Index:
             return None
         except lmdb.Error as error:
             raise translated(self.folder, error) from error
-        if cached is None or head & KIND_BITS != KIND_FILE or int.from_bytes(fresh, "little") <= now_ns:
+        past, last = fresh_range(self._boot, now_ns)
+        if (
+            cached is None
+            or head & KIND_BITS != KIND_FILE
+            or not past < int.from_bytes(fresh, "little") <= last
+        ):
             return None
         volume, flags = cached_head(cached)
         if flags & (COMPLETE | UNVERIFIED) != COMPLETE:
@@ -239,10 +243,10 @@ class Index:
             after = batch[-1].name
 
     def fresh_until_ns(self, directory: FileId) -> int:
-        """Wall clock until which the whole listing is good; 0 when it was never taken, or is told to be
+        """CLOCK_BOOTTIME until which the whole listing is good; 0 when it was never taken, or is told to be
         stale."""
         value = self._get(self._directories, KEY.pack(directory))
-        return 0 if value is None else int.from_bytes(value, "little")
+        return 0 if value is None else unpack_fresh_until(self._boot, value)
 
     def cached(self, id: FileId) -> CachedFile | None:
         value = self._get(self._files, KEY.pack(id))
@@ -408,7 +412,7 @@ class Index:
     def set_fresh_until(self, directory: FileId, ns: int) -> None:
         with self.batch():
             if directory == ROOT_ID or self._get(self._names, KEY.pack(directory)) is not None:
-                self._put(self._directories, KEY.pack(directory), ns.to_bytes(8, "little"))
+                self._put(self._directories, KEY.pack(directory), pack_fresh_until(self._boot, ns))
 
     def expire_all(self, directory: FileId, *, to_ns: int = 0) -> None:
         """The directory's listing and every one below is stale; to_ns: what those that were taken say then."""
@@ -438,8 +442,16 @@ class Index:
             with self.batch():
                 self._set_meta(b"synced", synced_sequence.to_bytes(8, "little"))
                 self._set_meta(b"synced_ns", synced_ns.to_bytes(8, "little"))
+            self.synced_ns = synced_ns
         self._environment.checkpoint()
         self.unsettled = False
+
+    def heed_clock(self) -> None:
+        """Trust no file after a power loss, until the next sync, where the wall clock was set back behind the last one:
+        a file that is made now would seem older than that sync."""
+        if time.time_ns() < self.synced_ns:
+            log.warning("the clock was set back; cached files count as synced again after the next sync")
+            self.checkpoint(synced_sequence=0, synced_ns=0)
 
     # ------------------------------------------------------------ names, inside
 
@@ -561,7 +573,12 @@ class Index:
         self.clean = self._get(self._meta, b"clean") == b"1"
         self.synced_sequence = int.from_bytes(self._get(self._meta, b"synced") or b"", "little")
         self.synced_ns = int.from_bytes(self._get(self._meta, b"synced_ns") or b"", "little")
+        boot = self._get(self._meta, b"boot") or b""
+        self._boot = int.from_bytes(boot[:4], "little")
         if self._writable:
+            if boot[4:] != self._boot_id.encode():
+                self._boot = next_boot(self._boot)
+                self._set_meta(b"boot", self._boot.to_bytes(4, "little") + self._boot_id.encode())
             self._next_id = FileId(int.from_bytes(self._get(self._meta, b"next") or b"", "little"))
             self._saved_next_id = self._next_id
             self.unsettled = fresh or (self.restored and not self.clean)

@@ -4,7 +4,7 @@ All integers big-endian in keys (so that they sort) and little-endian in values.
 
     entries:     parent(8) name        → entry value
     names:       id(8)                 → parent(8) name
-    directories: id(8)                 → fresh_until_ns(8)
+    directories: id(8)                 → number of the boot, and until when in it the listing is fresh(8)
     files:       id(8)                 → cached value
     mounts:      path                  → msgpack map of url and options
     meta:        word                  → value
@@ -42,6 +42,38 @@ entry_head = _ENTRY.unpack_from
 function of Python's: these two are none."""
 cached_head = _CACHED_HEAD.unpack_from
 """Of a cached value: volume and flags."""
+
+
+FOREVER_NS = (1 << 63) - 1
+_FRESH_MS_BITS = 40
+_FRESH_MS_MAX = (1 << _FRESH_MS_BITS) - 1
+_BOOTS_MAX = (1 << 20) - 1
+
+
+def next_boot(number: int) -> int:
+    """The number of the boot after that one; never 0."""
+    return number % _BOOTS_MAX + 1
+
+
+def fresh_range(boot: int, now_ns: int) -> tuple[int, int]:
+    """A listing is fresh whose value, as a number, is above the first and not above the second.
+
+    Older releases wrote wall clock time: such a value is of no boot. What is written now is in the past to them."""
+    first = boot << _FRESH_MS_BITS
+    return first + now_ns // 1_000_000, first + _FRESH_MS_MAX
+
+
+def pack_fresh_until(boot: int, until_ns: int) -> bytes:
+    """until_ns: of CLOCK_BOOTTIME in that boot. Kept to the millisecond."""
+    return (boot << _FRESH_MS_BITS | min(until_ns // 1_000_000, _FRESH_MS_MAX)).to_bytes(8, "little")
+
+
+def unpack_fresh_until(boot: int, value: bytes) -> int:
+    """Nanoseconds of CLOCK_BOOTTIME; 1, which is past, where it was said in another boot."""
+    number, until_ms = divmod(int.from_bytes(value, "little"), 1 << _FRESH_MS_BITS)
+    if until_ms == _FRESH_MS_MAX and number == boot:
+        return FOREVER_NS
+    return max(1, until_ms * 1_000_000) if number == boot else 1
 
 
 class CachedFile(msgspec.Struct, frozen=True, gc=False):

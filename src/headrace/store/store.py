@@ -288,6 +288,7 @@ class Store:
         return True
 
     def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
+        self.index.heed_clock()
         size_bytes = entry.version.size_bytes
         volume = self._choose(size_bytes, spilled=spilled)
         if spilled:
@@ -575,6 +576,7 @@ class Store:
         return CachedFile.of(entry, volume=volume.number, sequence=self._next_sequence(), **details)
 
     def _next_sequence(self) -> int:
+        self.index.heed_clock()
         self._sequence += 1
         return self._sequence
 

@@ -20,9 +20,9 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
-from headrace.namespace.tree import FOREVER_NS
 from headrace.origin.origin import ListPage
 from headrace.sdk.tree import NeedsContentError
+from headrace.store.schema import FOREVER_NS
 from tests.model.dataplane.writer_lives import tree_of
 from tests.model.dataplane.writer_node import NEVER_S, Here, Moody, Session
 

@@ -87,7 +87,7 @@ class IndexMachine(RuleBasedStateMachine):
         for name in kept:
             writer.keep(name)
         writer.add(rows.items(), directories)
-        changed = writer.finish(77)
+        changed = writer.finish(77_000_000)
         after: dict[bytes, Node] = {}
         for name, old in before.items():
             want = (Kind.DIRECTORY, Version(0, 0)) if name in directories else (Kind.FILE, rows.get(name))
@@ -107,7 +107,7 @@ class IndexMachine(RuleBasedStateMachine):
             told |= after.keys() - before.keys()
         assert {(directory, name) for name in told} == set(changed)
         assert set(after) == set(rows) | directories | (kept & set(before))
-        assert self.index.fresh_until_ns(directory) == 77
+        assert self.index.fresh_until_ns(directory) == 77_000_000
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:

@@ -59,10 +59,10 @@ def test_a_whole_file_is_found_by_name(folder: str) -> None:
         index.ensure_directory(parent, b"below")
         index.put_cached(cached_file(id, volume=3, size_bytes=9))
         assert index.whole_file(parent, b"f", 0) is None  # its listing was never taken
-        index.set_fresh_until(parent, 100)
-        found = index.whole_file(parent, b"f", 99)
+        index.set_fresh_until(parent, 100_000_000)
+        found = index.whole_file(parent, b"f", 99_000_000)
         assert found is not None and found[:3] == (id, 9, 3)
-        assert index.whole_file(parent, b"f", 100) is None
+        assert index.whole_file(parent, b"f", 100_000_000) is None
         for name in (b"none", b"below", b"", b"x" * 300, b"x" * 600):
             assert index.whole_file(parent, name, 0) is None
         for changes in ({"complete": False}, {"unverified": True}):
@@ -140,8 +140,8 @@ def test_listing_removes_what_is_gone_and_keeps_what_it_must(folder: str) -> Non
     writer = index.listing(d)
     writer.add([(b"one", V1), (b"two", V1)], [b"sub"])
     assert index.fresh_until_ns(d) == 0
-    assert writer.finish(99) == []
-    assert index.fresh_until_ns(d) == 99
+    assert writer.finish(99_000_000) == []
+    assert index.fresh_until_ns(d) == 99_000_000
     index.ensure_directory(d, b"mount")
     writer = index.listing(d)
     writer.keep(b"mount")

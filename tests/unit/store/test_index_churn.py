@@ -16,6 +16,7 @@ from headrace.base.model import ROOT_ID, FileId, Version
 from headrace.store import compaction
 from headrace.store.growth import reusable_pages
 from headrace.store.index import Index
+from headrace.store.schema import FOREVER_NS
 from tests.unit.store.test_index import cached_file
 
 ROUNDS = 100 * int(os.environ.get("HEADRACE_EXAMPLES", "1"))
@@ -34,7 +35,7 @@ class Churn:
             with index.batch():
                 for name in range(500):
                     self.ids.append(index.put_file(folder, b"name-%06d" % name, Version(1, 1, "a" * 32))[0])
-                index.set_fresh_until(folder, 1 << 62)
+                index.set_fresh_until(folder, FOREVER_NS)
         self.cached = self.chance.sample(self.ids, 4000)
         with index.batch():
             for id in self.cached:
@@ -135,11 +136,11 @@ def test_a_damaged_list_of_free_pages_is_no_crash(index: Index, tmp_path: Path) 
         assert reusable_pages(file.fileno(), 1 << 60, 1 << 60) >= 0
 
 
-def start_elsewhere(folder: str, failpoint: str = "") -> int:
+def start_elsewhere(folder: str, failpoint: str = "", boot_id: str | None = None) -> int:
     """A node's start and clean end in a process of its own; the exit status."""
     code = (
         "import sys; from headrace.store.index import Index;"
-        "Index.open(sys.argv[1], writable=True, boot_id='one').close(clean=True)"
+        f"Index.open(sys.argv[1], writable=True, boot_id={boot_id!r}).close(clean=True)"
     )
     environment = {**os.environ, "HEADRACE_FAILPOINT": failpoint}
     return subprocess.run([sys.executable, "-c", code, folder], env=environment, timeout=60).returncode
@@ -170,7 +171,7 @@ def test_a_start_makes_the_file_small_again(index: Index) -> None:
     again = Index.open(index.folder, writable=False)
     assert again.clean
     assert not again.is_replaced
-    assert again.fresh_until_ns(directory) == 1 << 62
+    assert again.fresh_until_ns(directory) == FOREVER_NS
     assert state_of(again) == before
     assert again.size_bytes < again.statistics()["live_bytes"] * 1.2 + (1 << 20)
     assert files_removed_and_open(index.folder)
@@ -212,7 +213,7 @@ def test_a_kill_in_a_compaction_loses_nothing(tmp_path: Path, failpoint: str, bo
     bloated(index)
     before = state_of(index)
     index.close(clean=True)
-    assert start_elsewhere(index.folder, failpoint) == -signal.SIGKILL
+    assert start_elsewhere(index.folder, failpoint, "one") == -signal.SIGKILL
     again = Index.open(index.folder, writable=True, boot_id=boot_id)
     assert again.restored == (boot_id == "two")
     assert state_of(again) == before

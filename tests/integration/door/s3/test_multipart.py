@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from botocore.exceptions import ClientError
 
-from headrace.s3.uploads import SILENT_S_MAX, About, Uploads
+from headrace.base.boot_clock import Moment, boot_id, now_s
+from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
 from tests.integration.door.s3.conftest import READ, S3, WRITE, code_of
 
 PART = 5 << 20
@@ -127,8 +128,8 @@ def test_silent_uploads_and_what_crashes_left_go(tmp_path: Path) -> None:
     uploads = Uploads(os.fsencode(tmp_path / "uploads"))
     old, young = (uploads.begin(About(b"b", b"k", 0.0)) for _ in range(2))
     (tmp_path / f"uploads/gone-{old}").mkdir()
-    long_ago = time.time() - SILENT_S_MAX - 10
+    long_ago = Moment(boot_id(), now_s() - SILENT_S_MAX - 10)
     for name in (old, f"gone-{old}"):
-        os.utime(tmp_path / "uploads" / name, (long_ago, long_ago))
-    assert uploads.remove_silent(time.time()) == 2
+        os.setxattr(tmp_path / "uploads" / name, HEARD, msgspec.json.encode(long_ago))
+    assert uploads.remove_silent() == 2
     assert [one.name for one in (tmp_path / "uploads").iterdir()] == [young]
