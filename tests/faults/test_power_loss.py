@@ -57,7 +57,7 @@ class Machine:
         self._disk.break_down()
         self.host.close()
         self._disk.mount_again()
-        _set_boot_id(self.host.cache / "index", "another boot")
+        set_boot_id(self.host.cache / "index", "another boot")
 
     def origin(self) -> Tree:
         if self._server is None:
@@ -203,7 +203,7 @@ for name in {names!r}:
 """
 
 
-def _set_boot_id(index: Path, boot_id: str) -> None:
+def set_boot_id(index: Path, boot_id: str) -> None:
     path = index / "checkpoint"
     raw = path.read_bytes()
     page = raw[checkpoint._HEADER.size :]

@@ -18,6 +18,7 @@ from headrace.base import boot_clock
 from headrace.base.boot_clock import Moment
 from headrace.base.model import ROOT_ID, FileId, Version
 from headrace.layer import work
+from headrace.layer.durable_writes import DurableWrites
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -132,7 +133,7 @@ def hear(folder: Path, moment: Moment | None) -> None:
 def test_a_jump_ahead_removes_no_upload(tmp_path: Path, clock: Clock) -> None:
     """All uploads in parts went when the clock was a day ahead."""
     folder = tmp_path / "uploads"
-    uploads = Uploads(os.fsencode(folder))
+    uploads = Uploads(os.fsencode(folder), DurableWrites(os.fsencode(tmp_path), lambda: True))
     ids = sorted(uploads.begin(About(b"b", b"k%d" % number, 0.0)) for number in range(3))
     with uploads.part(ids[0], 1) as fd:
         os.write(fd, b"bytes")
@@ -149,7 +150,7 @@ def test_an_upload_of_another_boot_goes_when_this_one_heard_nothing_for_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "uploads"
-    uploads = Uploads(os.fsencode(folder))
+    uploads = Uploads(os.fsencode(folder), DurableWrites(os.fsencode(tmp_path), lambda: True))
     ids = [uploads.begin(About(b"b", b"k", 0.0)) for _ in range(4)]
     hear(folder / ids[0], Moment("another boot", 10.0**9))
     hear(folder / ids[1], None)

@@ -15,6 +15,8 @@ def c_library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     number, text, size = ctypes.c_int, ctypes.c_char_p, ctypes.c_int64
     library.fallocate.argtypes = [number, number, size, size]
+    library.syncfs.argtypes = [number]
+    library.fstatfs.argtypes = [number, ctypes.c_void_p]
     library.sync_file_range.argtypes = [number, size, size, ctypes.c_uint]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, number]
     if hasattr(library, "renameat2"):

@@ -168,6 +168,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "it before); PATH=MODE for single paths, with commas between."
         ),
     ] = "off"
+    durable_puts: Annotated[
+        bool,
+        Meta(
+            description="What S3, WebHDFS, REST or the library wrote, renamed or removed is on the disk before it is "
+            "answered, and a copy for another node before that hears of it."
+        ),
+    ] = True
     persist_delay_s: Annotated[
         float,
         Meta(

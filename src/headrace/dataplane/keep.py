@@ -12,12 +12,15 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from headrace.base import failpoint
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
 from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.copies import TOKEN
+from headrace.dataplane.write_ahead import WriteAhead
+from headrace.layer.durable_writes import flush_folder
 from headrace.layer.mirror import Mirror, Range
 from headrace.layer.snapshot import Snapshot
 from headrace.peer.peers import Peers
@@ -36,11 +39,20 @@ STAGING_IDLE_S = 600.0
 
 class Keeper:
     """me: the id of this node. folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in
-    `threads`."""
+    `threads`. is_durable: what is kept is on the disk before its writer hears of it."""
 
     def __init__(
-        self, me: str, folder: str, peers: Peers, threads: Executor, *, view: Callable[[], ClusterView]
+        self,
+        me: str,
+        folder: str,
+        peers: Peers,
+        threads: Executor,
+        *,
+        view: Callable[[], ClusterView],
+        is_durable: bool = True,
     ) -> None:
+        self._is_durable = is_durable
+        self._disk = WriteAhead(partial(flush_folder, folder), threads)
         self._me = me
         self._folder = folder
         self._peers = peers
@@ -102,6 +114,8 @@ class Keeper:
             await self._in_thread(_place, mirror, small)
             if request.end:
                 await self._in_thread(mirror.end)
+        if self._is_durable:
+            await self._disk.flush()
 
     async def keep_ahead(self, request: KeepAhead) -> None:
         node = self._node(request.writer)
@@ -138,7 +152,7 @@ class Keeper:
         """The lock is held."""
         found = self._mirrors.get(writer)
         if found is None:
-            found = Mirror(self.folder_of(writer))
+            found = Mirror(self.folder_of(writer), is_durable=self._is_durable)
             await self._in_thread(found.make)
             self._mirrors[writer] = found
         return found

@@ -6,14 +6,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 
 from headrace.base.beneath import rename_at
-from headrace.base.c_library import c_library, last_errno
+from headrace.base.c_library import address_of, c_library, last_errno
 
 CTIME_TICK_NS = 20_000_000
 """Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
 _AT_FDCWD = -100
+_JOURNALS = (0xEF53, 0x58465342)
+"""ext2 to ext4, XFS."""
+STATFS_BYTES = 256
+"""More than the kernel's struct has, of which the first word is the file system's number."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
@@ -32,6 +37,27 @@ def write_back(fd: int) -> None:
     """Dirty pages are written to the disk and are write-protected: whoever then stores into a mapping of the file
     faults, which sets its ctime. No flush of the disk and no commit: that is fsync."""
     _sync_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+
+
+def flush_file_system(fd: int) -> None:
+    """Make durable what anybody changed before in names and attributes of the file's file system, and all bytes that
+    `write_back` was called for. fd: of a file or directory whose times nobody needs. ext4 and XFS commit their journal
+    in order, so an fsync of what was changed last is enough; others are synced whole. Blocks. OSError."""
+    if _file_system(fd) in _JOURNALS:
+        os.utime(fd)
+        os.fsync(fd)
+    elif c_library().syncfs(fd) != 0:
+        number = last_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _file_system(fd: int) -> int:
+    """Its number in the kernel (linux/magic.h)."""
+    found = bytearray(STATFS_BYTES)
+    if c_library().fstatfs(fd, address_of(memoryview(found))) != 0:
+        number = last_errno()
+        raise OSError(number, os.strerror(number))
+    return int.from_bytes(found[:8], sys.byteorder)
 
 
 def sync_folder(path: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
-from headrace.layer.calls import sync_folder
+from headrace.layer.calls import flush_file_system, sync_folder
 from headrace.layer.reserve import Reserve
 
 _TABLES = """
@@ -240,10 +240,8 @@ class KnownTable:
 
     def sync(self) -> None:
         """Makes durable what was noted before, and what anybody changed before in names and attributes of the file
-        system that the table is on: by a change of the log's own times, as fsync(2) commits all of a journal (ext4,
-        XFS) up to the last change of its file. Blocks for the disk; in any thread, while others note. OSError."""
-        os.utime(self._log)
-        os.fsync(self._log)
+        system that the table is on. Blocks for the disk; in any thread, while others note. OSError."""
+        flush_file_system(self._log)
 
     @property
     def wants_checkpoint(self) -> bool:

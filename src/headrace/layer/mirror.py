@@ -20,6 +20,7 @@ import xxhash
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.snapshot import Shape, Snapshot
 from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base, split
@@ -53,9 +54,11 @@ class Placed:
 
 
 class Mirror:
-    """folder: made when it is needed."""
+    """folder: made when it is needed. is_durable: a file's bytes are on their way to the disk before it has its name;
+    the flush is the caller's."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, is_durable: bool = False) -> None:
+        self._is_durable = is_durable
         self.upper = Upper(folder)
         self._staged: dict[int, Staged] = {}
         self._placed: dict[int, Placed] = {}
@@ -191,6 +194,8 @@ class Mirror:
             if one.extras:
                 made.setxattr(EXTRAS, one.extras)
         made.utime((one.mtime_ns, one.mtime_ns))
+        if self._is_durable and one.shape == Shape.FILE:
+            _write_back(made)
         made.rename(self.upper.at(one.path))
         with contextlib.suppress(FileNotFoundError):
             made.unlink()  # rename does nothing where both were names of one file
@@ -266,6 +271,14 @@ def _mark(at: SafePath, name: str, value: bytes | None) -> None:
         return
     with contextlib.suppress(OSError):
         at.removexattr(name)
+
+
+def _write_back(at: SafePath) -> None:
+    fd = at.open(os.O_RDONLY)
+    try:
+        write_back(fd)
+    finally:
+        os.close(fd)
 
 
 def _copy(source: SafePath, target: SafePath) -> None:

@@ -162,6 +162,7 @@ class Node:
             generation=store.generation,
             upper=config.upper_folder,
             write=config.write,
+            durable_puts=config.durable_puts,
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
         self.together: Together | None = None

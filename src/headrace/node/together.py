@@ -83,7 +83,9 @@ class Together:
             self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
         self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
         keeper = self.keeper = Keeper(
-            hood.info.id, config.copies_folder, hood.peers, self._threads, view=hood.view
+            *(hood.info.id, config.copies_folder, hood.peers, self._threads),
+            view=hood.view,
+            is_durable=config.durable_puts,
         )
         self._take_over = TakeOver(
             hood.info.id,

@@ -71,7 +71,7 @@ class Gateway:
         self._access = access
         self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
-        self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads")
+        self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads", paths.durable)
         self._attributes = Attributes(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = Counts()

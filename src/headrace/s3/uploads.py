@@ -26,6 +26,7 @@ import msgspec
 from headrace.base.boot_clock import Moment
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Extras
+from headrace.layer.durable_writes import DurableWrites
 from headrace.s3.checksums import Checksum, Wish
 from headrace.s3.errors import S3Error
 from headrace.s3.facts import facts_of
@@ -64,10 +65,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Uploads:
-    """folder: made when the first upload begins."""
+    """folder: made when the first upload begins. durable: of its disk."""
 
-    def __init__(self, folder: bytes) -> None:
+    def __init__(self, folder: bytes, durable: DurableWrites) -> None:
         self._folder = folder
+        self._durable = durable
 
     def begin(self, about: About) -> str:
         """The new upload's id."""
@@ -79,7 +81,10 @@ class Uploads:
             _note_heard(made)
             with open(made + b"/about.json", "wb") as out:
                 out.write(msgspec.json.encode(about))
+                out.flush()
+                self._durable.write_back(out.fileno())
             os.rename(made, self._at(id))
+            self._durable.flush()
         return id
 
     def about(self, id: str, bucket: bytes, key: bytes) -> About:
@@ -113,11 +118,13 @@ class Uploads:
         try:
             yield fd
             with _told():
+                self._durable.write_back(fd)
                 temporary = self._at(id) + b"/new-%d-%d" % (os.getpid(), next(_serial))
                 try:
                     os.link(b"/proc/self/fd/%d" % fd, temporary, src_dir_fd=fd, follow_symlinks=True)
                     os.rename(temporary, self._part_at(id, number))
                     _note_heard(self._at(id))
+                    self._durable.flush()
                 except FileNotFoundError:  # aborted meanwhile
                     raise no_such_upload() from None
         finally:

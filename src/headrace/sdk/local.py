@@ -45,6 +45,7 @@ class LocalCache:
         self.volumes = welcome.volumes
         self._folders = [_folder(volume) for volume in welcome.volumes]
         self.upper, self.write = welcome.upper, welcome.write
+        self.durable_puts = welcome.durable_puts
 
     def fresh_for_s(self, directory: FileId) -> float:
         """Seconds for which the directory's whole listing is still good; 0 when it must be asked for."""

@@ -28,6 +28,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Kind
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.durable_writes import DurableWrites
 from headrace.layer.upper import Upper, join, split
 from headrace.sdk.client import Client
 from headrace.sdk.elsewhere import NeedsRightError
@@ -51,6 +52,7 @@ class Paths(Looks):
         tree = Tree(client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed)
         super().__init__(client, tree)
         self._to_wait_for: list[bytes] = []
+        self.durable = DurableWrites(tree.upper.work.path, lambda: client.local.durable_puts)
         self._umask = _umask()
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
@@ -96,8 +98,8 @@ class Paths(Looks):
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
         begin = os.lseek(fd, 0, os.SEEK_END)
 
-        def finish(_: int) -> None:
-            self.tell(whole)
+        def finish(fd: int) -> None:
+            self.tell(whole, fd)
 
         def abandon(fd: int) -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -116,12 +118,15 @@ class Paths(Looks):
         self.check_writable(whole)
         owner = Owner(os.geteuid(), os.getegid())
         mode = 0o666 & ~self._umask
-        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, flags))
+        fd, new = self._change(path, lambda: self.tree.create(whole, mode, owner, flags), flush=False)
         return fd, whole, new
 
-    def tell(self, path: bytes) -> None:
-        """A file was written in place: the node hears of it; in mode `through` the origin has it on return."""
-        self._change(path, lambda: self._changed([path]))
+    def tell(self, path: bytes, fd: int | None = None) -> None:
+        """A file was written in place: the node hears of it; in mode `through` the origin has it on return.
+        fd: by which it was written, where the disk is to have it, too; None: the caller syncs what must be."""
+        if fd is not None:
+            self._write_back(fd, path)
+        self._change(path, lambda: self._changed([path]), flush=fd is not None)
         self._slow()
 
     def sync_names(self, path: bytes) -> None:
@@ -218,9 +223,10 @@ class Paths(Looks):
             with _told(path):
                 if made is None:
                     named.name_open(fd)
+                self._write_back(fd, path)
             for attempt in range(COPIES_MAX):
                 if parents:
-                    self.make_directories(split(path)[0])
+                    self._make_directories(split(path)[0], flush=False)
                 self.find(path)  # the index is fresh: what came to the origin meanwhile is replaced, or not
                 try:
                     self._change(path, put)
@@ -237,6 +243,9 @@ class Paths(Looks):
 
     def make_directory(self, path: bytes) -> None:
         """PathExistsError, PathNotFoundError for the folder above."""
+        self._make_directory(path, flush=True)
+
+    def _make_directory(self, path: bytes, *, flush: bool) -> None:
         whole, found = self.find(path)
         if found is not None:
             raise PathExistsError(os.fsdecode(path), why="it is there already")
@@ -244,16 +253,19 @@ class Paths(Looks):
         self.check_writable(whole)
         self.get(split(whole)[0])
         mode = 0o777 & ~self._umask
-        self._change(path, lambda: self.tree.make_directory(whole, mode, owner))
+        self._change(path, lambda: self.tree.make_directory(whole, mode, owner), flush=flush)
 
     def make_directories(self, path: bytes) -> None:
         """With those above; those that are there are let be. NotADirectoryPathError."""
+        self._make_directories(path, flush=True)
+
+    def _make_directories(self, path: bytes, *, flush: bool) -> None:
         whole, found = self.find(path)
         if found is None:
             if split(whole)[0] != b"/":
-                self.make_directories(split(whole)[0])
+                self._make_directories(split(whole)[0], flush=False)
             with contextlib.suppress(PathExistsError):  # somebody was faster
-                self.make_directory(whole)
+                self._make_directory(whole, flush=flush)
                 return
             found = self.get(whole)[1]
         if not is_directory(found):
@@ -273,7 +285,7 @@ class Paths(Looks):
         self.check_writable(whole)
         self._check_not_the_root(whole)
         self._remove_all(whole, found)
-        self._wait([whole])
+        self._settle([whole])
 
     @staticmethod
     def _check_not_the_root(path: bytes) -> None:
@@ -334,9 +346,10 @@ class Paths(Looks):
         copy: Callable[[NeedsContentError], None] | None = None,
         *,
         wait: bool = True,
+        flush: bool = True,
     ) -> Result:
-        """The work, under the layer's lock, after what it needs was copied up; in mode `through` the origin has it on
-        return, if `wait`."""
+        """The work, under the layer's lock, after what it needs was copied up; on return the disk has it
+        (`durable_puts`), if `flush`, and the origin in mode `through`. Neither, unless `wait`: the caller settles."""
         self._heed_modes()
         if not self.tree.modes.any:  # there is no layer, and no lock of it
             raise _read_only(os.fsdecode(path))
@@ -359,7 +372,7 @@ class Paths(Looks):
         else:
             raise StoreError(os.fsdecode(path), why="it changes again and again", hint="try again")
         if wait:
-            self._wait(paths)
+            self._settle(paths, flush=flush)
         return result
 
     def _changed(self, paths: list[bytes]) -> None:
@@ -367,7 +380,20 @@ class Paths(Looks):
         self.client.changed(paths)
         self._to_wait_for += paths
 
-    def _wait(self, paths: list[bytes]) -> None:
+    def _stays_here(self, path: bytes) -> bool:
+        """Whether it is answered before an origin has it. For one that has it, the node flushed its disk before."""
+        return self.tree.modes.of(path) is not WriteMode.THROUGH
+
+    def _write_back(self, fd: int, path: bytes) -> None:
+        """A file's bytes are on their way to the disk before it has its name, so that no power loss shows a part."""
+        if self._stays_here(path):
+            with _told(path):
+                self.durable.write_back(fd)
+
+    def _settle(self, paths: list[bytes], *, flush: bool = True) -> None:
+        if flush and any(map(self._stays_here, paths)):
+            with _told(paths[0]):
+                self.durable.flush()
         for path in paths:
             if self.tree.modes.waits(path) or not self.tree.other_nodes.know(path):
                 self.client.secure(path)
@@ -396,3 +422,4 @@ def _umask() -> int:
 def _reset_after_fork(paths: Paths | None) -> None:
     if paths is not None:
         paths.tree.lock.reset_after_fork()
+        paths.durable.reset_after_fork()

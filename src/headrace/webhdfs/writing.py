@@ -102,9 +102,9 @@ class Writing:
                 )
             with told(call.path):
                 os.ftruncate(fd, size)
+            self.paths.tell(whole, fd)
         finally:
             os.close(fd)
-        self.paths.tell(whole)
         return answers.of("boolean", True)
 
     def _check_file(self, call: Call) -> None:

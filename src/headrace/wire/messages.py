@@ -203,6 +203,7 @@ class Welcome(Message, frozen=True):
     write: str = (
         ""  # modes of writing, as base/write_modes.py reads them; "" or "off": nothing can be written
     )
+    durable_puts: bool = True  # what is written by path is on the disk before it is answered
 
 
 class Done(Message, frozen=True):

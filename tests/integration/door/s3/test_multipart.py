@@ -13,6 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from headrace.base.boot_clock import Moment, boot_id, now_s
+from headrace.layer.durable_writes import DurableWrites
 from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
 from tests.integration.door.s3.conftest import READ, S3, WRITE, code_of
 
@@ -125,7 +126,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(s3: S3, client: Any) -> None:
 
 
 def test_silent_uploads_and_what_crashes_left_go(tmp_path: Path) -> None:
-    uploads = Uploads(os.fsencode(tmp_path / "uploads"))
+    uploads = Uploads(os.fsencode(tmp_path / "uploads"), DurableWrites(os.fsencode(tmp_path), lambda: True))
     old, young = (uploads.begin(About(b"b", b"k", 0.0)) for _ in range(2))
     (tmp_path / f"uploads/gone-{old}").mkdir()
     long_ago = Moment(boot_id(), now_s() - SILENT_S_MAX - 10)
