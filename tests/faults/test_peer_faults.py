@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -21,12 +20,13 @@ import uvloop
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError, UsageError
-from headrace.base.tls import Contexts, build_contexts
+from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.peer.batch import UNDER_WAY_MAX
 from headrace.peer.exchange import GRACE_S, LATE_S, PING_S, Exchange, Peer
 from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import FILES_MAX, PeerWelcome, Wanted
+from tests.certificates import authority, issued, mutual
 from tests.integration.peer_desk import CLUSTER, MIB, Serving, nothing_leaks, serving, soon
 
 pytestmark = pytest.mark.timeout(60)
@@ -465,36 +465,9 @@ def test_a_rotten_block_of_the_owner_does_not_get_through(run: Run, tmp_path: Pa
 # ---------------------------------------------------------------- TLS
 
 
-def openssl(*words: str) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True)
-
-
-def authority(folder: Path) -> Path:
-    folder.mkdir()
-    subject = ["-subj", f"/CN={folder.name}", "-days", "2", "-nodes", "-newkey", "ec"]
-    openssl(
-        "req", "-x509", *subject, "-pkeyopt", "ec_paramgen_curve:P-256",
-        "-keyout", str(folder / "ca.key"), "-out", str(folder / "ca.pem"),
-    )  # fmt: skip
-    return folder
-
-
-def certified(folder: Path, name: str) -> Contexts:
-    key, request, certificate = (str(folder / f"{name}.{kind}") for kind in ("key", "csr", "pem"))
-    openssl(
-        "req", "-new", "-subj", f"/CN={name}", "-nodes", "-newkey", "ec",
-        "-pkeyopt", "ec_paramgen_curve:P-256", "-keyout", key, "-out", request,
-    )  # fmt: skip
-    openssl(
-        "x509", "-req", "-in", request, "-CA", str(folder / "ca.pem"), "-CAkey", str(folder / "ca.key"),
-        "-CAcreateserial", "-days", "2", "-out", certificate,
-    )  # fmt: skip
-    return build_contexts(certificate, key, str(folder / "ca.pem"))
-
-
 def test_tls(run: Run, tmp_path: Path) -> None:
     mine = authority(tmp_path / "mine")
-    server, client = certified(mine, "server").server, certified(mine, "client").client
+    server, client = mutual(mine, "b"), mutual(mine, "a")
 
     async def work() -> None:
         folder = tmp_path / "files"
@@ -514,21 +487,16 @@ def test_tls(run: Run, tmp_path: Path) -> None:
 
 
 def test_without_the_right_certificate_nobody_is_served(run: Run, tmp_path: Path) -> None:
-    mine = certified(authority(tmp_path / "mine"), "server")
-    other = certified(authority(tmp_path / "other"), "other")
-    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    nobody.check_hostname, nobody.verify_mode = False, ssl.CERT_NONE
-    credulous = certified(tmp_path / "other", "credulous").client
-    credulous.verify_mode = ssl.CERT_NONE
+    mine = authority(tmp_path / "mine")
     folder = tmp_path / "files"
     folder.mkdir()
 
     async def work() -> None:
-        async with serving(folder, server_tls=mine.server, client_tls=mine.client) as pair:
+        async with serving(folder, server_tls=mutual(mine, "b"), client_tls=mutual(mine, "a")) as pair:
             wanted = pair.desk.add("f", 1000)
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
-            for context in (other.client, nobody, credulous, None):
-                peers = Peers("a", CLUSTER, tls=context)
+            for tls in (mutual(authority(tmp_path / "other"), "a"), None):
+                peers = Peers("a", CLUSTER, tls=tls)
                 with pytest.raises(PeerError):
                     await peers.fetch(
                         pair.node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(4)
@@ -541,7 +509,7 @@ def test_without_the_right_certificate_nobody_is_served(run: Run, tmp_path: Path
 
 
 def test_tls_against_a_plain_node(run: Run, tmp_path: Path) -> None:
-    client = certified(authority(tmp_path / "mine"), "client").client
+    client = mutual(authority(tmp_path / "mine"), "a")
 
     async def work() -> None:
         folder = tmp_path / "files"
@@ -555,12 +523,10 @@ def test_tls_against_a_plain_node(run: Run, tmp_path: Path) -> None:
 
 
 def test_certificates_that_are_missing_or_wrong(tmp_path: Path) -> None:
-    folder = authority(tmp_path / "mine")
-    certified(folder, "a")
-    good = [str(folder / name) for name in ("a.pem", "a.key", "ca.pem")]
-    build_contexts(*good)
+    good = issued(authority(tmp_path / "mine"), "a").names()
+    MutualTls(TlsFiles(*good))
     (tmp_path / "empty").write_text("")
     for index in range(3):
         for wrong in (str(tmp_path / "missing"), str(tmp_path / "empty")):
             with pytest.raises(UsageError, match="tls_"):
-                build_contexts(*[*good[:index], wrong, *good[index + 1 :]])
+                MutualTls(TlsFiles(*(wrong if number == index else name for number, name in enumerate(good))))

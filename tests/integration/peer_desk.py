@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import random
-import ssl
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError
 from headrace.base.model import BLOCK_SIZE_BYTES, Extras, block_range
 from headrace.entry.peer.server import PeerServer
+from headrace.identity.mutual import MutualTls
 from headrace.peer.peers import Peers
 from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
@@ -230,8 +230,8 @@ def node_info(address: str, *, id: str = "b", instance: str = "run1") -> NodeInf
 async def serving(
     folder: Path,
     *,
-    server_tls: ssl.SSLContext | None = None,
-    client_tls: ssl.SSLContext | None = None,
+    server_tls: MutualTls | None = None,
+    client_tls: MutualTls | None = None,
     server_protocols: tuple[int, int] = SPOKEN,
     client_protocols: tuple[int, int] = SPOKEN,
     stall_s: float = 30.0,

@@ -238,7 +238,7 @@ def test_listings_lookups_and_the_rest(run: Run, tmp_path: Path) -> None:
             here = desk.add("f", 10)
             away = msgspec.structs.replace(here, path=b"/away")
             assert await peers.take(node, [away, here, away], epoch=1, deadline=soon()) == [0, 2]
-            welcome = await peers.ping(node.address, soon())
+            welcome = await peers.ping_any(node.address, soon())
             assert (welcome.node, welcome.instance, welcome.epoch) == ("b", "run1", 7)
 
     run(work())
@@ -273,7 +273,7 @@ def test_another_node_at_the_address_is_not_believed(run: Run, tmp_path: Path) -
                 await pair.peers.fetch(other, wanted, cached_only=False, epoch=1, deadline=soon())
             strangers = Peers("a", "another")
             with pytest.raises(ProtocolError, match="cluster"):
-                await strangers.ping(pair.node.address, soon())
+                await strangers.ping_any(pair.node.address, soon())
             strangers.close()
 
     run(work())

@@ -222,7 +222,8 @@ class NodeUnavailableError(HeadraceError, ConnectionError):
 
 
 class NotAllowedError(HeadraceError, PermissionError):
-    """Who asks a node's REST API shows no token, or a wrong one; or a file's mode does not let this user read it."""
+    """Who asks a node shows no token or certificate, or a wrong one, or says to be somebody else; or a file's mode does
+    not let this user read it."""
 
     code = "node.denied"
 

@@ -11,6 +11,7 @@ from headrace.base.errors import MissingExtraError
 EXTRAS_OF: dict[str, tuple[str, ...]] = {
     "aetcd": ("cluster", "lab", "bench"),
     "awscrt": ("s3", "webhdfs", "spark", "bench"),
+    "cryptography": ("tls", "cluster", "lab", "bench"),
     "defusedxml": ("s3", "bench"),
     "fsspec": ("fsspec", "worlds", "ray", "bench"),
     "google_crc32c": ("bench",),

@@ -17,6 +17,7 @@ from msgspec import Meta
 from headrace.base.errors import UsageError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.write_modes import WriteModes
+from headrace.identity.names import DEFAULT_FORM, NameForm
 
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
 TIERS = ("memory", "nvme", "hdd")
@@ -103,7 +104,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ""
     node_id: Annotated[
-        str, Meta(description="This node's name in the cluster; nothing: the host's name.")
+        str,
+        Meta(
+            description="This node's name in the cluster; nothing: the name in its certificate, or the host's."
+        ),
     ] = ""
     listen: Annotated[
         str,
@@ -139,6 +143,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_authority: Annotated[
         str, Meta(description="PEM file with the authority whose certificates peers must have.")
     ] = ""
+    tls_identity: Annotated[
+        str,
+        Meta(
+            description="The URI in certificates that names who has one, with {role} and {name} in it, and {cluster} "
+            "where it is told; spiffe://… too."
+        ),
+    ] = DEFAULT_FORM
     peers_insecure: Annotated[
         bool,
         Meta(
@@ -370,6 +381,7 @@ def _check_cluster(config: Config) -> None:
         raise UsageError(
             "settings tls_certificate, tls_key, tls_authority", why="all three are needed, or none of them"
         )
+    NameForm(config.tls_identity)
     for gateway in ("s3", "webhdfs"):
         names = f"{gateway}_tls_certificate", f"{gateway}_tls_key"
         if len({bool(getattr(config, name)) for name in names}) > 1:

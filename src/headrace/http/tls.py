@@ -6,99 +6,117 @@ sent. A renewed certificate is taken for new connections as soon as both files a
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import math
 import os
 import select
 import socket
 import ssl
 import time
+from collections.abc import Callable
 
 from headrace.base.errors import UsageError
+from headrace.base.reloaded import Reloaded
 from headrace.http.connection import RECEIVE_BYTES, Connection
 from headrace.http.errors import HungUpError
 from headrace.http.messages import Response
-
-log = logging.getLogger(__name__)
+from headrace.identity.names import StrangerError
+from headrace.identity.refusals import Refusals, reason_of
 
 HANDSHAKE_S = 10.0
-LOOK_EVERY_S = 1.0
 FILE_STEP_BYTES = 256 << 10
 ALPN = ["http/1.1"]
 
 
 class ServerTls:
-    """certificate: PEM file, with the chain; key: PEM file. authority: PEM file of who must have signed the
-    certificates of clients; "": they need none. UsageError for files that are none."""
+    """context: for the next connection. admit: reads the client's certificate after the handshake: until when it
+    is good, by the wall clock; StrangerError where he is not to be served. None: clients show none."""
 
-    def __init__(self, certificate: str, key: str, setting: str, *, authority: str = "") -> None:
-        self._files = certificate, key, *([authority] if authority else [])
-        self._stamp = _stamp(self._files)
-        self._looked_s = time.monotonic()
-        try:
-            self._context = _context(self._files)
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(
-                f"setting {setting} = {certificate!r}, and its key {key!r}",
-                why=error.strerror or str(error),
-                hint="PEM files: the certificate with its chain, and its key without a password",
-            ) from error
+    def __init__(
+        self, context: Callable[[], ssl.SSLContext], *, admit: Callable[[ssl.SSLSocket], float] | None = None
+    ) -> None:
+        self._context = context
+        self._admit = admit
+        self._refusals = Refusals("the gateway")
 
     def connection(self, sock: socket.socket) -> TlsConnection:
         """Of a new client; the handshake is still to be made. OSError where it is gone."""
-        self._look()
         sock.setblocking(False)
         return TlsConnection(
-            self._context.wrap_socket(
+            self._context().wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
-            )
+            ),
+            self,
         )
 
-    def _look(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_EVERY_S:
-            return
-        self._looked_s = now_s
-        stamp = _stamp(self._files)
-        if stamp == self._stamp:
-            return
+    def greet(self, sock: ssl.SSLSocket, address: str) -> float:
+        """After the handshake: until when the client is served. HungUpError where he is not."""
+        if self._admit is None:
+            return math.inf
         try:
-            self._context = _context(self._files)
-        except (
-            OSError,
-            ssl.SSLError,
-        ) as error:  # half of a renewal: the old one is good until the rest is there
-            log.warning("certificate not taken file=%s error=%s", self._files[0], error)
-        else:
-            self._stamp = stamp
-            log.info("certificate taken anew file=%s", self._files[0])
+            return self._admit(sock)
+        except StrangerError as error:
+            self._refusals.note(address, str(error))
+            raise HungUpError(str(error)) from error
+
+    def failed(self, error: ssl.SSLError, address: str) -> None:
+        """The handshake did, and not because the client left. Where no certificate is asked for, anybody may knock."""
+        if self._admit is not None and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            self._refusals.note(address, reason_of(error))
 
 
 def server_tls(certificate: str, key: str, setting: str) -> ServerTls | None:
     """None where no certificate is set. UsageError."""
-    return ServerTls(certificate, key, setting) if certificate else None
+    if not certificate:
+        return None
+    try:
+        return ServerTls(Reloaded((certificate, key), lambda: _context(certificate, key), name=setting).get)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(
+            f"setting {setting} = {certificate!r}, and its key {key!r}",
+            why=error.strerror or str(error),
+            hint="PEM files: the certificate with its chain, and its key without a password",
+        ) from error
 
 
 class TlsConnection(Connection):
     sock: ssl.SSLSocket
     secure = True
 
+    def __init__(self, sock: ssl.SSLSocket, server: ServerTls) -> None:
+        super().__init__(sock)
+        self._server = server
+        self._until_s = math.inf
+
     def shake_hands(self) -> None:
-        """Waits. HungUpError."""
+        """Waits. HungUpError, also for a client that is not to be served."""
         until_s = time.monotonic() + HANDSHAKE_S
         while True:
             try:
                 self.sock.do_handshake()
+                self._until_s = self._server.greet(self.sock, self._address())
                 return
             except ssl.SSLWantReadError:
                 event = select.POLLIN
             except ssl.SSLWantWriteError:
                 event = select.POLLOUT
             except OSError as error:
+                if isinstance(error, ssl.SSLError):
+                    self._server.failed(error, self._address())
                 raise HungUpError(str(error)) from error
             self._wait(event, max(0.0, until_s - time.monotonic()) * 1000)
 
+    def _address(self) -> str:
+        with contextlib.suppress(OSError, IndexError, TypeError):
+            host, port = self.sock.getpeername()[:2]
+            return f"{host}:{port}"
+        return ""
+
     def receive_now(self, count: int) -> bytes | None:
-        """All of what was decrypted: what OpenSSL keeps, no epoll tells of."""
+        """All of what was decrypted: what OpenSSL keeps, no epoll tells of. The end, once the client's certificate has
+        ended."""
+        if time.time() >= self._until_s:
+            return b""
         try:
             return self.sock.recv(max(count, RECEIVE_BYTES))
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -151,25 +169,11 @@ class TlsConnection(Connection):
                 raise HungUpError(str(error)) from error
 
 
-def _context(files: tuple[str, ...]) -> ssl.SSLContext:
+def _context(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN)
     context.load_cert_chain(
-        files[0], files[1], password=lambda: ""
+        certificate, key, password=lambda: ""
     )  # a key with a password is refused, and not asked for
-    if len(files) > 2:
-        context.load_verify_locations(files[2])
-        context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _stamp(files: tuple[str, ...]) -> list[tuple[int, int, int]]:
-    found = []
-    for name in files:
-        try:
-            seen = os.stat(name)
-        except OSError:
-            continue
-        found.append((seen.st_ino, seen.st_size, seen.st_mtime_ns))
-    return found

@@ -14,7 +14,6 @@ from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import Arrived, Version
-from headrace.base.tls import build_contexts
 from headrace.cluster.cluster import parse_cluster
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.last_view import LastView
@@ -25,6 +24,8 @@ from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import ClusterSources
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
+from headrace.identity.mutual import MutualTls, TlsFiles
+from headrace.identity.names import NODE
 from headrace.namespace.elsewhere import Elsewhere
 from headrace.namespace.shared import OwnersNames
 from headrace.peer.peers import Peers
@@ -48,8 +49,9 @@ class Neighbourhood:
         self._config = config
         self.endpoints, self.name = parse_cluster(config.cluster)
         self._host, self._port = listen_address(config, self.endpoints[0])
+        self._tls = node_tls(config, self.name)
         self.info = NodeInfo(
-            id=config.node_id or socket.gethostname(),
+            id=node_id_of(config, self._tls),
             instance=secrets.token_hex(8),
             address=f"{self._host}:{self._port}",
             zone=config.zone,
@@ -58,10 +60,7 @@ class Neighbourhood:
             protocol=PEER_PROTOCOL,
             api=api_url(config, self._host),
         )
-        tls = config.tls_certificate
-        contexts = build_contexts(tls, config.tls_key, config.tls_authority) if tls else None
-        self._server_tls = contexts.server if contexts else None
-        self.peers = Peers(self.info.id, self.name, tls=contexts.client if contexts else None)
+        self.peers = Peers(self.info.id, self.name, tls=self._tls)
         self.records = EtcdRecords(self.endpoints, prefix=f"/headrace/{self.name}/", lease_s=config.lease_s)
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
@@ -126,7 +125,7 @@ class Neighbourhood:
         """Served, and in the cluster as Membership.start says, on return. NodeIdTakenError, ClusterUnavailableError,
         UsageError."""
         self._server = PeerServer(
-            self._welcome, self.name, desk, loop=asyncio.get_running_loop(), tls=self._server_tls
+            self._welcome, self.name, desk, loop=asyncio.get_running_loop(), tls=self._tls
         )
         self._server.start(self._host, self._port)
         await self.membership.start()
@@ -192,10 +191,36 @@ class Neighbourhood:
 
     async def _is_alive(self, node: NodeInfo) -> bool:
         try:
-            welcome = await self.peers.ping(node.address, Deadline.after(PING_LIMIT_S))
+            welcome = await self.peers.ping_any(node.address, Deadline.after(PING_LIMIT_S), node=node.id)
         except HeadraceError:
             return False
         return bool(welcome.instance == node.instance)
+
+
+def node_tls(config: Config, cluster: str) -> MutualTls | None:
+    """What this node shows others, and asks of them; None without certificates. UsageError."""
+    if not config.tls_certificate:
+        return None
+    files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
+    tls = MutualTls(files, form=config.tls_identity, cluster=cluster)
+    if tls.own.role != NODE:
+        raise UsageError(
+            f"setting tls_certificate = {files.certificate}", why=f"it is that of {tls.own}, which is no node"
+        )
+    return tls
+
+
+def node_id_of(config: Config, tls: MutualTls | None) -> str:
+    """The id that all of a node agree upon: certificate, setting, record, messages. UsageError."""
+    if tls is None:
+        return config.node_id or socket.gethostname()
+    if config.node_id not in ("", tls.own.name):
+        raise UsageError(
+            f"setting node_id = {config.node_id!r}",
+            why=f"the certificate {tls.files.certificate} is that of {tls.own}",
+            hint="leave node_id out, or have a certificate issued for it",
+        )
+    return tls.own.name
 
 
 def listen_address(config: Config, endpoint: str) -> tuple[str, int]:

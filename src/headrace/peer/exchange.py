@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import TypeVar
 from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
+from headrace.identity.mutual import MutualTls
 from headrace.peer.link import SILENCE_S, Link
 from headrace.peer.talks import AskTalk, Talk
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
@@ -71,7 +71,7 @@ class Peer:
 
 
 class Exchange:
-    def __init__(self, hello: PeerHello, *, tls: ssl.SSLContext | None, threads: int) -> None:
+    def __init__(self, hello: PeerHello, *, tls: MutualTls | None, threads: int) -> None:
         self._hello = hello
         self._tls = tls
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="peer")
@@ -229,7 +229,12 @@ class Exchange:
             work = _submit(
                 threads,
                 lambda: Link.connect(
-                    peer.address, self._hello, who=peer.who, tls=self._tls, deadline=deadline
+                    peer.address,
+                    self._hello,
+                    node=peer.id,
+                    who=peer.who,
+                    tls=self._tls,
+                    deadline=deadline,
                 ),
                 peer.who,
             )

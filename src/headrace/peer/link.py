@@ -18,6 +18,9 @@ from typing import ParamSpec, TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, ProtocolError
+from headrace.identity.mutual import MutualTls
+from headrace.identity.names import StrangerError
+from headrace.identity.refusals import Refusals, reason_of
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
@@ -35,6 +38,7 @@ RECEIVE_BYTES = 64 << 10
 """Taken at once where messages are awaited. With small files that is most of a file: a call to the kernel for each
 header and each body would give the interpreter's lock away seven times a file, and it is long in coming back."""
 _TIMEVAL = struct.Struct("ll")
+_REFUSALS = Refusals("this node, which asked")
 
 Given = ParamSpec("Given")
 Moved = TypeVar("Moved")
@@ -45,12 +49,14 @@ def _lives() -> None:
 
 
 class Link:
-    """who: for messages: the peer and its address. answered: something came since the connection was last taken."""
+    """who: for messages: the peer and its address. answered: something came since the connection was last taken.
+    until_s: when the peer's certificate ends, by the wall clock."""
 
-    def __init__(self, sock: socket.socket, who: str, address: str) -> None:
+    def __init__(self, sock: socket.socket, who: str, address: str, *, until_s: float) -> None:
         self.who = who
         self.address = address
         self.idle_since_s = 0.0
+        self._until_s = until_s
         self.answered = False
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
@@ -62,12 +68,20 @@ class Link:
 
     @classmethod
     def connect(
-        cls, address: str, hello: PeerHello, *, who: str, tls: ssl.SSLContext | None, deadline: Deadline
+        cls,
+        address: str,
+        hello: PeerHello,
+        *,
+        node: str,
+        who: str,
+        tls: MutualTls | None,
+        deadline: Deadline,
     ) -> Link:
-        """Connected and greeted. PeerError; ProtocolError or another one that the peer says."""
+        """Connected and greeted. node: the id that answers there, by its certificate and by what it says; "": any.
+        PeerError; ProtocolError or another one that the peer says."""
         limit = Deadline.after(min(CONNECT_S_MAX, deadline.left_s()))
-        sock = _connect(address, who, limit=limit, tls=tls)
-        link = cls(sock, who, address)
+        sock, named, until_s = _connect(address, node, who, limit=limit, tls=tls)
+        link = cls(sock, who, address, until_s=until_s)
         try:
             link.lend(limit)
             link.send(hello)
@@ -78,6 +92,8 @@ class Link:
                 raise link.broken("it does not greet")
             if not hello.protocols[0] <= answer.protocol <= hello.protocols[1]:
                 raise link.broken(f"it greets with protocol {answer.protocol}")
+            if named and answer.node != named:
+                raise link.broken(f"its certificate is that of {named}, and it says to be {answer.node}")
             link.welcome = answer
         except BaseException:
             link.close()
@@ -149,7 +165,7 @@ class Link:
 
     def stale(self) -> bool:
         """Of one that is idle, and should have nothing to say."""
-        return not self.waits(0)
+        return time.time() >= self._until_s or not self.waits(0)
 
     def abort(self) -> None:
         """From any thread: whoever waits for it finds it ended. It must be closed all the same."""
@@ -190,7 +206,10 @@ def _is_timeout(error: OSError) -> bool:
     return isinstance(error, TimeoutError | BlockingIOError) and error.errno != errno.ETIMEDOUT
 
 
-def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | None) -> socket.socket:
+def _connect(
+    address: str, node: str, who: str, *, limit: Deadline, tls: MutualTls | None
+) -> tuple[socket.socket, str, float]:
+    """The connection, the id in the peer's certificate, and until when that is good; "" and for ever without TLS."""
     host, _, port = address.rpartition(":")
     sock: socket.socket | None = None
     try:
@@ -202,14 +221,17 @@ def _connect(address: str, who: str, *, limit: Deadline, tls: ssl.SSLContext | N
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_MS)
         if tls is not None:
             sock.settimeout(max(0.01, limit.left_s()))
-            sock = tls.wrap_socket(sock)
-        else:
-            sock.settimeout(None)
-        return sock
-    except (OSError, ValueError) as error:
+            secured, member = tls.dial(sock, node)
+            return secured, member.identity.name, member.until_s
+        sock.settimeout(None)
+        return sock, "", float("inf")
+    except (OSError, ValueError, StrangerError) as error:
         if sock is not None:
             sock.close()
         text = error.strerror if isinstance(error, OSError) else None
+        if isinstance(error, StrangerError | ssl.SSLCertVerificationError):
+            text = str(error) if isinstance(error, StrangerError) else reason_of(error)
+            _REFUSALS.note(address, text)
         what = f"node {who} can't be reached"
         if isinstance(error, TimeoutError):
             raise PeerError(what, why="no connection in time", silent=True) from error

@@ -18,7 +18,6 @@ import builtins
 import contextlib
 import logging
 import os
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
+from headrace.identity.mutual import MutualTls
 from headrace.peer.batch import Batcher, Waiting
 from headrace.peer.exchange import IDLE_S_MAX, PING_S, Exchange, Peer
 from headrace.peer.latency import Latencies, size_class
@@ -70,7 +70,7 @@ Given = TypeVar("Given")
 
 
 class Peers:
-    """me: this node's id. cluster: its name. tls: the client's context of `tls.py`; None: plain TCP. Used on one
+    """me: this node's id. cluster: its name. tls: None: plain TCP. Used on one
     loop."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Peers:
         me: str,
         cluster: str,
         *,
-        tls: ssl.SSLContext | None = None,
+        tls: MutualTls | None = None,
         threads: int = THREADS,
         protocols: tuple[int, int] = SPOKEN,
     ) -> None:
@@ -160,11 +160,13 @@ class Peers:
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
-    async def ping(self, node: NodeInfo | str, deadline: Deadline) -> PeerWelcome:
-        """Who is there. Of an address, whoever it is."""
-        if isinstance(node, NodeInfo):
-            return await self._exchange.ping(self._peer(node), deadline)
-        stranger = Peer("", node, None)
+    async def ping(self, node: NodeInfo, deadline: Deadline) -> PeerWelcome:
+        """Who is there."""
+        return await self._exchange.ping(self._peer(node), deadline)
+
+    async def ping_any(self, address: str, deadline: Deadline, *, node: str = "") -> PeerWelcome:
+        """Whichever run it is. node: the id that a certificate must name."""
+        stranger = Peer(node, address, None)
         try:
             return await self._exchange.ping(stranger, deadline)
         finally:

@@ -18,6 +18,8 @@ from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_
 from headrace.http.door import Door
 from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
 from headrace.http.tls import ServerTls
+from headrace.identity.mutual import MutualTls, TlsFiles
+from headrace.identity.names import CLIENT, NODE
 from headrace.rest.gateway import Gateway, Handlers
 from headrace.sdk.client import Client
 from headrace.sdk.paths import Paths
@@ -76,12 +78,12 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> 
 
 
 def server_tls(config: Config) -> ServerTls | None:
-    """As between nodes: who has a certificate of the authority may ask."""
+    """Nodes and clients of the cluster may ask, as their certificates name them."""
     if not config.tls_certificate:
         return None
-    return ServerTls(
-        config.tls_certificate, config.tls_key, "tls_certificate", authority=config.tls_authority
-    )
+    files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
+    tls = MutualTls(files, form=config.tls_identity)
+    return ServerTls(tls.server, admit=lambda sock: tls.member(sock, NODE, CLIENT).until_s)
 
 
 def _listen_unix(path: str) -> socket.socket:

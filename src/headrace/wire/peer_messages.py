@@ -35,6 +35,9 @@ class PeerHello(Message, frozen=True):
     cluster: str
     node: str
 
+    def __post_init__(self) -> None:
+        check_node_id(self.node)
+
 
 class Wanted(msgspec.Struct, frozen=True):
     """Bytes start..end of one version of a file. path: in the namespace, with its leading slash."""
@@ -179,6 +182,10 @@ class Stirred(Message, frozen=True):
         check_node_id(self.writer)
         for path in self.paths:
             check_path(path)
+
+
+OF_THE_ASKER = (Keep, KeepAhead, Return, Stirred)
+"""Their writer is the asker itself. AskWritten's may be another one."""
 
 
 class Settle(Message, frozen=True):

@@ -26,10 +26,11 @@ from headrace.base.errors import (
     PathNotFoundError,
     ReadOnlyError,
 )
+from headrace.identity.authority import Authority
 from headrace.sdk.remote.reach import REMOTES
 from headrace.testing.etcd import EtcdServer
 from headrace.testing.servers import free_ports
-from tests.faults.test_peer_faults import authority, certified
+from tests.certificates import authority, issued, settings_of
 from tests.integration.cli.host import Host, wait_until
 
 from .town import Town
@@ -70,11 +71,12 @@ def _no_node_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     REMOTES.close()
 
 
-def start(town: Town, count: int = 2, *, tls: dict[str, str] | None = None) -> str:
-    """Nodes without mounts, whose APIs know of each other; their addresses."""
-    for _ in range(count):
+def start(town: Town, count: int = 2, *, signer: Authority | None = None) -> str:
+    """Nodes without mounts, whose APIs know of each other; their addresses. signer: of their certificates."""
+    for number in range(count):
         (port,) = free_ports(1)
-        host = town.add(rest_address=f"127.0.0.1:{port}", rest_token=town.base / "token", **(tls or {}))
+        tls = settings_of(issued(signer, f"n{number}")) if signer is not None else {}
+        host = town.add(rest_address=f"127.0.0.1:{port}", rest_token=town.base / "token", **tls)
         town.up(host, town.truth)
     town.wait_members(count)
     return ",".join(one.ready["rest"] for one in town.ups)
@@ -280,15 +282,23 @@ def test_a_forked_child_reads_on(city: City) -> None:
     assert cache.read("/large") == truth["/large"]
 
 
-def test_with_tls_only_certificates_of_the_authority(
+def test_with_tls_only_clients_and_nodes_of_the_cluster(
     town: Town, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = fill(town)
-    ours, theirs = (settings_of(authority(tmp_path / name)) for name in ("ours", "theirs"))
-    nodes = start(town, tls=ours)
+    cluster = town.base.name
+    ours, theirs = (authority(tmp_path / name, cluster) for name in ("ours", "theirs"))
+    nodes = start(town, signer=ours)
     assert nodes.startswith("https://")
-    for settings, right in (({}, False), (theirs, False), (ours, True)):
-        for name, value in settings.items():
+    shown = [
+        (None, False),
+        (issued(theirs, "me", role="client"), False),
+        (issued(ours, "etcd", role="service"), False),
+        (issued(ours, "me", uri="headrace://other/client/me", file="other"), False),
+        (issued(ours, "me", role="client"), True),
+    ]
+    for files, right in shown:
+        for name, value in (settings_of(files) if files is not None else {}).items():
             monkeypatch.setenv(f"HEADRACE_{name.upper()}", value)
         if not right:
             with pytest.raises(NodeUnavailableError):
@@ -297,13 +307,6 @@ def test_with_tls_only_certificates_of_the_authority(
         with headrace.connect(nodes) as cache:
             assert {part.path: part.data for part in cache.read_many(truth)} == truth
             assert bytes(cache.map("/large")) == truth["/large"]
-
-
-def settings_of(folder: Path) -> dict[str, str]:
-    """With a certificate of that authority."""
-    certified(folder, "one")
-    files = {"certificate": "one.pem", "key": "one.key", "authority": "ca.pem"}
-    return {f"tls_{name}": str(folder / file) for name, file in files.items()}
 
 
 def test_the_file_system_of_fsspec(city: City) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from headrace.identity.mutual import Member, MutualTls
+from headrace.identity.names import NODE
 from headrace.wire import peer_frame
 from headrace.wire.messages import Message
 from headrace.wire.peer_messages import PeerRequest
@@ -41,24 +43,30 @@ class HungUpError(Exception):
 
 
 class Channel:
-    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+    """tls: None for plain TCP. address: HOST:PORT of the peer."""
+
+    def __init__(self, sock: socket.socket, tls: MutualTls | None, *, address: str) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # headers wait for their bytes by MSG_MORE
         self.sock = sock
         self.number = sock.fileno()
+        self.address = address
+        self._certificates = tls
         self._tls: ssl.SSLSocket | None = None
         if tls is not None:
-            self._tls = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self._tls = tls.server().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self.sock = self._tls
         self._received = bytearray()
         self._unsent = bytearray()
 
-    def handshake(self) -> Steps[None]:
-        if self._tls is None:
-            return
+    def handshake(self) -> Steps[Member | None]:
+        """The node on the other side, by its certificate; None where none is asked for. StrangerError."""
+        if self._tls is None or self._certificates is None:
+            return None
         while True:
             try:
-                return self._tls.do_handshake()
+                self._tls.do_handshake()
+                return self._certificates.member(self._tls, NODE)
             except ssl.SSLWantReadError:
                 yield Need.READ
             except ssl.SSLWantWriteError:

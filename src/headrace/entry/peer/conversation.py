@@ -7,14 +7,17 @@ from concurrent.futures import Future
 
 import msgspec
 
-from headrace.base.errors import HeadraceError, ProtocolError
+from headrace.base.errors import HeadraceError, NotAllowedError, ProtocolError
 from headrace.entry.peer.channel import REQUEST_BYTES_MAX, Channel, HungUpError, Result, Steps
 from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls
 from headrace.entry.peer.transfer import Transfer
+from headrace.identity.mutual import Member
+from headrace.identity.names import StrangerError
 from headrace.wire.messages import Done, Message
 from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
+    OF_THE_ASKER,
     AskWritten,
     Doubt,
     Fetch,
@@ -56,15 +59,40 @@ class Conversation:
         self._cluster = cluster
         self._protocols = protocols
         self._protocol = 0
+        self._asker = ""
 
     def run(self) -> Steps[None]:
-        """HungUpError, OSError, ProtocolError: the connection ended."""
-        yield from self._channel.handshake()
-        yield from self._answer(self._hello, (yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX)))
+        """HungUpError, OSError, ProtocolError: the connection ended. StrangerError: the peer is not who it says, and
+        was told no more than that."""
+        try:
+            yield from self._run()
+        except StrangerError:
+            self._put(failure_of(NotAllowedError("this connection", why="refused")))
+            yield from self._channel.flush()
+            raise
+
+    def _run(self) -> Steps[None]:
+        member = yield from self._channel.handshake()
+        hello = yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX)
+        self._know(member, hello)
+        yield from self._answer(self._hello, hello)
         while self._protocol:
-            yield from self._answer(
-                self._serve, (yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX))
+            request = yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX)
+            if member is not None and member.expired:
+                raise HungUpError("its certificate has ended")
+            if isinstance(request, OF_THE_ASKER) and request.writer != self._asker:
+                raise StrangerError(f"node {self._asker} speaks for node {request.writer}")
+            yield from self._answer(self._serve, request)
+
+    def _know(self, member: Member | None, hello: PeerRequest) -> None:
+        """Who asks, from here to the end of the connection."""
+        if not isinstance(hello, PeerHello):
+            return
+        if member is not None and hello.node != member.identity.name:
+            raise StrangerError(
+                f"its certificate is that of {member.identity}, and it says to be {hello.node}"
             )
+        self._asker = hello.node
 
     def _answer(self, answer: Callable[[PeerRequest], Steps[None]], request: PeerRequest) -> Steps[None]:
         try:

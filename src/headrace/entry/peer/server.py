@@ -26,6 +26,9 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.entry.peer.channel import Channel, HungUpError, Need, Steps
 from headrace.entry.peer.conversation import Conversation
 from headrace.entry.peer.desk import Desk, DeskCalls, Piece
+from headrace.identity.mutual import MutualTls
+from headrace.identity.names import StrangerError
+from headrace.identity.refusals import Refusals, reason_of
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import PeerWelcome
 
@@ -73,8 +76,8 @@ def keep_fair(sock: socket.socket) -> None:
 
 
 class PeerServer:
-    """me: who this node is. cluster: its name; nodes of others are refused. loop: the desk's. tls: a context that
-    asks for the peer's certificate (`base/tls.py`), None for plain TCP."""
+    """me: who this node is. cluster: its name; nodes of others are refused. loop: the desk's. tls: what
+    asks for the peer's certificate and reads it, None for plain TCP."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class PeerServer:
         desk: Desk,
         *,
         loop: asyncio.AbstractEventLoop,
-        tls: ssl.SSLContext | None = None,
+        tls: MutualTls | None = None,
         protocols: tuple[int, int] = SPOKEN,
         stall_s: float = STALL_S,
         idle_s: float = IDLE_S,
@@ -92,6 +95,7 @@ class PeerServer:
         self._cluster = cluster
         self._calls = DeskCalls(desk, loop)
         self._tls = tls
+        self._refusals = Refusals("peers")
         self._protocols = protocols
         self._stall_s = stall_s
         self._idle_s = idle_s
@@ -185,7 +189,7 @@ class PeerServer:
             sock.close()
             return
         try:
-            channel = Channel(sock, self._tls)
+            channel = Channel(sock, self._tls, address=peer)
         except OSError:  # gone already
             sock.close()
             return
@@ -239,7 +243,7 @@ class PeerServer:
             self._end(connection, HungUpError("the node stops"))
         except StopIteration:
             self._end(connection, None)
-        except (HungUpError, OSError, HeadraceError) as error:
+        except (HungUpError, OSError, HeadraceError, StrangerError) as error:
             self._end(connection, error)
         except Exception as error:
             log.exception("connection of a peer failed peer=%s", connection.peer)
@@ -270,7 +274,14 @@ class PeerServer:
         with self._lock:
             if self._connections.get(connection.channel.number) is connection:
                 del self._connections[connection.channel.number]
-        log.debug("connection of a peer ended peer=%s why=%s", connection.peer, error)
+        if isinstance(error, StrangerError):
+            self._refusals.note(connection.peer, str(error))
+        elif isinstance(error, ssl.SSLError) and not isinstance(
+            error, ssl.SSLEOFError | ssl.SSLZeroReturnError
+        ):
+            self._refusals.note(connection.peer, reason_of(error))
+        else:
+            log.debug("connection of a peer ended peer=%s why=%s", connection.peer, error)
         connection.steps.close()
         connection.channel.close()
 

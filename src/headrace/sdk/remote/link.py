@@ -17,6 +17,8 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.identity.mutual import MutualTls
+from headrace.identity.names import StrangerError
 
 CONNECT_S = 3.0
 SILENCE_S = 3.0
@@ -63,10 +65,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of a node's API. tls: for https."""
+    """Of a node's API. tls: for https; as nodes have it, or by the names of hosts."""
 
     url: str
-    tls: ssl.SSLContext | None
+    tls: MutualTls | ssl.SSLContext | None
 
     @property
     def who(self) -> str:
@@ -125,6 +127,8 @@ class told:
                 why=f"its certificate is not taken: {error.verify_message}",
                 hint="see tls_authority",
             ) from None
+        if isinstance(error, StrangerError):
+            raise NodeUnavailableError(self._who, why=str(error), hint="see tls_certificate") from None
         if isinstance(error, (OSError, http.client.HTTPException)) and not isinstance(
             error, NodeUnavailableError
         ):
@@ -144,7 +148,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class _TcpConnection(http.client.HTTPConnection):
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, host: str, port: int, tls: MutualTls | ssl.SSLContext | None) -> None:
         super().__init__(host, port, timeout=CONNECT_S)
         self._tls = tls
 
@@ -174,7 +178,7 @@ def lives(address: Address) -> bool:
         connection.sock.settimeout(LIVES_S)
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException, StrangerError):
         return False
     finally:
         connection.close()

@@ -7,8 +7,8 @@ import ssl
 import threading
 
 from headrace.base.errors import UsageError
-from headrace.base.tls import build_contexts
 from headrace.config.load import load, read_token
+from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
 from headrace.sdk.remote.paths import RemotePaths
@@ -47,16 +47,17 @@ REMOTES = Remotes()
 
 def reach_nodes(nodes: str, patience_s: float) -> RemotePaths:
     config = load().config
-    tls: ssl.SSLContext | None = None
+    tls: MutualTls | None = None
     if config.tls_certificate:
-        tls = build_contexts(config.tls_certificate, config.tls_key, config.tls_authority).client
+        files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
+        tls = MutualTls(files, form=config.tls_identity)
     addresses = [address_of(one.strip(), tls) for one in nodes.split(",") if one.strip()]
     if not addresses:
         raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
     return RemotePaths(Nodes(addresses, read_token(config.rest_token), patience_s=patience_s))
 
 
-def address_of(text: str, tls: ssl.SSLContext | None) -> Address:
+def address_of(text: str, tls: MutualTls | None) -> Address:
     """http://HOST:PORT, https://HOST:PORT, unix:PATH; headrace://HOST:PORT is the one or the other as TLS is set up or
     not. tls: with our certificate; without it, https goes by the authorities that the system knows. UsageError."""
     scheme, colon, rest = text.partition(":")

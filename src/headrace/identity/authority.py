@@ -1,0 +1,429 @@
+"""An authority in a directory, and the certificates that it issues: what `headrace tls` does.
+
+    DIRECTORY/authority.pem, authority.key   who signs; the key stays on this host
+    DIRECTORY/NAME/certificate.pem, key.pem, authority.pem   what the host of NAME needs
+
+Keys are of P-256. Lives are short: what a lost key is good for ends by itself. Files are replaced as a whole, with mode
+0600 in directories of mode 0700. Nothing here replaces an authority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
+from headrace.base.missing_extras import needs_extra
+from headrace.identity.names import (
+    DEFAULT_FORM,
+    NODE,
+    ROLES,
+    SERVICE,
+    Identity,
+    NameForm,
+    StrangerError,
+    check_part,
+)
+from headrace.layer.calls import sync_folder
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    Kind = TypeVar("Kind", bound=x509.ExtensionType)
+
+AUTHORITY_DAYS = 3650
+CERTIFICATE_DAYS = 7
+DAYS_MAX = 3650
+COMMON_NAME_MAX = 64
+EARLY = datetime.timedelta(minutes=5)
+"""A certificate is good from a little before it is made: clocks differ."""
+AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority.key"
+CERTIFICATE, KEY = "certificate.pem", "key.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What is told of one certificate. identity: None for an authority, and for one of another form."""
+
+    path: str
+    identity: Identity | None
+    subject: str
+    names: tuple[str, ...]
+    begins: datetime.datetime
+    ends: datetime.datetime
+    is_authority: bool
+
+
+class Authority:
+    """Of one cluster. folder: where it lies; UsageError, PathNotFoundError where there is none that can be read."""
+
+    def __init__(self, folder: str, *, form: str = DEFAULT_FORM) -> None:
+        self._folder = folder
+        self._form = NameForm(form)
+        self._certificate = _read_certificate(os.path.join(folder, AUTHORITY))
+        self._key = _read_key(os.path.join(folder, AUTHORITY_KEY))
+        if self._key.public_key() != self._certificate.public_key():
+            raise UsageError(f"authority in {folder}", why="its key belongs to another certificate")
+        self._cluster = _common_name(self._certificate)
+
+    @property
+    def cluster(self) -> str:
+        return self._cluster
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self._folder, AUTHORITY)
+
+    @classmethod
+    def make(
+        cls, folder: str, cluster: str, *, days: float = AUTHORITY_DAYS, form: str = DEFAULT_FORM
+    ) -> Authority:
+        """A new one. PathExistsError where there is one already, however broken it is."""
+        with needs_extra("headrace tls"):
+            from cryptography import x509
+        check_part(cluster, "cluster")
+        if len(cluster) > COMMON_NAME_MAX:
+            raise UsageError(f"cluster {cluster!r}", why=f"a name of more than {COMMON_NAME_MAX} characters")
+        _check_days(days)
+        NameForm(form)
+        _make_folder(folder)
+        key, name = _new_key(), _name(cluster)
+        public = key.public_key()
+        identifier = x509.SubjectKeyIdentifier.from_public_key(public)
+        built = (
+            _builder(name, public, days)
+            .issuer_name(name)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(identifier, critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
+            )
+        )
+        paths = os.path.join(folder, AUTHORITY_KEY), os.path.join(folder, AUTHORITY)
+        for path in paths:
+            if os.path.lexists(path):
+                raise PathExistsError(f"authority {path}", why="it is never replaced")
+        _write_new(paths[0], _key_bytes(key))
+        _write_new(paths[1], _pem(_signed(built, key)))
+        return cls(folder, form=form)
+
+    def issue(
+        self,
+        name: str,
+        *,
+        role: str = NODE,
+        days: float = CERTIFICATE_DAYS,
+        hosts: Sequence[str] = (),
+        replace: bool = False,
+    ) -> str:
+        """The directory with the certificate, its key and the authority. hosts: names and addresses of a server, for
+        clients that compare them. replace: else PathExistsError where it was issued before."""
+        if role not in ROLES:
+            raise UsageError(f"role {role!r}", why="unknown", hint=f"one of {', '.join(ROLES)}")
+        _check_days(days)
+        uri = self._form.uri_of(Identity(self._cluster, role, name))
+        folder = os.path.join(self._folder, name)
+        if os.path.lexists(folder) and not replace:
+            raise PathExistsError(
+                f"certificate {folder}", why="it was issued", hint=f"headrace tls renew {name}"
+            )
+        key = _new_key()
+        certificate = self._certified(key.public_key(), name, uri, role=role, days=days, hosts=hosts)
+        _make_folder(folder)
+        _write(os.path.join(folder, AUTHORITY), _pem(self._certificate))
+        _write(os.path.join(folder, KEY), _key_bytes(key))
+        _write(os.path.join(folder, CERTIFICATE), _pem(certificate))
+        return folder
+
+    def renew(self, name: str, *, days: float = 0) -> str:
+        """As it was issued, with a new key, for as long again. days: another length. PathNotFoundError."""
+        from cryptography import x509
+
+        check_part(name, "name")
+        before = _read_certificate(os.path.join(self._folder, name, CERTIFICATE))
+        identity = self._identity_of(before)
+        if identity is None or identity.name != name:
+            raise UsageError(f"certificate of {name}", why="it names somebody else, or nobody")
+        alternatives = _alternatives(before)
+        hosts = [
+            *alternatives.get_values_for_type(x509.DNSName),
+            *map(str, alternatives.get_values_for_type(x509.IPAddress)),
+        ]
+        life = before.not_valid_after_utc - before.not_valid_before_utc - EARLY
+        return self.issue(
+            name,
+            role=identity.role,
+            days=days or max(life.total_seconds() / 86400, 1 / 1440),
+            hosts=hosts,
+            replace=True,
+        )
+
+    def names(self) -> list[str]:
+        """All that were issued in this directory."""
+        return [
+            name
+            for name in sorted(os.listdir(self._folder))
+            if os.path.exists(os.path.join(self._folder, name, CERTIFICATE))
+        ]
+
+    # ------------------------------------------------------------ inside
+
+    def _certified(
+        self,
+        public: ec.EllipticCurvePublicKey,
+        name: str,
+        uri: str,
+        *,
+        role: str,
+        days: float,
+        hosts: Sequence[str],
+    ) -> x509.Certificate:
+        from cryptography import x509
+        from cryptography.x509.oid import ExtendedKeyUsageOID
+
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if role in (NODE, SERVICE):
+            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        signer = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        built = (
+            _builder(_name(name), public, days)
+            .issuer_name(self._certificate.subject)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri), *map(_alternative, hosts)]),
+                critical=False,
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False
+            )
+        )
+        return _signed(built, self._key)
+
+    def _identity_of(self, certificate: x509.Certificate) -> Identity | None:
+        return identity_of(certificate, self._form)
+
+
+def identity_of(certificate: x509.Certificate, form: NameForm) -> Identity | None:
+    """None where its URIs are of another form, or name two."""
+    from cryptography import x509
+
+    with contextlib.suppress(StrangerError):
+        return form.of_uris(_alternatives(certificate).get_values_for_type(x509.UniformResourceIdentifier))
+    return None
+
+
+def look_at(path: str, *, form: str = DEFAULT_FORM) -> Issued:
+    """What a PEM file says. PathNotFoundError, UsageError."""
+    from cryptography import x509
+
+    certificate = _read_certificate(path)
+    alternatives = _alternatives(certificate)
+    constraints = _extension(certificate, x509.BasicConstraints)
+    return Issued(
+        path,
+        identity_of(certificate, NameForm(form)),
+        _common_name(certificate),
+        (
+            *alternatives.get_values_for_type(x509.UniformResourceIdentifier),
+            *alternatives.get_values_for_type(x509.DNSName),
+            *map(str, alternatives.get_values_for_type(x509.IPAddress)),
+        ),
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+        constraints is not None and constraints.ca,
+    )
+
+
+def certificates_below(folder: str) -> Iterator[str]:
+    """Of an authority's directory, or of what was issued to one host. PathNotFoundError where there is none."""
+    paths = [os.path.join(folder, name) for name in (AUTHORITY, CERTIFICATE)]
+    if os.path.isdir(folder):
+        paths += [os.path.join(folder, name, CERTIFICATE) for name in sorted(os.listdir(folder))]
+    present = [path for path in paths if os.path.exists(path)]
+    if not present:
+        raise PathNotFoundError(f"no certificates in {folder}", hint="headrace tls init, headrace tls issue")
+    yield from present
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _name(text: str) -> x509.Name:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:COMMON_NAME_MAX])])
+
+
+def _builder(subject: x509.Name, public: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:
+    from cryptography import x509
+
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLY)
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    from cryptography.hazmat.primitives import hashes
+
+    return builder.sign(key, hashes.SHA256())
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise UsageError(f"host {host!r}", why="not a name or an address") from error
+
+
+def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    from cryptography import x509
+
+    return _extension(certificate, x509.SubjectAlternativeName) or x509.SubjectAlternativeName([])
+
+
+def _extension(certificate: x509.Certificate, kind: type[Kind]) -> Kind | None:
+    from cryptography import x509
+
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return None
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    from cryptography.x509.oid import NameOID
+
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise PathNotFoundError(
+            path, why="no such file", hint="headrace tls init makes an authority"
+        ) from None
+    except OSError as error:
+        raise StoreError(path, why=error.strerror or str(error)) from error
+
+
+def _read_certificate(path: str) -> x509.Certificate:
+    with needs_extra("headrace tls"):
+        from cryptography import x509
+    try:
+        return x509.load_pem_x509_certificate(_read(path))
+    except ValueError as error:
+        raise UsageError(f"certificate {path}", why="not understood: no PEM file of one") from error
+
+
+def _read_key(path: str) -> ec.EllipticCurvePrivateKey:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(_read(path), password=None)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"key {path}", why="not understood: no PEM file of one without a password"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"key {path}", why="not one that `headrace tls init` makes")
+    return key
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _check_days(days: float) -> None:
+    if not 0 < days <= DAYS_MAX:
+        raise UsageError(f"--days {days:g}", why=f"must be more than 0, and {DAYS_MAX} at most")
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if os.stat(folder).st_mode & 0o022:
+            raise UsageError(f"directory {folder}", why="others may write there", hint="chmod 700")
+    except OSError as error:
+        raise StoreError(f"directory {folder}", why=error.strerror or str(error)) from error
+
+
+def _write(path: str, data: bytes) -> None:
+    """Replaced as a whole, readable by its owner only."""
+    new = f"{path}.{secrets.token_hex(4)}.new"
+    try:
+        _write_new(new, data)
+        os.replace(new, path)
+        sync_folder(os.path.dirname(path) or ".")
+    except OSError as error:
+        raise StoreError(path, why=error.strerror or str(error)) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+
+
+def _write_new(path: str, data: bytes) -> None:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise PathExistsError(path, why="it is never replaced") from None
+    except OSError as error:
+        raise StoreError(path, why=error.strerror or str(error)) from error
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)

@@ -1,0 +1,191 @@
+"""TLS where both sides show a certificate with a name in it: between nodes, and at their REST APIs.
+
+Who has a certificate of the authority is believed to be whom it names, and nobody else: each connection ends in a
+`Member`, with the identity and the time until which it holds. Host names are not compared: nodes are known by their
+ids and move between addresses. Files that change are taken for new connections.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from headrace.base.errors import UsageError
+from headrace.base.reloaded import Reloaded
+from headrace.identity.names import DEFAULT_FORM, NODE, Identity, NameForm, StrangerError, uris_of
+from headrace.identity.refusals import reason_of
+
+HANDSHAKE_STEPS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: this side's certificate with its chain, its key without a password, and who must have signed the
+    other side's certificate."""
+
+    certificate: str
+    key: str
+    authority: str
+
+    def names(self) -> tuple[str, str, str]:
+        return self.certificate, self.key, self.authority
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """The other side of a connection. until_s: when its certificate ends, by the wall clock."""
+
+    identity: Identity
+    until_s: float
+
+    @property
+    def expired(self) -> bool:
+        return time.time() >= self.until_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Contexts:
+    """own: who this side is, by its own certificate."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    own: Identity
+
+
+class MutualTls:
+    """cluster: its name; "": that of the own certificate. UsageError for files that are missing, wrong, expired, or
+    have no name."""
+
+    def __init__(self, files: TlsFiles, *, form: str = DEFAULT_FORM, cluster: str = "") -> None:
+        self._files = files
+        self._form = NameForm(form)
+        self._cluster = cluster
+        self._own: Identity | None = None
+        self._contexts = Reloaded(files.names(), self._build, name="certificate")
+        self._own = self._contexts.get().own
+
+    @property
+    def own(self) -> Identity:
+        assert self._own is not None
+        return self._own
+
+    @property
+    def files(self) -> TlsFiles:
+        return self._files
+
+    @property
+    def form(self) -> NameForm:
+        return self._form
+
+    @property
+    def renewals(self) -> int:
+        """How often the files were taken anew."""
+        self._contexts.get()
+        return self._contexts.changes
+
+    def server(self) -> ssl.SSLContext:
+        return self._contexts.get().server
+
+    def wrap_socket(self, sock: socket.socket, server_hostname: str | None = None) -> ssl.SSLSocket:
+        """As a client, of a node. StrangerError, OSError: sock is closed."""
+        return self.dial(sock)[0]
+
+    def dial(self, sock: socket.socket, node: str = "") -> tuple[ssl.SSLSocket, Member]:
+        """node: the id that its certificate must name; "": any. StrangerError, OSError: sock is closed."""
+        tls = self._contexts.get().client.wrap_socket(sock)
+        try:
+            return tls, self.member(tls, NODE, name=node)
+        except BaseException:
+            tls.close()
+            raise
+
+    def member(self, tls: ssl.SSLSocket | ssl.SSLObject, *roles: str, name: str = "") -> Member:
+        """Who is on the other side, after the handshake. StrangerError where it is none of these."""
+        member = self._read(tls.getpeercert() or {})
+        identity = member.identity
+        if identity.cluster != self.own.cluster:
+            raise StrangerError(f"its certificate is that of {identity}, this is cluster {self.own.cluster}")
+        if identity.role not in roles:
+            raise StrangerError(f"its certificate is that of {identity}, which is no {' or '.join(roles)}")
+        if name and identity.name != name:
+            raise StrangerError(f"its certificate is that of {identity}, not of {name}")
+        return member
+
+    # ------------------------------------------------------------ inside
+
+    def _read(self, certificate: ssl._PeerCertRetDictType) -> Member:
+        identity = self._form.of_uris(uris_of(certificate))
+        if not identity.cluster:
+            identity = Identity(self._cluster, identity.role, identity.name)
+        return Member(identity, ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+    def _build(self) -> _Contexts:
+        server = _context(ssl.PROTOCOL_TLS_SERVER, self._files)
+        client = _context(ssl.PROTOCOL_TLS_CLIENT, self._files)
+        own = self._look_at_own(server)
+        if self._own is not None and own != self._own:
+            raise UsageError(f"certificate {self._files.certificate}", why=f"it is that of {own} now")
+        return _Contexts(server, client, own)
+
+    def _look_at_own(self, server: ssl.SSLContext) -> Identity:
+        """Shake hands with itself in memory: OpenSSL checks the own certificate as another node's would."""
+        what = f"certificate {self._files.certificate}"
+        try:
+            own = self._read(_shown_to(server, self._files)).identity
+        except ssl.SSLError as error:
+            raise UsageError(
+                what, why=f"other nodes would refuse it: {reason_of(error)}", hint="headrace tls renew"
+            ) from error
+        except StrangerError as error:
+            raise UsageError(
+                what,
+                why=str(error).replace("its certificate", "it"),
+                hint="headrace tls issue makes one with a name; or set tls_identity",
+            ) from error
+        if self._cluster and own.cluster != self._cluster:
+            raise UsageError(what, why=f"it is that of {own}, this is cluster {self._cluster}")
+        return own
+
+
+def _shown_to(server: ssl.SSLContext, files: TlsFiles) -> ssl._PeerCertRetDictType:
+    """The own certificate as a server with that context gets it. SSLError where it is not taken."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # that half is not what is looked at
+    context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(to_client, to_server)
+    asked = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(HANDSHAKE_STEPS_MAX):
+        for side in (client, asked):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            if side is asked:
+                return side.getpeercert() or {}
+    raise ssl.SSLError("the handshake does not end")
+
+
+def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # sessions are not resumed: connections are kept
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(
+            f"settings tls_certificate {files.certificate}, tls_key {files.key}",
+            why=error.strerror or str(error),
+        ) from error
+    try:
+        context.load_verify_locations(files.authority)
+    except OSError as error:
+        raise UsageError(
+            f"setting tls_authority {files.authority}", why=error.strerror or str(error)
+        ) from error
+    return context
