@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "up", "down", "status", "ls", "stat", "cat", "load", "free", "pin", "unpin", "sync", "persist", "fsck",
-    "job", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "diagnose", "lab",
+    "job", "mount", "fuse", "s3", "webhdfs", "rest", "node", "checkpoint", "bench", "config", "tls", "diagnose",
+    "lab",
 )  # fmt: skip
 
 _HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."

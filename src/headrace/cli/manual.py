@@ -89,6 +89,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench checkpoint": ("headrace bench checkpoint /mnt/scratch --model llama3-70b --scale 0.05",),
     "config show": ("headrace config show",),
     "config explain": ("headrace config explain readahead_bytes",),
+    "tls init": ("headrace tls init training",),
+    "tls issue": (
+        "headrace tls issue node-1 node-2 node-3",
+        "headrace tls issue ci --role client --days 1",
+        "headrace tls issue etcd-1 --role service --host etcd-1.example --host 10.0.0.7 --days 90",
+    ),
+    "tls renew": ("headrace tls renew", "headrace tls renew node-1 --days 1"),
+    "tls show": ("headrace tls show", "headrace tls show /etc/headrace/tls"),
     "diagnose": (
         "headrace diagnose -- python train.py --epochs 2",
         "headrace diagnose --pid 4711 --seconds 60 --timeline wait.json",
@@ -216,6 +224,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "config show": ("setting", "value", "from"),
     "config explain": ("name", "variable", "default", "meaning"),
+    **dict.fromkeys(
+        ("tls init", "tls issue", "tls renew", "tls show"), ("file", "who", "names", "ends", "left_s")
+    ),
     "diagnose": (
         *(
             "healthy",

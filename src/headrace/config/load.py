@@ -49,6 +49,13 @@ def default_cache_folder() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "headrace")
 
 
+def default_authority_folder() -> str:
+    """Where `headrace tls` keeps the authority."""
+    if os.geteuid() == 0:
+        return "/etc/headrace/authority"
+    return os.path.join(os.path.dirname(user_file()), "authority")
+
+
 def user_file() -> str:
     return os.path.join(
         os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "headrace/headrace.toml"

@@ -143,7 +143,7 @@ class Authority:
         _write(os.path.join(folder, CERTIFICATE), _pem(certificate))
         return folder
 
-    def renew(self, name: str, *, days: float = 0) -> str:
+    def renew(self, name: str, *, days: float | None = None) -> str:
         """As it was issued, with a new key, for as long again. days: another length. PathNotFoundError."""
         from cryptography import x509
 
@@ -161,7 +161,7 @@ class Authority:
         return self.issue(
             name,
             role=identity.role,
-            days=days or max(life.total_seconds() / 86400, 1 / 1440),
+            days=life / datetime.timedelta(days=1) if days is None else days,
             hosts=hosts,
             replace=True,
         )

@@ -1,0 +1,147 @@
+"""`headrace tls`: an authority and its certificates, as files that only their owner reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
+from headrace.cli.main import build_app
+from headrace.cli.manual import FIELDS
+from headrace.identity.authority import Authority, certificates_below, look_at
+from headrace.identity.mutual import MutualTls, TlsFiles
+from headrace.identity.names import Identity
+
+
+def files_of(folder: str) -> TlsFiles:
+    return TlsFiles(*(os.path.join(folder, name) for name in ("certificate.pem", "key.pem", "authority.pem")))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Authority:
+    return Authority.make(str(tmp_path / "authority"), "lab")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """A command of `headrace tls`; its rows."""
+    build_app("tls")(args=["tls", *words, "--json"], standalone_mode=False)
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    assert all(tuple(row) == FIELDS[f"tls {words[0]}"] for row in rows)
+    return rows
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = ["--folder", str(tmp_path / "a")]
+    (row,) = run(capsys, "init", "lab", *there)
+    assert row["who"] == "authority lab" and 9 * 365 < row["left_s"] / 86400 < 11 * 365
+    rows = run(capsys, "issue", "n1", "n2", *there)
+    assert [row["who"] for row in rows] == ["node n1 of cluster lab", "node n2 of cluster lab"]
+    assert all(6.9 < row["left_s"] / 86400 <= 7 for row in rows)
+    (row,) = run(capsys, "issue", "me", "--role", "client", "--days", "0.5", "--host", "me.example", *there)
+    assert row["names"] == "headrace://lab/client/me me.example"
+    before = {row["file"]: Path(row["file"]).read_bytes() for row in run(capsys, "show", *there)[1:]}
+    assert len(before) == 3
+    after = run(capsys, "renew", *there)
+    assert {row["file"] for row in after} == set(before)
+    assert all(Path(row["file"]).read_bytes() != before[row["file"]] for row in after)
+    assert {row["names"]: round(row["left_s"] / 86400, 1) for row in after} == {
+        "headrace://lab/client/me me.example": 0.5,
+        "headrace://lab/node/n1": 7,
+        "headrace://lab/node/n2": 7,
+    }
+    assert run(capsys, "show", str(tmp_path / "a/n1"))[1]["who"] == "node n1 of cluster lab"
+
+
+def test_keys_are_their_owners_only(made: Authority, tmp_path: Path) -> None:
+    made.issue("n1")
+    for path in (tmp_path / "authority", *(tmp_path / "authority").rglob("*")):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_an_authority_is_never_replaced(made: Authority, tmp_path: Path) -> None:
+    folder = tmp_path / "authority"
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    for missing in (None, "authority.pem", "authority.key"):
+        if missing is not None:
+            (folder / missing).unlink()
+        with pytest.raises(PathExistsError):
+            Authority.make(str(folder), "lab")
+        if missing is not None:
+            (folder / missing).write_bytes(before[folder / missing])
+    (folder / "authority.key").unlink()
+    (folder / "authority.key").symlink_to(tmp_path / "nothing")
+    (folder / "authority.pem").unlink()
+    with pytest.raises(PathExistsError):
+        Authority.make(str(folder), "lab")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_what_was_issued_is_replaced_by_renew_only(made: Authority) -> None:
+    made.issue("n1")
+    with pytest.raises(PathExistsError, match="renew"):
+        made.issue("n1")
+    with pytest.raises(PathNotFoundError):
+        made.renew("n2")
+
+
+def test_issued_certificates_are_taken(made: Authority) -> None:
+    for role in ("node", "client", "service"):
+        tls = MutualTls(files_of(made.issue(f"a-{role}", role=role)))
+        assert tls.own == Identity("lab", role, f"a-{role}")
+    renewed = MutualTls(files_of(made.renew("a-node")))
+    assert renewed.own == Identity("lab", "node", "a-node")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a b", "ä", "-" * 300, "a\n", ".hidden"])
+def test_a_name_that_leads_elsewhere_is_none(made: Authority, tmp_path: Path, name: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    for call in (made.issue, made.renew):
+        with pytest.raises(UsageError):
+            call(name)
+    with pytest.raises(UsageError):
+        Authority.make(str(tmp_path / "new"), name)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("days", [0, -1, 1e9, float("nan"), float("inf")])
+def test_a_life_without_end_is_none(made: Authority, days: float) -> None:
+    with pytest.raises(UsageError, match="days"):
+        made.issue("n1", days=days)
+
+
+def test_a_spiffe_id(tmp_path: Path) -> None:
+    form = "spiffe://example.org/headrace/{cluster}/{role}/{name}"
+    folder = Authority.make(str(tmp_path / "a"), "lab", form=form).issue("n1")
+    issued = look_at(os.path.join(folder, "certificate.pem"), form=form)
+    assert issued.names == ("spiffe://example.org/headrace/lab/node/n1",)
+    assert issued.identity == Identity("lab", "node", "n1")
+    assert MutualTls(files_of(folder), form=form).own == issued.identity
+    with pytest.raises(UsageError, match="no names of the form"):
+        MutualTls(files_of(folder))
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o777)
+    with pytest.raises(UsageError, match="others may write"):
+        Authority.make(str(tmp_path / "a"), "lab")
+
+
+def test_what_is_no_certificate(tmp_path: Path, made: Authority) -> None:
+    (tmp_path / "x").write_text("nothing")
+    with pytest.raises(UsageError):
+        look_at(str(tmp_path / "x"))
+    with pytest.raises(PathNotFoundError):
+        list(certificates_below(str(tmp_path / "empty")))
+    made.issue("n1")
+    other = Authority.make(str(tmp_path / "other"), "lab")
+    os.replace(tmp_path / "other/authority.key", tmp_path / "authority/authority.key")
+    with pytest.raises(UsageError, match="another certificate"):
+        Authority(os.path.dirname(made.path))
+    assert other.cluster == "lab"
