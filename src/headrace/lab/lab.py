@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 class LabPlan:
     """rate_bits_s: of each node's link, each way; 0 for unshaped. cache_bytes: of each node. zones: nodes are dealt to
     so many. origin: a URL or a folder; nothing: an object store of the lab's own. alone: no etcd, no cluster. settings:
-    more of the configuration, as environment names without HEADRACE_. folder: where caches, mounts and logs lie;
+    more of the configuration, as environment names without HEADRACE_; {node} in a value is the node's id. folder: where caches, mounts and logs lie;
     nothing: a new one that goes with the lab. sample: the lab's own object store gets a small data set.
     """
 
@@ -296,13 +296,16 @@ class Lab:
         words += ["--cache", f"{cache}:{now.cache_bytes}", "--json"]
         for key, value in now.origin_options.items():
             words += ["--option", f"{key}={value}"]
-        environment = {f"HEADRACE_{key.upper()}": value for key, value in now.settings.items()}
+        id = f"node-{number}"
+        settings = {key: value.replace("{node}", id) for key, value in now.settings.items()}
+        environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}
         if now.cluster:
             environment["HEADRACE_CLUSTER"] = now.cluster
-            environment["HEADRACE_NODE_ID"] = f"node-{number}"
+            environment["HEADRACE_NODE_ID"] = id
             environment["HEADRACE_LISTEN"] = f"{net.address(number)}:{network.PORT}"
             environment["HEADRACE_ZONE"] = _zone(now, number)
-            environment["HEADRACE_PEERS_INSECURE"] = "true"  # nobody else is in the lab's network
+            if "tls_certificate" not in settings:
+                environment["HEADRACE_PEERS_INSECURE"] = "true"  # nobody else is in the lab's network
         open(processes.log_of(folder, "up"), "wb").close()  # what an earlier run said is not this one's
         processes.spawn(words, folder, name="up", environment=environment)
 
