@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base.tokens import Tokens
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
@@ -116,14 +117,20 @@ class LyingNode(Listener):
         return head % len(body) + body
 
 
-def test_the_token_goes_to_no_address_that_a_node_names() -> None:
+def tokens_of(folder: Path) -> Tokens:
+    (folder / "token").write_text("the-token")
+    (folder / "token").chmod(0o600)
+    return Tokens(str(folder / "token"), "rest_token")
+
+
+def test_the_token_goes_to_no_address_that_a_node_names(tmp_path: Path) -> None:
     evil = Listener()
     node = LyingNode(
         [evil.url, evil.url.replace("http:", "https:"), "gopher://x", "file:///etc/passwd", "http://["]
     )
     nodes = None
     try:
-        nodes = Nodes([Address(node.url, None)], "the-token", patience_s=1)
+        nodes = Nodes([Address(node.url, None)], tokens_of(tmp_path), patience_s=1)
         assert [one.address.url for one in nodes._order(b"/a")] == [node.url]
         assert any(b"the-token" in heard for heard in node.heard)
         assert evil.heard == []
@@ -134,11 +141,11 @@ def test_the_token_goes_to_no_address_that_a_node_names() -> None:
         evil.close()
 
 
-def test_after_https_nobody_is_asked_by_http() -> None:
+def test_after_https_nobody_is_asked_by_http(tmp_path: Path) -> None:
     nodes = object.__new__(Nodes)
     tls = ssl.create_default_context()
-    for token in ("", "the-token"):
-        nodes._token, nodes._tls = token, tls
+    for tokens in (None, tokens_of(tmp_path)):
+        nodes._tokens, nodes._tls = tokens, tls
         nodes._named = [type("Named", (), {"address": Address("https://a:1", tls)})()]
         assert nodes._may_learn("https://b:1")
         assert not nodes._may_learn("http://b:1")

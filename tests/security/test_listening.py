@@ -12,7 +12,7 @@ from headrace.config.load import load
 from headrace.config.schema import Config
 from headrace.node.neighbourhood import listen_address
 from headrace.rest.main import check_access
-from headrace.s3.main import access_of
+from headrace.s3.main import check_address as check_s3_address
 from headrace.webhdfs.main import check_address
 
 ETCD = "etcd.example:2379"
@@ -29,7 +29,7 @@ BEYOND_LOOPBACK = [
 PORTS: dict[str, tuple[str, Callable[[Config], object]]] = {
     "peers": ("listen", lambda config: listen_address(config, ETCD)),
     "rest": ("rest_address", check_access),
-    "s3": ("s3_address", access_of),
+    "s3": ("s3_address", check_s3_address),
     "webhdfs": ("webhdfs_address", check_address),
 }
 

@@ -58,11 +58,13 @@ def request(method: str, target: str, *, host: str = "127.0.0.1:9000", headers: 
 
 
 def s3(*, loopback: bool = True, secrets: dict[str, str] | None = None) -> S3Gateway:
-    return S3Gateway(cast(Any, NoPaths()), Access(secrets or {}, ("s3.corp",), loopback=loopback))
+    return S3Gateway(
+        cast(Any, NoPaths()), Access((lambda: secrets) if secrets else None, ("s3.corp",), loopback=loopback)
+    )
 
 
 def webhdfs() -> WebHdfsGateway:
-    return WebHdfsGateway(cast(Any, NoPaths()), replicas=1, loopback=True)
+    return WebHdfsGateway(cast(Any, NoPaths()), None, replicas=1, loopback=True)
 
 
 S3_REQUESTS = [

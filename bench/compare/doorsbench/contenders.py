@@ -57,6 +57,7 @@ def headrace(place: Workplace, server: S3Server) -> Contender:
         out.write(f'[mounts."/{server.bucket}"]\nurl = "{server.url()}"\noptions = {{ {options} }}\n')
     with open(f"{folder}/keys", "w") as out:
         out.write(KEYS.format(server.access_key, server.secret_key))
+        os.fchmod(out.fileno(), 0o600)
     environment = {
         "HEADRACE_RUN_FOLDER": f"{folder}/run",
         "XDG_CONFIG_HOME": folder,

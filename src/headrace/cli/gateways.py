@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -17,6 +18,9 @@ from headrace.cli.process import Child, start_gateway
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.state import State, make_run_folder, remove_state, write_state
 from headrace.config.schema import Config
+
+if TYPE_CHECKING:
+    from headrace.http.process import Ready, Serve
 
 STOP_S = 12.0
 PAUSE_S = 1.0
@@ -31,6 +35,14 @@ class Kind:
     name: str
     setting: str
     certificate: str = ""
+
+    def how_to_sign(self, credentials: str, url: str) -> str:
+        """Return what a user of this host does to be let in, by a file that the gateway made; "" where it made none."""
+        if not credentials:
+            return ""
+        if self.word == "s3":
+            return f". {shlex.quote(credentials)}; export AWS_ENDPOINT_URL={url}"
+        return f"token in {credentials}"
 
     def url(self, config: Config, address: object) -> str:
         if str(address).startswith("unix:"):
@@ -104,28 +116,32 @@ def serve_here(
     kind: Kind,
     config: Config,
     socket: str,
-    serve: Callable[[Config, str, Callable[[str], None]], None],
+    serve: Serve,
     *,
     default_address: str,
-    ready: Callable[[str, str], str],
+    ready: Callable[[str, Ready], str],
     json: bool,
 ) -> NoReturn:
     """A gateway in the command's own process, until it is told to end. socket: the node's. ready: what is said of its
-    URL and of the address that it listens at."""
+    URL, and of where it listens."""
     found = config
     if not getattr(config, kind.setting):
         found = msgspec.structs.replace(config, **{kind.setting: default_address})
     state = State(kind=kind.word, pid=os.getpid(), socket=socket)
     make_run_folder(found.run_folder)
 
-    def on_ready(bound: str) -> None:
-        url = kind.url(found, bound)
+    def on_ready(bound: Ready) -> None:
+        url = kind.url(found, bound.address)
         setattr(state, kind.word, url)
+        state.credentials[kind.word] = bound.credentials
         write_state(found.run_folder, state)
         if json:
-            print_json({"ready": True, "url": url, "socket": state.socket, "pid": state.pid})
+            about = {"url": url, "credentials": bound.credentials, "socket": state.socket}
+            print_json({"ready": True, **about, "pid": state.pid})
         else:
             say(ready(url, bound))
+            if how := kind.how_to_sign(bound.credentials, url):
+                say(how)
 
     log_to_stderr(found.log_level)
     try:

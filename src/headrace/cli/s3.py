@@ -28,7 +28,8 @@ def s3(
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen where others reach it, without TLS.")
+        bool,
+        typer.Option("--insecure", help="Ask for no key, and listen without TLS also where others reach it."),
     ] = False,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
@@ -38,7 +39,8 @@ def s3(
     """Serve a running node's tree by the S3 protocol.
 
     A bucket is a folder at the top of the tree, such as the path of a mount; keys are the paths below it. Runs until
-    ^C, SIGTERM or `headrace down --all`. Without --credentials (or s3_credentials) no request has to be signed.
+    ^C, SIGTERM or `headrace down --all`. Without --credentials (or s3_credentials) it makes a key at its first start,
+    in a file of the cache folder that only its user can read, and prints the line that sources it.
     """
     from headrace.cli.target import find_target
     from headrace.config.load import load
@@ -52,8 +54,9 @@ def s3(
         find_target(socket, cache).socket,
         serve,
         default_address=DEFAULT_ADDRESS,
-        ready=lambda url, _: (
-            f"ready: {url}" + ("" if found.s3_credentials else " (no signatures are asked for)")
+        ready=lambda url, bound: (
+            f"ready: {url}"
+            + ("" if found.s3_credentials or bound.credentials else " (no signatures are asked for)")
         ),
         json=json,
     )

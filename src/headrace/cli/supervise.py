@@ -112,7 +112,9 @@ class Supervisor:
             assert self._config is not None
             gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
             self._gateways.append(gateway)
-            setattr(self.state, kind.word, kind.url(self._config, self._await(gateway.child)["address"]))
+            answer = self._await(gateway.child)
+            setattr(self.state, kind.word, kind.url(self._config, answer["address"]))
+            self.state.credentials[kind.word] = str(answer["credentials"])
 
     def _may_be_served(self, mountpoint: str) -> bool:
         """Of a mount that was made by another run folder nothing is known."""

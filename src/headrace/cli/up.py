@@ -234,6 +234,8 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
     for word in gateways.WORDS:
         if url := getattr(state, word):
             say(f"{word}: {url}")
+            if how := gateways.kind_of(word).how_to_sign(state.credentials.get(word, ""), url):
+                say(f"{word}: {how}")
     if state.io:
         say(f"io: {state.io}" + (f" ({state.why})" if state.why else ""))
     if sys.stdout.isatty():

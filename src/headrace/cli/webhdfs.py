@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import options
 from headrace.cli.gateways import kind_of, serve_here
+
+if TYPE_CHECKING:
+    from headrace.config.schema import Config
 
 DEFAULT_ADDRESS = "127.0.0.1:9870"
 """The port is that of HDFS, which clients take where none is named."""
@@ -22,9 +25,14 @@ def webhdfs(
         str | None,
         typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=DEFAULT_ADDRESS),
     ] = None,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="FILE", help="The token that who asks shows.")
+    ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Listen where others reach it: whoever does may read and write all."),
+        typer.Option(
+            "--insecure", help="Ask for no token, and listen without TLS also where others reach it."
+        ),
     ] = False,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
@@ -33,14 +41,15 @@ def webhdfs(
 ) -> None:
     """Serve a running node's tree by the WebHDFS protocol, for Hadoop's clients.
 
-    webhdfs://HOST:PORT/a/b is /a/b of the tree. Runs until ^C, SIGTERM or `headrace down --all`. Nobody is asked who he
-    is: the name that a client gives is believed.
+    webhdfs://HOST:PORT/a/b is /a/b of the tree. Runs until ^C, SIGTERM or `headrace down --all`. Without --token (or
+    webhdfs_token) it makes a token at its first start, in a file of the cache folder that only its user can read.
     """
     from headrace.cli.target import find_target
     from headrace.config.load import load
     from headrace.webhdfs.main import serve
 
-    found = load({"webhdfs_address": address, "webhdfs_insecure": insecure or None}, file=config).config
+    flags = {"webhdfs_address": address, "webhdfs_token": token, "webhdfs_insecure": insecure or None}
+    found = load(flags, file=config).config
     serve_here(
         kind_of("webhdfs"),
         found,
@@ -48,7 +57,12 @@ def webhdfs(
         serve,
         default_address=DEFAULT_ADDRESS,
         ready=lambda url, bound: (
-            f"ready: {'s' * url.startswith('https')}webhdfs://{bound} (whoever reaches it may do everything)"
+            f"ready: {'s' * url.startswith('https')}webhdfs://{bound.address}"
+            + (" (whoever reaches it may do everything)" if _is_open(found) else "")
         ),
         json=json,
     )
+
+
+def _is_open(config: Config) -> bool:
+    return config.webhdfs_insecure and not config.webhdfs_token and not config.webhdfs_tls_authority

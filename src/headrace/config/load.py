@@ -125,20 +125,6 @@ def check_run_folder(folder: str) -> None:
             )
 
 
-def read_token(path: str) -> str:
-    """Of the file that rest_token names; "" where none is named. UsageError."""
-    if not path:
-        return ""
-    try:
-        with open(path, encoding="utf-8") as source:
-            token = source.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"setting rest_token = {path}", why=str(error)) from error
-    if not token or not token.isascii() or any(one.isspace() for one in token):
-        raise UsageError(f"setting rest_token = {path}", why="the file has no token in it: one word of ASCII")
-    return token
-
-
 def remember_capacity(config: Config) -> None:
     """A capacity that was half of the free space stays what it was, however full the cache gets. StoreError when a
     cache folder can't be made or written."""

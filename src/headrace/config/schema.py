@@ -163,12 +163,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = False
     s3_insecure: Annotated[
-        bool, Meta(description="The S3 gateway listens beyond loopback without TLS or without keys.")
+        bool,
+        Meta(
+            description="The S3 gateway asks nobody for a key where s3_credentials names none, and listens beyond "
+            "loopback without TLS."
+        ),
     ] = False
     webhdfs_insecure: Annotated[
         bool,
         Meta(
-            description="The WebHDFS gateway listens beyond loopback: whoever reaches it reads and writes all."
+            description="The WebHDFS gateway asks nobody for a token where webhdfs_token names none, and listens "
+            "beyond loopback without TLS: `user.name` alone is believed."
         ),
     ] = False
     write: Annotated[
@@ -209,7 +214,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="File of access keys whose signatures the S3 gateway takes, like ~/.aws/credentials; nothing: "
-            "no request needs one."
+            "the gateway makes a key at its first start. Mode 0600; read again when it changes."
         ),
     ] = ""
     s3_domains: Annotated[
@@ -227,7 +232,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="File with the token that the REST API asks for over TCP, and that programs and commands show "
-            "to it."
+            "to it. Two, on a line each, are valid at a time; the first one is shown. Mode 0600; read again when it "
+            "changes."
         ),
     ] = ""
     open_to_others: Annotated[
@@ -248,6 +254,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
+        ),
+    ] = ""
+    webhdfs_token: Annotated[
+        str,
+        Meta(
+            description="File with the token, or two of them on a line each, that the WebHDFS gateway asks for; "
+            "nothing: it makes one at its first start. Mode 0600; read again when it changes."
+        ),
+    ] = ""
+    webhdfs_tls_authority: Annotated[
+        str,
+        Meta(
+            description="PEM file with the authority whose certificates clients of the WebHDFS gateway must have; then "
+            "no token is needed, unless webhdfs_token names one."
         ),
     ] = ""
     webhdfs_tls_certificate: Annotated[
@@ -386,6 +406,8 @@ def _check_cluster(config: Config) -> None:
         names = f"{gateway}_tls_certificate", f"{gateway}_tls_key"
         if len({bool(getattr(config, name)) for name in names}) > 1:
             raise UsageError(f"settings {', '.join(names)}", why="both are needed, or none of them")
+    if config.webhdfs_tls_authority and not config.webhdfs_tls_certificate:
+        raise UsageError("setting webhdfs_tls_authority", why="it needs webhdfs_tls_certificate")
 
 
 def _check_numbers(config: Config) -> None:

@@ -30,7 +30,8 @@ _REASONS = {one.value: one.phrase for one in HTTPStatus}
 
 class Request(msgspec.Struct):
     """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas. secure:
-    it came by TLS."""
+    it came by TLS. address: of the client; certificate: the name in its certificate, "" without one. who: by which
+    credential it was let in, noted by the application; "": not yet."""
 
     method: str
     target: bytes
@@ -39,6 +40,9 @@ class Request(msgspec.Struct):
     headers: dict[str, str]
     keep_alive: bool
     secure: bool = False
+    address: str = ""
+    certificate: str = ""
+    who: str = ""
     arguments: dict[str, str] = {}
     """The query, of each name the first value."""
 

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,7 +25,17 @@ from headrace.http.door import Door
 
 log = logging.getLogger(__name__)
 
-Serve = Callable[[Config, str, Callable[[str], None]], None]
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """address: HOST:PORT, or unix:PATH. credentials: the file from which a client on this host may take them, where the
+    gateway made it itself; else ""."""
+
+    address: str
+    credentials: str = ""
+
+
+Serve = Callable[[Config, str, Callable[[Ready], None]], None]
 """(settings, the node's socket, told where it listens once it does): until it is told to stop."""
 
 
@@ -56,7 +67,15 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
         serve(
             config,
             arguments.socket,
-            lambda bound: _say(ready_fd, {"ready": True, "address": bound, "pid": os.getpid()}),
+            lambda ready: _say(
+                ready_fd,
+                {
+                    "ready": True,
+                    "address": ready.address,
+                    "credentials": ready.credentials,
+                    "pid": os.getpid(),
+                },
+            ),
         )
     except HeadraceError as error:
         _say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})

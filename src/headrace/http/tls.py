@@ -65,12 +65,14 @@ class ServerTls:
             self._refusals.note(address, reason_of(error))
 
 
-def server_tls(certificate: str, key: str, setting: str) -> ServerTls | None:
-    """None where no certificate is set. UsageError."""
+def server_tls(certificate: str, key: str, setting: str, *, authority: str = "") -> ServerTls | None:
+    """authority: PEM file of who must have signed the certificates of clients; "": they need none. None where no
+    certificate is set. UsageError."""
     if not certificate:
         return None
+    files = [file for file in (certificate, key, authority) if file]
     try:
-        return ServerTls(Reloaded((certificate, key), lambda: _context(certificate, key), name=setting).get)
+        return ServerTls(Reloaded(files, lambda: _context(certificate, key, authority), name=setting).get)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
             f"setting {setting} = {certificate!r}, and its key {key!r}",
@@ -169,11 +171,14 @@ class TlsConnection(Connection):
                 raise HungUpError(str(error)) from error
 
 
-def _context(certificate: str, key: str) -> ssl.SSLContext:
+def _context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN)
     context.load_cert_chain(
         certificate, key, password=lambda: ""
     )  # a key with a password is refused, and not asked for
+    if authority:
+        context.load_verify_locations(authority)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -5,7 +5,6 @@ What an operation does is in files.py, jobs.py and metrics.py, or one message to
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import os
@@ -21,6 +20,8 @@ from headrace.base.errors import (
     PathNotFoundError,
     UsageError,
 )
+from headrace.base.refusals import Refusals
+from headrace.base.tokens import Tokens
 from headrace.http.errors import BadRequestError, Fault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
@@ -112,14 +113,29 @@ class Handlers:
 
 
 class Gateway:
-    """One door's side. token: what who asks must show; "": whoever reaches this door may ask."""
+    """One door's side. tokens: of which who asks must show one; None: whoever reaches this door may ask. pages: why
+    what a web page sends is refused, by the rule of http/sender.py; None: no page reaches this door."""
 
-    def __init__(self, handlers: Handlers, token: str) -> None:
+    def __init__(
+        self, handlers: Handlers, tokens: Tokens | None, *, pages: Callable[[Request], str] | None = None
+    ) -> None:
         self._handlers = handlers.table
-        self._token = token.encode()
+        self._tokens = tokens
+        self._pages = pages
+        self._refusals = Refusals(log, "rest")
 
     def cached(self, request: Request) -> Response | None:
         return None  # all may wait for the node
+
+    def admit(self, request: Request) -> Response | None:
+        """The refusal that the head alone decides, before the body is read; None: go on."""
+        try:
+            self._check(request, route(request)[0])
+        except Refusal as refusal:
+            return _told(refusal.error, refusal.status, refusal.headers)
+        except HeadraceError as error:
+            return _told(error)
+        return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         try:
@@ -160,13 +176,20 @@ class Gateway:
         pass
 
     def _check(self, request: Request, one: Operation) -> None:
-        if one.open or not self._token:
+        trouble = self._pages(request) if self._pages is not None else ""
+        if trouble:
+            self._refusals.add(trouble, address=request.address, who=request.certificate)
+            raise Refusal(403, NotAllowedError("request", why=trouble))
+        if one.open:
             return
-        scheme, _, shown = request.header(TOKEN_HEADER).partition(" ")
-        known = hmac.compare_digest(shown.strip().encode("utf-8", "surrogateescape"), self._token)
-        if scheme.lower() != "bearer" or not known:
-            error = NotAllowedError("request", why="it shows no token, or a wrong one", hint="see rest_token")
-            raise Refusal(401, error, headers=(("WWW-Authenticate", "Bearer"),))
+        if self._tokens is not None:
+            scheme, _, shown = request.header(TOKEN_HEADER).partition(" ")
+            if scheme.lower() != "bearer" or not self._tokens.accept(shown.strip()):
+                why = "it shows no token, or a wrong one"
+                self._refusals.add(why, address=request.address, who=request.certificate)
+                error = NotAllowedError("request", why=why, hint="see rest_token")
+                raise Refusal(401, error, headers=(("WWW-Authenticate", "Bearer"),))
+        request.who = request.certificate or ("token" if self._tokens else "anyone")
 
 
 # ---------------------------------------------------------------- in

@@ -6,17 +6,19 @@ shows a token, or a certificate as peers have (TLS), or both.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
 from collections.abc import Callable
 
 from headrace.base.errors import StoreError, UsageError
-from headrace.config.load import read_token
+from headrace.base.tokens import Tokens
 from headrace.config.schema import Config, rest_socket_of
 from headrace.http.address import BACKLOG, bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
-from headrace.http.process import run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
+from headrace.http.sender import trouble_with_sender
 from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE
@@ -49,28 +51,30 @@ def check_access(config: Config) -> None:
         )
 
 
-def serve(config: Config, node_socket: str, on_ready: Callable[[str], None]) -> None:
+def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
     """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told HOST:PORT, or unix:PATH where there is no
     other. UsageError, StoreError, NodeUnavailableError."""
     by_tcp = config.rest_address not in ("", ONLY_UNIX)
     if by_tcp:
         check_access(config)
-    token = read_token(config.rest_token)
+    tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
     tls = server_tls(config)
     take_all_descriptors()
     tcp = listen(config.rest_address, SETTING) if by_tcp else None
     paths = Paths(Client(node_socket, role="rest", patience_s=PATIENCE_S))
     handlers = Handlers(paths)
     at = rest_socket_of(node_socket)
-    unix = Door(Gateway(handlers, ""), _listen_unix(at), name="rest-unix")
+    unix = Door(Gateway(handlers, None), _listen_unix(at), name="rest-unix")
     if tcp is None:
-        on_ready(f"unix:{at}")
+        on_ready(Ready(f"unix:{at}"))
         run_until_signal(unix)
     else:
         beside = threading.Thread(target=unix.run, name="rest-unix", daemon=True)
         beside.start()
-        on_ready(bound_to(tcp))
-        run_until_signal(Door(Gateway(handlers, token), tcp, name="rest", tls=tls))
+        on_ready(Ready(bound_to(tcp)))
+        loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
+        pages = functools.partial(trouble_with_sender, domains=(), loopback=loopback)
+        run_until_signal(Door(Gateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
         unix.stop()
         beside.join()
     os.unlink(at)

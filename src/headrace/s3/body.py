@@ -17,6 +17,15 @@ from headrace.s3.checksums import ALGORITHMS, Checksum, Hash, make_checksum, tex
 from headrace.s3.errors import S3Error
 from headrace.s3.signature import ChunkSigner
 
+OBJECT_BYTES_MAX = 5 << 30
+"""Of one put, and of one part, as S3 has it."""
+
+
+def too_large() -> S3Error:
+    return S3Error(
+        "EntityTooLarge", f"Your proposed upload exceeds the maximum size of {OBJECT_BYTES_MAX} bytes"
+    )
+
 
 class AwsChunks:
     """Content-Encoding: aws-chunked. signer: of signed chunks, else None. trailers: known at the end."""
@@ -114,6 +123,8 @@ class Payload:
             hashes.append(self._sha256)
         for piece in self._pieces:
             self.size_bytes += len(piece)
+            if self.size_bytes > OBJECT_BYTES_MAX:
+                raise too_large()
             for one in hashes:
                 one.update(piece)
             yield piece

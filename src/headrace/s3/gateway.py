@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.base.errors import HeadraceError
+from headrace.base.refusals import Refusals
 from headrace.http.errors import BadRequestError, HungUpError
-from headrace.http.messages import Request, Response
+from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import trouble_with_sender
 from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import Attributes
-from headrace.s3.body import Payload
+from headrace.s3.body import OBJECT_BYTES_MAX, Payload, too_large
 from headrace.s3.buckets import Buckets
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
 from headrace.s3.extras import checked_tags
@@ -44,10 +45,10 @@ _READING = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """secrets: by access key; none: whoever asks is answered. domains: of virtual hosts. asks: whether origins are
-    asked for the metadata of objects. loopback: it listens there only."""
+    """secrets: by access key, as of now; None: whoever asks is answered. domains: of virtual hosts. asks: whether
+    origins are asked for the metadata of objects. loopback: it listens there only."""
 
-    secrets: dict[str, str]
+    secrets: Callable[[], dict[str, str]] | None
     domains: tuple[str, ...]
     asks: bool = True
     loopback: bool = True
@@ -75,6 +76,7 @@ class Gateway:
         self._attributes = Attributes(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = Counts()
+        self._refusals = Refusals(log, "s3")
         self._ids = itertools.count(secrets.randbits(48))
 
     def new_id(self) -> str:
@@ -100,6 +102,19 @@ class Gateway:
             self.counts.add(call.operation, response.status, response.body_bytes)
         return response
 
+    def admit(self, request: Request) -> Response | None:
+        """The refusal that the head alone decides, before the body is read; None: go on."""
+        operation = UNKNOWN
+        try:
+            call = route(request, self._access.domains)
+            operation = call.operation
+            self._let_in(request, call)
+        except S3Error as error:
+            response = self.error(request, error)
+            self.counts.add(operation, response.status, response.body_bytes)
+            return response
+        return None
+
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
         operation, received = UNKNOWN, Received(pieces)
@@ -117,10 +132,11 @@ class Gateway:
     def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
         """Errors are answers. HungUpError."""
         try:
-            if call.operation == "post_object":  # its fields say who asks
-                self._check_sender(request)
-                return post(self.objects, self._access.secrets, request, call, pieces)
-            return self._do(request, call, pieces, self._check(request))
+            known = self._let_in(request, call)
+            if known is None:
+                secrets = None if self._access.secrets is None else self._access.secrets()
+                return post(self.objects, secrets, request, call, pieces)
+            return self._do(request, call, pieces, known)
         except S3Error as error:
             return self.error(request, error)
         except BadRequestError as error:
@@ -155,15 +171,27 @@ class Gateway:
         headers = [("Content-Type", "application/xml")] if body else []
         return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
+    def _let_in(self, request: Request, call: Call) -> Known | None:
+        """None: the fields of a form say who asks. S3Error, which is logged, for who may not ask."""
+        try:
+            if call.operation == "post_object":
+                self._check_sender(request)
+                return None
+            return self._check(request)
+        except S3Error as error:
+            self._refusals.add(error.code, address=request.address, who=signature.key_shown(request))
+            raise
+
     def _check(self, request: Request) -> Known:
         """S3Error for who may not ask."""
-        if not self._access.secrets:
+        if self._access.secrets is None:
             self._check_sender(request)
+            request.who = "anyone"
             return Known(request.header("x-amz-content-sha256"), None)
         claim = signature.claim_of(request)
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied: the request is not signed")
-        secret = self._access.secrets.get(claim.access_key)
+        secret = self._access.secrets().get(claim.access_key)
         if secret is None:
             raise S3Error(
                 "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
@@ -176,15 +204,16 @@ class Gateway:
                 "SignatureDoesNotMatch",
                 "The request signature we calculated does not match the signature you provided.",
             )
+        request.who = claim.access_key
         return Known(word, claim, secret)
 
     def _check_sender(self, request: Request) -> None:
         """S3Error for a web page, where nobody is asked for a key."""
-        if self._access.secrets:
+        if self._access.secrets is not None:
             return
         trouble = trouble_with_sender(request, self._access.domains, loopback=self._access.loopback)
         if trouble:
-            raise S3Error("AccessDenied", f"Access Denied: {trouble}; set s3_credentials")
+            raise S3Error("AccessDenied", f"Access Denied: {trouble}; s3_insecure is set")
 
     def _do(self, request: Request, call: Call, pieces: Iterator[bytes], known: Known) -> Response:
         copies = "x-amz-copy-source" in request.headers
@@ -234,6 +263,10 @@ class Gateway:
 
 
 def _check_length(request: Request) -> None:
-    """A put that says neither how long it is nor that it comes in chunks would be an empty object."""
-    if "content-length" not in request.headers and "transfer-encoding" not in request.headers:
+    """A put that says neither how long it is nor that it comes in chunks would be an empty object; one that says that
+    it is too long is refused before its bytes come."""
+    length = request.header("x-amz-decoded-content-length") or request.header("content-length")
+    if not length and "transfer-encoding" not in request.headers:
         raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
+    if is_number(length) and int(length) > OBJECT_BYTES_MAX:
+        raise too_large()

@@ -30,16 +30,16 @@ FILE_NAME = "${filename}"
 
 
 def post(
-    objects: Objects, secrets: dict[str, str], request: Request, call: Call, pieces: Iterator[bytes]
+    objects: Objects, secrets: dict[str, str] | None, request: Request, call: Call, pieces: Iterator[bytes]
 ) -> Response:
-    """secrets: by access key; with none of them no form has to be signed, but a policy that is there must hold.
+    """secrets: by access key; None: no form has to be signed, but a policy that is there must hold.
     S3Error, and what a put raises."""
     form = Form(pieces, request.header("content-type"))
     fields = form.fields
     key = fields.get("key", "").replace(FILE_NAME, form.file_name.rpartition("/")[2].rpartition("\\")[2])
     if not key:
         raise S3Error("InvalidArgument", "Bucket POST must contain a field named 'key' with a value.")
-    if secrets:
+    if secrets is not None:
         check_signature(fields, secrets)
     limits = Limits()
     if "policy" in fields:

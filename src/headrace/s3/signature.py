@@ -100,6 +100,12 @@ def _of_query(request: Request) -> Claim:
     )
 
 
+def key_shown(request: Request) -> str:
+    """Return the access key that a request names, whether it is well formed or not; "" for none."""
+    shown = request.header("authorization").partition("Credential=")[2]
+    return (shown or request.argument("X-Amz-Credential")).partition("/")[0]
+
+
 def claim_of_form(credential: str, signature: str, amz_date: str) -> Claim:
     """Of a browser's form, whose policy alone is signed. S3Error."""
     return _claim(credential, "host", signature, amz_date, wrong="AccessDenied")

@@ -22,7 +22,7 @@ STARTED_AGAIN_S = 5.0
 class State(msgspec.Struct, kw_only=True):
     """kind: "up", "fuse", "s3", "webhdfs", "rest" or "node". s3, webhdfs, rest: where a gateway of it listens. Pids are
     0 where there is no such process. began: of `pid`, by `began_at`, so that another process that got its number later
-    is not taken for it."""
+    is not taken for it. credentials: files that its gateways made for clients of this host, by the same words."""
 
     kind: str
     pid: int
@@ -40,6 +40,7 @@ class State(msgspec.Struct, kw_only=True):
     session_pid: int = 0
     log: str = ""
     began: int = 0
+    credentials: dict[str, str] = {}
 
     def alive(self) -> bool:
         """The process that wrote this runs, and is no other one with its pid: a file that only this user can write says

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterator
 
 from headrace.base.errors import HeadraceError
+from headrace.base.refusals import Refusals
+from headrace.base.tokens import Tokens
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.sender import trouble_with_sender
@@ -20,32 +22,63 @@ from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_o
 from headrace.webhdfs.locations import Locations
 from headrace.webhdfs.reading import Reading
 from headrace.webhdfs.routes import Call, route
+from headrace.webhdfs.tokens import token_of
 from headrace.webhdfs.writing import Writing
 
 log = logging.getLogger(__name__)
 
 
 class Gateway:
-    """replicas: how many nodes own a file, for who asks where it is. loopback: it listens there only."""
+    """replicas: how many nodes own a file, for who asks where it is. loopback: it listens there only. tokens: of which
+    who asks must show one; None: nobody is asked for one."""
 
-    def __init__(self, paths: Paths, *, replicas: int, loopback: bool) -> None:
+    def __init__(self, paths: Paths, tokens: Tokens | None, *, replicas: int, loopback: bool) -> None:
         self._loopback = loopback
+        self._tokens = tokens
+        self._refusals = Refusals(log, "webhdfs")
         self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
         self._writing = Writing(paths)
         self.counts = Counts()
 
-    def _check_sender(self, request: Request) -> None:
-        """RemoteError for a web page: nobody is asked who he is."""
+    def _check(self, request: Request) -> None:
+        """RemoteError for who may not ask. A web page may not, also where a browser has a certificate to show."""
         trouble = trouble_with_sender(request, (), loopback=self._loopback)
         if trouble:
             raise RemoteError("AccessControlException", trouble)
+        if self._tokens is None:
+            if any(name.lower() == "delegation" for name, _ in request.query):
+                raise RemoteError("InvalidToken", "no delegation tokens are issued here")
+        elif not (shown := token_of(request)):
+            raise RemoteError(
+                "SecurityException", "Authentication required: no token is shown, see webhdfs_token"
+            )
+        elif not self._tokens.accept(shown):
+            raise RemoteError("InvalidToken", "this is no valid token, see webhdfs_token")
+        request.who = request.certificate or ("token" if self._tokens else "anyone")
+
+    def _let_in(self, request: Request) -> None:
+        """RemoteError, which is logged."""
+        try:
+            self._check(request)
+        except RemoteError as error:
+            who = request.certificate or request.argument("user.name")
+            self._refusals.add(error.message, address=request.address, who=who)
+            raise
+
+    def admit(self, request: Request) -> Response | None:
+        """The refusal that the head alone decides, before the body is read; None: go on."""
+        try:
+            self._let_in(request)
+        except RemoteError as error:
+            return self._counted(UNKNOWN, _as_taken(request, answers.failed(error)))
+        return None
 
     def cached(self, request: Request) -> Response | None:
         """None: it has to be asked for by `answer`. Never waits."""
         if request.method != "GET":
             return None
         try:
-            self._check_sender(request)
+            self._check(request)
             call = route(request)
             found = None
             if call.operation == "open":
@@ -63,7 +96,7 @@ class Gateway:
         """pieces: of the body. HungUpError."""
         operation, received = UNKNOWN, Received(pieces)
         try:
-            self._check_sender(request)
+            self._let_in(request)
             call = route(request)
             operation = call.operation
             response = self._answered(request, call, received)

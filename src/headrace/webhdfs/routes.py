@@ -140,8 +140,6 @@ def route(request: Request) -> Call:
     operation = OPERATIONS.get((request.method, word))
     if operation is None:
         raise _no_operation(request.method, word)
-    if parameters.get("delegation"):
-        raise RemoteError("InvalidToken", "no delegation tokens are issued here")
     return Call(operation, clean_path(path[len(PREFIX) :]), parameters, request)
 
 

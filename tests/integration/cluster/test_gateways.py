@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from botocore.config import Config
 
+from headrace.s3.credentials import parse_credentials
 from tests.integration.cli.host import Host, wait_until
 
 from .conftest import MakeTown
@@ -21,13 +23,15 @@ BUCKET = "data"
 
 def gateway(host: Host) -> Any:
     """A client of the gateway that is started beside the host's node."""
-    url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
+    ready = host.start("s3", "--address", "127.0.0.1:0").wait_ready()
+    made = Path(ready["credentials"])
+    ((access, secret),) = parse_credentials(made.read_text(), str(made)).items()
     return boto3.client(
         "s3",
-        endpoint_url=url,
+        endpoint_url=ready["url"],
         region_name="us-east-1",
-        aws_access_key_id="any",
-        aws_secret_access_key="any",
+        aws_access_key_id=access,
+        aws_secret_access_key=secret,
         config=Config(s3={"addressing_style": "path"}, read_timeout=60),
     )
 

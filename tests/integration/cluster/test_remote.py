@@ -53,6 +53,7 @@ class City:
 def city(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator[City]:
     town = Town(tmp_path_factory.mktemp("city"), etcd.address, write="/out=back,off", persist_delay_s="0.2")
     (town.base / "token").write_text(TOKEN)
+    (town.base / "token").chmod(0o600)
     try:
         truth = {**fill(town), "/out/kept": town.put("out/kept", 10)}
         yield City(town, start(town), truth)
@@ -64,6 +65,7 @@ def city(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServer) -> Iterator
 def _no_node_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     token = tmp_path / "token"
     token.write_text(TOKEN)
+    token.chmod(0o600)
     monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(tmp_path / "nothing-runs-here"))
     monkeypatch.setenv("HEADRACE_REST_TOKEN", str(token))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -21,7 +21,10 @@ def test_a_file_is_where_its_owner_is(make_town: MakeTown) -> None:
     town = make_town()
     truth = {f"folder/{number}": town.put(f"folder/{number}", 30_000 + number) for number in range(16)}
     town.start(2)
-    urls = [host.start("webhdfs", "--address", "127.0.0.1:0").wait_ready()["url"] for host in town.hosts]
+    urls = [
+        host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0").wait_ready()["url"]
+        for host in town.hosts
+    ]
     owners = town.owners(list(truth))
     assert {id(one) for one in owners.values()} == {id(one) for one in town.hosts}
     addresses = {id(host): town.status(host)["cluster"]["address"] for host in town.hosts}

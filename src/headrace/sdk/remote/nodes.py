@@ -31,6 +31,7 @@ from headrace.base.errors import (
     error_classes,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES
+from headrace.base.tokens import Tokens
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.sdk.remote.link import Address, Answer, Link, lives
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
@@ -84,14 +85,14 @@ class Fetched:
 
 class Nodes:
     """addresses: of some nodes at least; the others are learnt from them, but where the token would go to whoever they
-    name: by http with a token all have to be named. token: "" where none is asked for."""
+    name: by http with a token all have to be named. tokens: None where none is asked for."""
 
-    def __init__(self, addresses: Sequence[Address], token: str, *, patience_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], tokens: Tokens | None, *, patience_s: float) -> None:
         self._known = {one.url: Node(one) for one in addresses}
         self._named = list(self._known.values())
         self._changed_at: list[Node] = []
         self._tls = next((one.tls for one in addresses if one.tls is not None), None)
-        self._token = token
+        self._tokens = tokens
         self._patience_s = patience_s
         self._home = random.choice(list(self._known.values()))
         self._view: ClusterView | None = None
@@ -342,7 +343,7 @@ class Nodes:
         if url.startswith("https://"):
             return self._tls is not None
         named_by_tls = any(node.address.tls is not None for node in self._named)
-        return url.startswith("http://") and not self._token and not named_by_tls
+        return url.startswith("http://") and self._tokens is None and not named_by_tls
 
     # ------------------------------------------------------------ one request
 
@@ -359,7 +360,9 @@ class Nodes:
         """link: a new one; else a kept one, which is replaced where it turns out to be dead."""
         one = operation(name)
         target = _target(one.path, query)
-        sent = {**(headers or {}), **({"authorization": f"Bearer {self._token}"} if self._token else {})}
+        sent = dict(headers or {})
+        if self._tokens is not None:
+            sent["authorization"] = f"Bearer {self._tokens.newest}"
         data: bytes | IO[bytes] | None = None
         if isinstance(body, Value):
             sent["content-type"] = "application/json"

@@ -7,7 +7,8 @@ import ssl
 import threading
 
 from headrace.base.errors import UsageError
-from headrace.config.load import load, read_token
+from headrace.base.tokens import Tokens
+from headrace.config.load import load
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
@@ -54,7 +55,8 @@ def reach_nodes(nodes: str, patience_s: float) -> RemotePaths:
     addresses = [address_of(one.strip(), tls) for one in nodes.split(",") if one.strip()]
     if not addresses:
         raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
-    return RemotePaths(Nodes(addresses, read_token(config.rest_token), patience_s=patience_s))
+    tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
+    return RemotePaths(Nodes(addresses, tokens, patience_s=patience_s))
 
 
 def address_of(text: str, tls: MutualTls | None) -> Address:

@@ -72,6 +72,7 @@ def serving(base: Path, **settings: object) -> Iterator[Api]:
     """A node with both mounts and its API, ended at the end."""
     token = base / "token"
     token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
     host = Host(base, rest_address="127.0.0.1:0", rest_token=token, persist_delay_s="0.1", **settings)
     for name, size in {"empty": 0, "one": 1, "small": 4096, "block": 1 << 20, "more": (1 << 20) + 1}.items():
         host.put(name, size)

@@ -105,6 +105,7 @@ def start(host: Host) -> str:
     )
     keys = base / "keys"
     keys.write_text(f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
+    keys.chmod(0o600)
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
     return str(host.start("s3", "--address", "127.0.0.1:0", "--credentials", keys).wait_ready()["url"])
 

@@ -37,7 +37,7 @@ def open_(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     host = Host(tmp_path_factory.mktemp("door"), write=f"off,/{WRITE}=back")
     try:
         start(host)
-        yield Open(host, str(host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]))
+        yield Open(host, str(host.start("s3", "--address", "127.0.0.1:0", "--insecure").wait_ready()["url"]))
     finally:
         host.close()
 
@@ -165,7 +165,7 @@ def test_a_killed_gateway_leaves_the_old_object(open_: Open) -> None:
         os.kill(open_.gateway_pid(), signal.SIGKILL)
     wait_until(lambda: not open_.gateway_pid())
     host, port = open_.s3.address
-    open_.host.start("s3", "--address", f"{host}:{port}").wait_ready()
+    open_.host.start("s3", "--address", f"{host}:{port}", "--insecure").wait_ready()
     assert get(open_, f"/{WRITE}/killed") == BODY
     assert list((open_.host.cache / "upper/work").iterdir()) == []
 
@@ -185,7 +185,7 @@ def _node_of(host: Host) -> int:
 
 
 def test_up_starts_a_gateway_and_starts_it_again(tmp_path: Path) -> None:
-    host = Host(tmp_path, s3_address="127.0.0.1:0")
+    host = Host(tmp_path, s3_address="127.0.0.1:0", s3_insecure=True)
     try:
         folder = host.truth / "bucket"
         folder.mkdir()

@@ -103,7 +103,7 @@ def fill(host: Host) -> None:
 
 
 def start(host: Host, *words: object) -> str:
-    """A node and a gateway; the gateway's URL."""
+    """A node and a gateway that asks for no token; the gateway's URL."""
     base = host.base
     fill(host)
     (base / "origin").mkdir()
@@ -112,7 +112,7 @@ def start(host: Host, *words: object) -> str:
         f'[mounts."/{READ}"]\nurl = "{host.truth}"\n[mounts."/{WRITE}"]\nurl = "{base / "origin"}"\n'
     )
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
-    return str(host.start("webhdfs", "--address", "127.0.0.1:0", *words).wait_ready()["url"])
+    return str(host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0", *words).wait_ready()["url"])
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
             with contextlib.suppress(ConnectionResetError):  # it had not read all that came
                 assert one.recv(1) == b""
         wait_until(lambda: gateway_of(host) == 0)
-        again = host.start("webhdfs", "--address", f"127.0.0.1:{webhdfs.address[1]}")
+        again = host.start("webhdfs", "--insecure", "--address", f"127.0.0.1:{webhdfs.address[1]}")
         again.wait_ready()
         assert webhdfs.bytes_of(f"/{WRITE}/file") == b"old"
         assert list((host.cache / "upper/work").iterdir()) == []
@@ -98,7 +98,13 @@ def test_the_gateway_and_the_node_are_killed(tmp_path: Path) -> None:
 
 
 def test_up_starts_both_gateways_and_starts_them_again(tmp_path: Path) -> None:
-    host = Host(tmp_path, webhdfs_address="127.0.0.1:0", s3_address="127.0.0.1:0")
+    host = Host(
+        tmp_path,
+        webhdfs_address="127.0.0.1:0",
+        s3_address="127.0.0.1:0",
+        webhdfs_insecure=True,
+        s3_insecure=True,
+    )
     try:
         (host.truth / "bucket").mkdir()
         (host.truth / "bucket/key").write_bytes(b"kept")

@@ -37,7 +37,7 @@ def tls(webhdfs: WebHdfs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     make_certificate(folder, "first")
     files = {"webhdfs_tls_certificate": folder / "certificate.pem", "webhdfs_tls_key": folder / "key.pem"}
     with settings(webhdfs.host, **files):
-        one = webhdfs.host.start("webhdfs", "--address", "127.0.0.1:0")
+        one = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
         url = one.wait_ready()["url"]
     assert url.startswith("https://127.0.0.1:")
     yield Tls(url, str(folder / "certificate.pem"))
@@ -91,7 +91,7 @@ def test_settings_that_make_no_sense_are_named(webhdfs: WebHdfs, tls: Tls, tmp_p
 
 
 def test_status_tells_what_was_answered(webhdfs: WebHdfs) -> None:
-    one = webhdfs.host.start("webhdfs", "--address", "127.0.0.1:0")
+    one = webhdfs.host.start("webhdfs", "--insecure", "--address", "127.0.0.1:0")
     fresh = replace(webhdfs, url=one.wait_ready()["url"])
     name = next(one for one in webhdfs.truth.iterdir() if one.is_file() and one.stat().st_size)
     for _ in range(2):
