@@ -280,11 +280,12 @@ def test_a_flood_of_refusals_is_no_flood_of_lines(
     monkeypatch.setattr("headrace.base.refusals.time.monotonic", lambda: now[0])
     log = Refusals(logging.getLogger("x"), "s3")
     with caplog.at_level(logging.WARNING):
-        for _ in range(1000):
-            log.add("why" * 100, address="10.0.0.1", who="k" * 100_000)
+        for number in range(1000):
+            log.add(f"why {number}" * 100, address="10.0.0.1", who="k" * 100_000)
         assert len(refusals_of(caplog)) == refusals.LINES_A_MINUTE
         now[0] += 60
-        log.add("why", address="10.0.0.1")
+        for port in range(1000):
+            log.add("why", address=f"10.0.0.1:{port}")
     said = refusals_of(caplog)
     assert len(said) == refusals.LINES_A_MINUTE + 1
     assert said[-1].endswith(f"not_logged_before={1000 - refusals.LINES_A_MINUTE}")

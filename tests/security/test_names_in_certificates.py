@@ -26,7 +26,6 @@ from headrace.config.schema import Config
 from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, Identity, NameForm, StrangerError, uris_of
-from headrace.identity.refusals import Refusals
 from headrace.node.neighbourhood import node_id_of, node_tls
 from headrace.peer.peers import Peers
 from headrace.wire import peer_frame
@@ -130,7 +129,7 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
         (tmp_path / "files").mkdir()
         async with serving(tmp_path / "files", server_tls=served) as pair:
             for name, (files, reason) in attackers(lab, tmp_path).items():
-                pair.server._refusals._last.clear()
+                pair.server._refusals._logged.clear()
                 caplog.clear()
                 for _ in range(3):
                     answers = await attack(pair, files)
@@ -410,14 +409,3 @@ def test_a_certificate_with_two_names_has_none() -> None:
 def test_a_form_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="tls_identity"):
         NameForm(text)
-
-
-def test_refusals_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    refused = Refusals("test")
-    for number in range(10_000):
-        refused.note(f"10.0.0.1:{number}", "why")
-    assert len(caplog.records) == 1
-    for number in range(10_000):
-        refused.note(f"10.{number >> 8}.{number & 255}.1:1", "why")
-    assert len(refused._last) <= 1024

@@ -1,8 +1,9 @@
-"""Logs who was refused: one line each, never a secret, and only so many lines a minute whoever knocks how often."""
+"""Logs who was refused: never a secret, one line a minute for each host and reason, and only so many lines in all."""
 
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 
@@ -18,28 +19,41 @@ class Refusals:
         self._interface = interface
         self._lock = threading.Lock()
         self._begun_s = float("-inf")
-        self._lines = 0
+        self._logged: set[tuple[str, str, str]] = set()
         self._left_out = 0
 
     def add(self, why: str, *, address: str, who: str = "") -> None:
-        """address: of the client. who: what it said of itself: a key's id, a certificate's name; not to be believed."""
+        """address: of the client, with its port or without. who: what it said of itself: a key's id, a certificate's
+        name; not to be believed."""
+        why, who = _word(why), _word(who)
+        refusal = address.rpartition(":")[0] or address, why, who
         with self._lock:
             now_s = time.monotonic()
             if now_s - self._begun_s >= 60.0:
-                self._begun_s, self._lines = now_s, 0
-            if self._lines >= LINES_A_MINUTE:
+                self._begun_s = now_s
+                self._logged.clear()
+            if refusal in self._logged or len(self._logged) >= LINES_A_MINUTE:
                 self._left_out += 1
                 return
-            self._lines += 1
+            self._logged.add(refusal)
             left_out, self._left_out = self._left_out, 0
         self._log.warning(
             "refused interface=%s address=%s who=%s why=%s not_logged_before=%d",
             self._interface,
             address or "-",
-            _word(who) or "-",
-            _word(why),
+            who or "-",
+            why,
             left_out,
         )
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Return why a handshake failed, in a few words; "" where the other side left."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not taken: {error.verify_message}"
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ""
+    return f"no TLS connection: {(error.reason or str(error)).replace('_', ' ').lower()}"
 
 
 def _word(text: str) -> str:

@@ -5,12 +5,15 @@ It belongs to the door's thread while it waits for a request, and to one thread 
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import os
 import select
 import socket
 import time
 from collections.abc import Iterator
 
+from headrace.http.admission import count_address
 from headrace.http.body import Stream, http_chunks
 from headrace.http.errors import BadRequestError, Fault, HungUpError
 from headrace.http.messages import (
@@ -22,35 +25,67 @@ from headrace.http.messages import (
     parse_head,
     render_head,
 )
+from headrace.http.pace import Pace
 
 RECEIVE_BYTES = 256 << 10
-STALL_MS = 60_000
-"""A client that neither sends nor takes a byte for so long, in the middle of a request, is cut off."""
-DRAIN_BYTES_MAX = 1 << 20
-"""Of a body that nobody read: more than that is not worth the connection."""
+GATHER_BYTES = 64 << 10
+"""A body up to this length is there as a whole before a thread takes the request up, and of a longer one as much."""
 LINGER_S = 2.0
+LINGER_BYTES_MAX = 8 << 20
+"""Of what a client sends after it was refused: as long and as much is taken from it, so that it hears why."""
+ROOM_WAIT_MS = 100
+"""How long a thread waits itself for room in a socket: on a fast link that is cheaper than to hand over."""
 COPIED_BYTES_MAX = 32 << 10
 """Of a small answer: head and bytes go by one call, which is cheaper than a second one that copies nothing."""
 STEP_BYTES = 8 << 20
 """Of content that is not whole yet so much is waited for at once."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TAKEN_AWAY = bytearray(RECEIVE_BYTES)
+"""What nobody wants to know is received here, by the door's thread: the kernel drops it without a copy."""
+
+
+class Phase(enum.Enum):
+    """What a connection waits for, without a thread."""
+
+    HELLO = "the next step of a TLS handshake"
+    HEAD = "a request"
+    BODY = "the beginning of a body"
+    ANSWER = "room in its socket for the rest of an answer"
+    END = "the client to take the answer and go"
 
 
 class Connection:
+    """client: its address; address: by what its connections are counted."""
+
     secure = False
     """Whether what is said on it is encrypted."""
+    certificate = ""
+    """The name in the client's certificate."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, address: str = "") -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.number = sock.fileno()
+        self.client = address
+        self.address = count_address(address)
+        self.phase = Phase.HEAD
+        self.until_s = 0.0
+        self.events = select.EPOLLIN
+        self.proven = False
+        self.holds = False
         self.buffer = bytearray()
-        self.idle_since_s = time.monotonic()
+        self.request: Request | None = None
+        self.response: Response | None = None
+        self.pace = Pace()
+        self.parked_s = 0.0
+        self._parked_at = 0
         self._left_bytes = 0
+        self._chunked = False
         self._owes_continue = False
         self._reusable = True
+        self._lingered_bytes = 0
         self.buffer_out = b""
         self.at = 0
 
@@ -69,7 +104,7 @@ class Connection:
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
         request = parse_head(head)
-        request.secure = self.secure
+        request.secure, request.address, request.certificate = self.secure, self.client, self.certificate
         self._begin(request)
         return request
 
@@ -79,19 +114,48 @@ class Connection:
         if not is_number(length):
             raise BadRequestError(Fault.NO_REQUEST, "Content-Length is not a number")
         self._left_bytes = int(length)
-        chunked = "transfer-encoding" in request.headers
-        if chunked and (
+        self._chunked = "transfer-encoding" in request.headers
+        if self._chunked and (
             request.header("transfer-encoding").lower() != "chunked" or "content-length" in request.headers
         ):
             raise BadRequestError(
                 Fault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
             )
         self._owes_continue = request.header("expect").lower() == "100-continue"
-        self._reusable = request.keep_alive and not chunked  # what follows the last chunk is not kept apart
+        self._reusable = (
+            request.keep_alive and not self._chunked
+        )  # what follows the last chunk is not kept apart
+        if self._left_bytes or self._chunked:
+            self.pace = Pace()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may follow on it."""
+        return self._reusable
 
     @property
     def has_body(self) -> bool:
-        return self._left_bytes > 0 or not self._reusable or self._owes_continue
+        return self._left_bytes > 0 or self._chunked or self._owes_continue
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the body has come."""
+        return not self._chunked and not self._owes_continue and self._left_bytes <= len(self.buffer)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether more bytes have to come before a thread takes the request up."""
+        if self._owes_continue:
+            return False
+        if self._chunked:  # all of them end so
+            return len(self.buffer) < GATHER_BYTES and not self.buffer.endswith(HEAD_END)
+        return len(self.buffer) < min(self._left_bytes, GATHER_BYTES)
+
+    def invite(self) -> None:
+        """The client is told to send its body, if it waits for that. HungUpError."""
+        if self._owes_continue:
+            self._owes_continue = False
+            self._send_all(CONTINUE)  # of no body, too: without it aws 1.46 misreads the next answer
 
     def body(self, request: Request) -> Iterator[bytes]:
         """HungUpError; BadRequestError for a body that ends early."""
@@ -100,9 +164,7 @@ class Connection:
         return self._received(self._left_bytes)
 
     def _received(self, count: int | None) -> Iterator[bytes]:
-        if self._owes_continue:
-            self._owes_continue = False
-            self.send_all(CONTINUE)  # of no body, too: without it aws 1.46 misreads the next answer
+        self.invite()
         while count is None or self._left_bytes > 0:
             wanted = RECEIVE_BYTES if count is None else min(RECEIVE_BYTES, self._left_bytes)
             piece = bytes(self.buffer[:wanted])
@@ -110,6 +172,7 @@ class Connection:
                 del self.buffer[: len(piece)]
             else:
                 piece = self.receive(wanted)
+                self.pace.moved(len(piece))
             if count is not None:
                 self._left_bytes -= len(piece)
             yield piece
@@ -137,20 +200,32 @@ class Connection:
                 raise HungUpError("the client closed the connection")
             return piece
 
-    def drain(self) -> bool:
-        """What is left of the body is read away; False: the connection has to be closed instead."""
-        if self._owes_continue or not self._reusable or self._left_bytes > DRAIN_BYTES_MAX:
+    def skip_body(self) -> bool:
+        """Drops what has come of the body; False: there is more of it, and the connection has to be closed."""
+        if not self.is_whole:
             return False
-        for _ in self._received(self._left_bytes):
-            pass
+        del self.buffer[: self._left_bytes]
+        self._left_bytes = 0
         return True
+
+    def take_away(self) -> bool:
+        """For the door's thread, of a connection that ends: drops what the client goes on to send; False: it is to be
+        closed now."""
+        try:
+            count = socket.socket.recv_into(self.sock, _TAKEN_AWAY, 0, socket.MSG_TRUNC)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._lingered_bytes += count
+        return count > 0 and self._lingered_bytes <= LINGER_BYTES_MAX
 
     # ------------------------------------------------------------ out
 
     def head_of(self, response: Response, marks: list[tuple[str, str]]) -> bytes:
         """marks: as of render_head. Says that the connection ends with it, where a body is left that nobody will
         read."""
-        if self._owes_continue or self._left_bytes > DRAIN_BYTES_MAX:
+        if self.has_body and not self.is_whole:
             response.close = True
         keep_alive = self._reusable and not response.close
         return render_head(response, marks, keep_alive=keep_alive)
@@ -201,69 +276,117 @@ class Connection:
             raise HungUpError(str(error)) from error
         return not self.buffer_out
 
-    def send(self, response: Response, head: bytes) -> None:
-        """Waits until the kernel has all of it. What of the content is not there yet is waited for, step by step;
-        where that fails the connection breaks off, as the head has been sent. HungUpError."""
+    def begin(self, response: Response, head: bytes) -> None:
+        """What `send_rest` sends from now on."""
         self.buffer_out, self.at = head, response.start
         if response.content is None or response.bodiless:
-            self.buffer_out = head if response.bodiless else head + response.body
-        self.send_rest(response)
+            self.buffer_out, self.at = head if response.bodiless else head + response.body, response.end
 
-    def send_rest(self, response: Response) -> None:
+    def send_rest(self, response: Response) -> bool:
+        """Until the kernel has all of it, or has no room for a while: False. What of the content is not there yet is
+        waited for, step by step; where that fails the connection breaks off, as the head has been sent. HungUpError."""
         content, end = response.content, response.end
-        has_content = content is not None and not response.bodiless and self.at < end
-        if self.buffer_out:
-            rest, self.buffer_out = self.buffer_out, b""
-            self.send_all(rest, more=has_content)
-        if content is None or not has_content:
-            return
-        while self.at < end:
+        while True:
+            if not self._push(more=self.at < end):
+                return False
+            if content is None or self.at >= end:
+                return True
             step = end if content.fd >= 0 else min(end, self.at + STEP_BYTES)
-            self._send_file(content.wait(self.at, step), step)
+            if not self._send_file(content.wait(self.at, step), step):
+                return False
 
-    def _send_file(self, fd: int, end: int) -> None:
+    def _send_file(self, fd: int, end: int) -> bool:
+        """False: there is no room for a while."""
         while self.at < end:
             try:
                 sent = os.sendfile(self.number, fd, self.at, end - self.at)
             except BlockingIOError:
-                self._wait(select.POLLOUT)
+                if not self._has_room(select.POLLOUT):
+                    return False
                 continue
             except OSError as error:
                 raise HungUpError(str(error)) from error
             if sent == 0:
                 raise HungUpError("the file was cut short while it was sent")
             self.at += sent
+        return True
 
-    def send_all(self, data: bytes, *, more: bool = False) -> None:
-        view = memoryview(data)
-        while view:
+    def _push(self, *, more: bool) -> bool:
+        """What is in buffer_out; False: there is no room for a while. more: bytes follow at once."""
+        while self.buffer_out:
             try:
-                view = view[self.sock.send(view, socket.MSG_MORE if more else 0) :]
+                sent = self.sock.send(self.buffer_out, socket.MSG_MORE if more else 0)
+                self.buffer_out = self.buffer_out[sent:]
             except BlockingIOError:
-                self._wait(select.POLLOUT)
+                if not self._has_room(select.POLLOUT):
+                    return False
             except OSError as error:
                 raise HungUpError(str(error)) from error
+        return True
 
-    def _wait(self, event: int, limit_ms: float = STALL_MS) -> None:
+    def _has_room(self, event: int) -> bool:
+        """After a short wait. Notes what to wait for else."""
+        self.events = select.EPOLLOUT if event == select.POLLOUT else select.EPOLLIN
         poll = select.poll()
         poll.register(self.number, event)
-        if not poll.poll(limit_ms):
-            raise HungUpError("the client has done nothing for too long")
+        return bool(poll.poll(ROOM_WAIT_MS))
+
+    def park(self, phase: Phase, events: int, limit_s: float) -> None:
+        """Waits from now on without a thread, so long at most."""
+        self.phase, self.events = phase, events
+        self.parked_s = time.monotonic()
+        self.until_s = self.parked_s + limit_s
+
+    def park_answer(self, response: Response) -> None:
+        """As `park`, for room for the rest of the answer. HungUpError for a client that takes too little of it."""
+        sent = self.at - len(self.buffer_out)
+        if self.response is response:
+            self.pace.moved(sent - self._parked_at)
+        else:
+            self.response, self.pace = response, Pace()
+        self._parked_at = sent
+        if not self.pace.left_s:
+            raise HungUpError("the client takes its answer too slowly")
+        self.park(Phase.ANSWER, self.events, self.pace.left_s)
+
+    def unpark(self) -> None:
+        """It goes on; how long it waited counts against its pace."""
+        self.pace.waited(time.monotonic() - self.parked_s)
+
+    def _send_all(self, data: bytes) -> None:
+        """A few bytes, for which a socket has room."""
+        try:
+            if self.sock.send(data) == len(data):
+                return
+        except OSError as error:
+            raise HungUpError(str(error)) from error
+        raise HungUpError("the client takes nothing")
+
+    def _wait(self, event: int) -> None:
+        """A thread waits for more of a body. HungUpError for one that comes too slowly."""
+        poll = select.poll()
+        poll.register(self.number, event)
+        begun_s = time.monotonic()
+        ready = poll.poll(self.pace.left_s * 1000)
+        self.pace.waited(time.monotonic() - begun_s)
+        if not ready or not self.pace.left_s:
+            raise HungUpError("the body comes too slowly")
+
+    def end_sending(self) -> bool:
+        """The client is told that nothing more comes; False: it is gone already."""
+        try:
+            socket.socket.shutdown(self.sock, socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    def shut(self) -> None:
+        """From any thread: whoever waits for the connection finds it ended."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        if self.response is not None:
+            self.response.drop()
+            self.response = None
         self.sock.close()
-
-    def close_after_answer(self) -> None:
-        """Where the client may be sending still: closed at once, what it sends would have the kernel take back the
-        answer. So it is read away for a moment."""
-        until_s = time.monotonic() + LINGER_S
-        poll = select.poll()
-        poll.register(self.number, select.POLLIN)
-        try:
-            self.sock.shutdown(socket.SHUT_WR)
-            while (left_s := until_s - time.monotonic()) > 0 and poll.poll(left_s * 1000):
-                if not self.sock.recv(RECEIVE_BYTES):
-                    break
-        except OSError:
-            pass
-        self.close()

@@ -1,8 +1,13 @@
-"""An HTTP server's socket: one thread waits for all connections and answers what is cached; a pool does what may wait.
+"""An HTTP server's socket: one thread waits for all connections and answers what is cached; pools do what may wait.
 
 As the peers' door does (`entry/peer/server.py`), but here the waiting thread itself answers hits that are small and in
 memory: handing over costs more than the answer. Large ones it hands over with the file open: `sendfile` runs in several
 threads at once, outside of the interpreter's lock. Measured: docs/decisions/0012-the-s3-gateway.md.
+
+Whoever is slow holds no thread that answers: heads, handshakes, the beginnings of bodies and the room for answers are
+waited for here, each with a deadline as a whole. Who has shown no credential yet is served by threads of its own, after
+those who have. Bodies beyond their beginning have a pool of their own, and a least rate. Which connections are kept
+says `admission.py`. Measured: docs/decisions/0046-slow-clients.md.
 """
 
 from __future__ import annotations
@@ -13,12 +18,15 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from headrace.base.errors import HeadraceError
-from headrace.http.connection import Connection
+from headrace.base.refusals import Refusals
+from headrace.http.admission import Admission, Buffered
+from headrace.http.connection import LINGER_S, Connection, Phase
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import ServerTls, TlsConnection
@@ -26,15 +34,28 @@ from headrace.http.tls import ServerTls, TlsConnection
 log = logging.getLogger(__name__)
 
 THREADS = 256
-"""Requests that wait at one time: for the node, the disk, or a slow client. More wait for a thread."""
-CONNECTIONS_MAX = 8192
+"""Requests that wait at one time for the node or the disk. More wait for a thread."""
+BODY_THREADS = 256
+"""Bodies beyond their beginning that are received at one time."""
+ADDRESS_BODIES_MAX = 128
+"""Of them, from one address: the others wait, and leave room for who comes from elsewhere."""
+NEWCOMER_THREADS = 2
+NEWCOMER_SLICE_S = 0.002
+"""How long the door's thread looks after those who have shown nothing, before it looks for others again."""
+ACCEPTS_A_TURN = 16
 SMALL_BYTES = 64 << 10
 """An answer that fits an idle connection's buffer: it is sent without a thread."""
 RECEIVE_BYTES = 64 << 10
+HELLO_S = 10.0
+HEAD_S = 30.0
+"""For a head as a whole, from its first byte; of a new connection, from its beginning."""
+BODY_S = 60.0
+"""For the beginning of a body as a whole; the rest has a least rate (`pace.py`)."""
 IDLE_S = 120.0
 TICK_S = 1.0
 CLEAN_EVERY_S = 600.0
 STOP_S = 10.0
+UNDER_WAY = (Phase.BODY, Phase.ANSWER)
 
 
 class Application(Protocol):
@@ -42,6 +63,9 @@ class Application(Protocol):
 
     def cached(self, request: Request) -> Response | None:
         """For the door's thread: what needs no wait; None: it has to be asked for by `answer`."""
+
+    def admit(self, request: Request) -> Response | None:
+        """The refusal that the head alone decides; None: go on. Never waits. Notes in the request who it is."""
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """For a thread of the pool, which may wait. pieces: of the body. HungUpError."""
@@ -57,7 +81,8 @@ class Application(Protocol):
 
 
 class Door:
-    """listening: belongs to this from now on. name: of the pool's threads. tls: None for plain connections."""
+    """listening: belongs to this from now on. name: of the interface, in threads' names and the log. tls: None for
+    plain connections."""
 
     def __init__(
         self,
@@ -76,6 +101,11 @@ class Door:
         self._lock = threading.Lock()
         self._working = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new")
+        self._bodies = Bodies(ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"))
+        self._admission: Admission[Connection] = Admission(self._displace)
+        self._buffered: Buffered[Connection] = Buffered()
+        self._refusals = Refusals(log, name)
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
@@ -89,17 +119,9 @@ class Door:
     def run(self) -> None:
         self._epoll.register(self._bell, select.EPOLLIN)
         self._epoll.register(self._listening, select.EPOLLIN)
-        accepting, bell = self._listening.fileno(), self._bell
         next_tick = next_clean = 0.0
         while not self._stopping:
-            new = False
-            for number, _ in self._epoll.poll(TICK_S):
-                if number == accepting:
-                    new = True
-                elif number != bell:
-                    self._readable(number)
-            if new:
-                self._accept()  # last: a new connection may get the number of one that ended
+            self._turn(TICK_S)
             now_s = time.monotonic()
             if now_s >= next_tick:
                 next_tick = now_s + TICK_S
@@ -111,10 +133,29 @@ class Door:
 
     # ------------------------------------------------------------ the door's thread
 
+    def _turn(self, limit_s: float) -> None:
+        accepting, later = False, []
+        for number, _ in self._epoll.poll(limit_s):
+            connection = self._waiting.get(number)
+            if connection is None:
+                accepting = accepting or number == self._listening.fileno()
+            elif connection.proven:
+                self._woken(connection)
+            else:
+                later.append(connection)
+        until_s = time.monotonic() + NEWCOMER_SLICE_S
+        for connection in later:
+            if self._waiting.get(connection.number) is connection:
+                self._woken(connection)
+            if time.monotonic() >= until_s:
+                break  # the others are told of again
+        if accepting:
+            self._accept()  # last: a new connection may get the number of one that ended
+
     def _accept(self) -> None:
-        while True:
+        for _ in range(ACCEPTS_A_TURN):
             try:
-                sock, _ = self._listening.accept()
+                sock, address = self._listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors: later, or this would spin
@@ -122,68 +163,94 @@ class Door:
                 self._epoll.unregister(self._listening)
                 self._accepting = False
                 return
-            if len(self._waiting) + self._working >= CONNECTIONS_MAX:
-                log.warning("connection refused connections=%d", CONNECTIONS_MAX)
-                sock.close()
-                continue
+            client = str(address[0]) if isinstance(address, tuple) else ""
             try:
-                self._begin(sock)
+                self._begin(
+                    Connection(sock, client) if self._tls is None else self._tls.connection(sock, client)
+                )
             except OSError:  # gone already
                 sock.close()
 
-    def _begin(self, sock: socket.socket) -> None:
-        if self._tls is None:
-            self._wait_for_request(Connection(sock))
-            return
-        connection = self._tls.connection(sock)
-        self._submit(lambda: self._shake_hands(connection), connection)
+    def _begin(self, connection: Connection) -> None:
+        if not self._admission.enter(connection):
+            self._refusals.add("too many connections", address=connection.client)
+            connection.close()
+        elif isinstance(connection, TlsConnection):
+            self._park(connection, Phase.HELLO, HELLO_S)
+        else:
+            self._park(connection, Phase.HEAD, HEAD_S)
 
-    def _shake_hands(self, connection: TlsConnection) -> None:
-        connection.shake_hands()
-        self._wait_for_request(connection)
+    def _displace(self, connection: Connection) -> None:
+        """By a newer one. One that a thread has finds its socket ended."""
+        self._refusals.add("showed nothing while newer connections came", address=connection.client)
+        connection.shut()
+        if self._take(connection):
+            self._drop(connection)
 
-    def _wait_for_request(self, connection: Connection) -> None:
-        """From any thread that has the connection."""
-        connection.idle_since_s = time.monotonic()
-        with self._lock:
-            if self._stopping:
-                connection.close()
-                return
-            self._waiting[connection.number] = connection
-            self._epoll.register(connection.number, select.EPOLLIN)
+    def _woken(self, connection: Connection) -> None:
+        phase = connection.phase
+        if phase is Phase.HEAD:
+            self._readable(connection)
+        elif phase is Phase.END:
+            if not connection.take_away():
+                self._drop(connection)
+        elif phase is Phase.BODY:
+            self._gather(connection)
+        elif self._take(connection):
+            connection.unpark()
+            if phase is Phase.HELLO:
+                assert isinstance(connection, TlsConnection)
+                tls = connection
+                self._submit(self._newcomers, lambda: self._shake_hands(tls), connection)
+            else:
+                self._submit(self._pool, lambda: self._go_on(connection), connection)
 
-    def _readable(self, number: int) -> None:
-        connection = self._waiting.get(number)
-        if connection is None:
-            return
+    def _received(self, connection: Connection) -> bool:
+        """Takes what has come; False: nothing has, or the connection ended."""
         piece = connection.receive_now(RECEIVE_BYTES)
         if piece is None:
-            return
+            return False
         if not piece:
             self._drop(connection)
-            return
+            return False
         connection.buffer += piece
-        connection.idle_since_s = time.monotonic()
+        return True
+
+    def _readable(self, connection: Connection) -> None:
+        begun = bool(connection.buffer)
+        if not self._received(connection):
+            return
         try:
             while (request := connection.next_request()) is not None:
                 if not self._answer_now(connection, request):
                     return
+                connection.until_s, begun = time.monotonic() + self._idle_s, False
         except BadRequestError as error:
             self._take(connection)
             why = error
-            self._submit(lambda: self._refuse(connection, why), connection)
+            self._submit(self._newcomers, lambda: self._refuse(connection, why), connection)
+            return
         except HungUpError:
             self._drop(connection)
+            return
         except Exception:  # a defect costs one connection, not the door
             log.exception("connection failed")
             self._drop(connection)
+            return
+        if connection.buffer and not begun:
+            connection.until_s = time.monotonic() + HEAD_S
+        if connection.buffer or connection.holds:
+            self._hold(connection)
 
     def _answer_now(self, connection: Connection, request: Request) -> bool:
         """Whether the connection is still the door's."""
-        response = None if connection.has_body else self._application.cached(request)
+        plain = connection.reusable and not connection.has_body
+        response = self._application.cached(request) if plain else None
+        if request.who and not connection.proven:
+            self._prove(connection)
         if response is None:
             self._take(connection)
-            self._submit(lambda: self._work(connection, request, None), connection)
+            self._take_up(connection, request)
             return False
         head = connection.head_of(response, self._application.marks(response))
         try:
@@ -195,99 +262,276 @@ class Door:
             response.drop()
             return True
         self._take(connection)
-        self._submit(lambda: self._work(connection, request, response), connection)
+        connection.request = request
+        self._submit(self._pool, lambda: self._send(connection, response), connection)
         return False
 
-    def _submit(self, work: Callable[[], None], connection: Connection) -> None:
-        with self._lock:
-            self._working += 1
-        self._pool.submit(self._run, work, connection)
-
-    def _take(self, connection: Connection) -> None:
-        with self._lock:
-            if self._waiting.pop(connection.number, None) is not None:
-                self._epoll.unregister(connection.number)
-
-    def _drop(self, connection: Connection) -> None:
+    def _gather(self, connection: Connection) -> None:
+        """The beginning of a body."""
+        if not self._received(connection):
+            return
+        if connection.gathers:
+            self._hold(connection)
+            return
+        request = connection.request
+        assert request is not None
         self._take(connection)
-        connection.close()
+        self._serve_body(connection, request)
+
+    def _hold(self, connection: Connection) -> None:
+        connection.holds = bool(connection.buffer)
+        for oldest in self._buffered.hold(connection, len(connection.buffer)):
+            self._refusals.add("its request came too slowly", address=oldest.client)
+            if self._take(oldest):
+                self._drop(oldest)
 
     def _tick(self, now_s: float) -> None:
         if not self._accepting:
             self._epoll.register(self._listening, select.EPOLLIN)
             self._accepting = True
-        for connection in list(self._waiting.values()):
-            if now_s - connection.idle_since_s > self._idle_s:
+        with self._lock:
+            waiting = list(self._waiting.values())
+        for connection in waiting:
+            if now_s >= connection.until_s and self._take(connection):
                 self._drop(connection)
 
     def _end(self) -> None:
+        """What is under way is done, or cut off after a while."""
+        if self._accepting:
+            self._epoll.unregister(self._listening)
         self._listening.close()
-        with self._lock:
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for connection in waiting:
-            connection.close()
         until_s = time.monotonic() + STOP_S
-        while self._working and time.monotonic() < until_s:
-            time.sleep(0.02)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        while True:
+            with self._lock:
+                waiting = list(self._waiting.values())
+            over = time.monotonic() >= until_s
+            for connection in waiting:
+                if (over or connection.phase not in UNDER_WAY) and self._take(connection):
+                    self._drop(connection)
+            if over or not (self._waiting or self._working):
+                break
+            for number, _ in self._epoll.poll(0.02):
+                found = self._waiting.get(number)
+                if found is not None:
+                    self._woken(found)
+        for pool in (self._pool, self._newcomers, self._bodies.pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    # ------------------------------------------------------------ the pool's threads
+    # ------------------------------------------------------------ any thread
+
+    def _park(
+        self, connection: Connection, phase: Phase, limit_s: float, events: int = select.EPOLLIN
+    ) -> None:
+        connection.park(phase, events, limit_s)
+        self._wait_for(connection)
+
+    def _wait_for(self, connection: Connection) -> None:
+        """It is parked; the door has it from now on."""
+        with self._lock:
+            if not self._stopping or connection.phase in UNDER_WAY:
+                self._waiting[connection.number] = connection
+                self._epoll.register(connection.number, connection.events)
+                return
+        self._drop(connection)
+
+    def _take(self, connection: Connection) -> bool:
+        """From the door; False: it has not got it."""
+        with self._lock:
+            if self._waiting.get(connection.number) is not connection:
+                return False
+            del self._waiting[connection.number]
+            self._epoll.unregister(connection.number)
+        if connection.holds:
+            connection.holds = False
+            self._buffered.hold(connection, 0)
+        return True
+
+    def _drop(self, connection: Connection) -> None:
+        self._take(connection)
+        self._admission.leave(connection)
+        connection.close()
+
+    def _prove(self, connection: Connection) -> None:
+        connection.proven = True
+        self._admission.prove(connection)
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None], connection: Connection) -> None:
+        with self._lock:
+            self._working += 1
+        pool.submit(self._run, work, connection)
+
+    # ------------------------------------------------------------ the pools' threads
 
     def _run(self, work: Callable[[], None], connection: Connection) -> None:
         try:
             work()
         except HungUpError as error:
             log.debug("connection ended why=%s", error)
-            connection.close()
+            self._drop(connection)
         except Exception:
             log.exception("connection failed")
-            connection.close()
+            self._drop(connection)
         finally:
             with self._lock:
                 self._working -= 1
 
-    def _work(self, connection: Connection, request: Request, begun: Response | None) -> None:
-        """The request, and those that came with it; then the connection waits again. begun: the answer, of which the
-        door has sent a part."""
-        current: Request | None = request
-        while current is not None:
-            if not self._serve(connection, current, begun):
-                connection.close_after_answer()
-                return
-            begun = None
-            try:
-                current = connection.next_request()
-            except BadRequestError as error:
-                self._refuse(connection, error)
-                return
-        self._wait_for_request(connection)
-
-    def _serve(self, connection: Connection, request: Request, begun: Response | None) -> bool:
-        """Whether the connection can be used again."""
-        response = begun or self._application.answer(request, connection.body(request))
+    def _shake_hands(self, connection: TlsConnection) -> None:
+        left_s = connection.until_s - time.monotonic()
         try:
-            if begun is not None:
-                connection.send_rest(begun)
+            done = connection.shake_hands()
+        except HungUpError as error:
+            self._refusals.add(str(error), address=connection.client)
+            raise
+        if done:
+            self._park(connection, Phase.HEAD, HEAD_S)
+        else:
+            self._park(connection, Phase.HELLO, left_s, connection.events)
+
+    def _admit(self, connection: Connection, request: Request) -> None:
+        """Who may not ask is told so, and nothing of what he goes on to send is looked at."""
+        refusal = self._application.admit(request)
+        if request.who and not connection.proven:
+            self._prove(connection)
+        if refusal is not None:
+            self._send_new(connection, request, refusal)
+        elif not connection.has_body:
+            self._submit(self._pool, lambda: self._work(connection, request), connection)
+        else:
+            if not request.who:
+                connection.invite()  # what comes says who it is
+            if connection.gathers:
+                connection.request = request
+                self._park(connection, Phase.BODY, BODY_S)
             else:
-                connection.send(response, connection.head_of(response, self._application.marks(response)))
+                self._serve_body(connection, request)
+
+    def _serve_body(self, connection: Connection, request: Request) -> None:
+        if connection.is_whole:
+            self._submit(self._pool, lambda: self._work(connection, request), connection)
+            return
+        with self._lock:
+            self._working += 1
+        self._bodies.submit(
+            connection.address, lambda: self._run(lambda: self._work(connection, request), connection)
+        )
+
+    def _work(self, connection: Connection, request: Request) -> None:
+        self._send_new(connection, request, self._application.answer(request, connection.body(request)))
+
+    def _send_new(self, connection: Connection, request: Request, response: Response) -> None:
+        connection.request = request
+        connection.begin(response, connection.head_of(response, self._application.marks(response)))
+        self._send(connection, response)
+
+    def _go_on(self, connection: Connection) -> None:
+        response = connection.response
+        assert response is not None
+        self._send(connection, response)
+
+    def _send(self, connection: Connection, response: Response) -> None:
+        """The answer, of which a part may have been sent; then what follows on the connection."""
+        sent = False
+        try:
+            sent = connection.send_rest(response)
+            if not sent:
+                connection.park_answer(response)
         except HeadraceError as error:  # in the middle of the bytes: all that can be done is to break off
-            log.warning("answer broken off path=%s error=%s", request.path, error)
-            return False
-        finally:
+            path = b"" if connection.request is None else connection.request.path
+            log.warning("answer broken off path=%s error=%s", path, error)
             response.drop()
-        if log.isEnabledFor(logging.INFO):
+            self._finish(connection)
+            return
+        except BaseException:
+            response.drop()
+            raise
+        if not sent:
+            self._wait_for(connection)
+            return
+        connection.response = None
+        response.drop()
+        if log.isEnabledFor(logging.INFO) and (request := connection.request) is not None:
             log.info("request method=%s path=%s status=%d", request.method, request.path, response.status)
-        return not response.close and connection.drain()
+        if response.close or not connection.reusable or not connection.skip_body():
+            self._finish(connection)
+        else:
+            self._next(connection)
+
+    def _next(self, connection: Connection) -> None:
+        """The request that came with the last one, or the connection waits for one."""
+        try:
+            request = connection.next_request()
+        except BadRequestError as error:
+            self._refuse(connection, error)
+            return
+        if request is None:
+            limit_s = HEAD_S if connection.buffer or not connection.proven else self._idle_s
+            self._park(connection, Phase.HEAD, limit_s)
+            return
+        self._take_up(connection, request)
+
+    def _take_up(self, connection: Connection, request: Request) -> None:
+        """By a thread: of a body the credential first, and who has shown none waits for the threads of such."""
+        if connection.proven and not connection.has_body:
+            self._submit(self._pool, lambda: self._work(connection, request), connection)
+        else:
+            pool = self._pool if connection.proven else self._newcomers
+            self._submit(pool, lambda: self._admit(connection, request), connection)
 
     def _refuse(self, connection: Connection, error: BadRequestError) -> None:
         """What is no request is answered once, and the connection ends."""
         response = self._application.refuse(error)
         response.close = True
-        connection.send(response, connection.head_of(response, self._application.marks(response)))
-        connection.close_after_answer()
+        connection.request = None
+        connection.begin(response, connection.head_of(response, self._application.marks(response)))
+        self._send(connection, response)
+
+    def _finish(self, connection: Connection) -> None:
+        """Where the client may be sending still: closed at once, what it sends would have the kernel take back the
+        answer. So that is taken away for a moment, by the door's thread."""
+        if connection.end_sending():
+            self._park(connection, Phase.END, LINGER_S)
+        else:
+            self._drop(connection)
 
     def _clean(self) -> None:
         try:
             self._application.clean()
         except Exception:  # the next time may do better
             log.exception("not cleaned")
+
+
+class Bodies:
+    """The threads that receive bodies, so many of them for one address at most; the others of it wait. Thread-safe."""
+
+    def __init__(self, pool: ThreadPoolExecutor, address_max: int = ADDRESS_BODIES_MAX) -> None:
+        self.pool = pool
+        self._address_max = address_max
+        self._lock = threading.Lock()
+        self._running: dict[str, int] = {}
+        self._queued: dict[str, deque[Callable[[], None]]] = {}
+
+    def submit(self, address: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._running.get(address, 0) >= self._address_max:
+                self._queued.setdefault(address, deque()).append(work)
+                return
+            self._running[address] = self._running.get(address, 0) + 1
+        self.pool.submit(self._run, address, work)
+
+    def _run(self, address: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            following: Callable[[], None] | None = None
+            with self._lock:
+                queued = self._queued.get(address)
+                if queued:
+                    following = queued.popleft()
+                    if not queued:
+                        del self._queued[address]
+                else:
+                    self._running[address] -= 1
+                    if not self._running[address]:
+                        del self._running[address]
+            if following is not None:
+                self.pool.submit(self._run, address, following)

@@ -6,7 +6,6 @@ sent. A renewed certificate is taken for new connections as soon as both files a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import select
@@ -16,14 +15,13 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import UsageError
+from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
 from headrace.http.connection import RECEIVE_BYTES, Connection
 from headrace.http.errors import HungUpError
 from headrace.http.messages import Response
 from headrace.identity.names import StrangerError
-from headrace.identity.refusals import Refusals, reason_of
 
-HANDSHAKE_S = 10.0
 FILE_STEP_BYTES = 256 << 10
 ALPN = ["http/1.1"]
 
@@ -37,32 +35,23 @@ class ServerTls:
     ) -> None:
         self._context = context
         self._admit = admit
-        self._refusals = Refusals("the gateway")
 
-    def connection(self, sock: socket.socket) -> TlsConnection:
-        """Of a new client; the handshake is still to be made. OSError where it is gone."""
-        sock.setblocking(False)
-        return TlsConnection(
-            self._context().wrap_socket(
-                sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
-            ),
-            self,
+    def connection(self, sock: socket.socket, address: str) -> TlsConnection:
+        """Of a new client, which has said nothing yet."""
+        return TlsConnection(sock, address, self)
+
+    def wrap(self, sock: socket.socket) -> ssl.SSLSocket:
+        """The handshake is still to be made. OSError where the client is gone."""
+        return self._context().wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
         )
 
-    def greet(self, sock: ssl.SSLSocket, address: str) -> float:
-        """After the handshake: until when the client is served. HungUpError where he is not."""
-        if self._admit is None:
-            return math.inf
+    def admit(self, sock: ssl.SSLSocket) -> float:
+        """Return until when the client is served, after the handshake. HungUpError where he is not."""
         try:
-            return self._admit(sock)
+            return math.inf if self._admit is None else self._admit(sock)
         except StrangerError as error:
-            self._refusals.note(address, str(error))
             raise HungUpError(str(error)) from error
-
-    def failed(self, error: ssl.SSLError, address: str) -> None:
-        """The handshake did, and not because the client left. Where no certificate is asked for, anybody may knock."""
-        if self._admit is not None and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            self._refusals.note(address, reason_of(error))
 
 
 def server_tls(certificate: str, key: str, setting: str, *, authority: str = "") -> ServerTls | None:
@@ -82,37 +71,34 @@ def server_tls(certificate: str, key: str, setting: str, *, authority: str = "")
 
 
 class TlsConnection(Connection):
+    """OpenSSL's part is made when the client has begun to speak: who is silent costs little."""
+
     sock: ssl.SSLSocket
     secure = True
 
-    def __init__(self, sock: ssl.SSLSocket, server: ServerTls) -> None:
-        super().__init__(sock)
-        self._server = server
+    def __init__(self, sock: socket.socket, address: str, tls: ServerTls) -> None:
+        super().__init__(sock, address)
+        self._tls = tls
         self._until_s = math.inf
 
-    def shake_hands(self) -> None:
-        """Waits. HungUpError, also for a client that is not to be served."""
-        until_s = time.monotonic() + HANDSHAKE_S
-        while True:
-            try:
-                self.sock.do_handshake()
-                self._until_s = self._server.greet(self.sock, self._address())
-                return
-            except ssl.SSLWantReadError:
-                event = select.POLLIN
-            except ssl.SSLWantWriteError:
-                event = select.POLLOUT
-            except OSError as error:
-                if isinstance(error, ssl.SSLError):
-                    self._server.failed(error, self._address())
-                raise HungUpError(str(error)) from error
-            self._wait(event, max(0.0, until_s - time.monotonic()) * 1000)
-
-    def _address(self) -> str:
-        with contextlib.suppress(OSError, IndexError, TypeError):
-            host, port = self.sock.getpeername()[:2]
-            return f"{host}:{port}"
-        return ""
+    def shake_hands(self) -> bool:
+        """One step, which never waits; False: `events` have to come before the next. HungUpError, also for a client
+        that is not to be served."""
+        try:
+            if not isinstance(self.sock, ssl.SSLSocket):
+                self.sock = self._tls.wrap(self.sock)
+            self.sock.do_handshake()
+        except ssl.SSLWantReadError:
+            self.events = select.EPOLLIN
+            return False
+        except ssl.SSLWantWriteError:
+            self.events = select.EPOLLOUT
+            return False
+        except OSError as error:
+            raise HungUpError((isinstance(error, ssl.SSLError) and reason_of(error)) or str(error)) from error
+        self._until_s = self._tls.admit(self.sock)
+        self.certificate = _name_of(self.sock.getpeercert())
+        return True
 
     def receive_now(self, count: int) -> bytes | None:
         """All of what was decrypted: what OpenSSL keeps, no epoll tells of. The end, once the client's certificate has
@@ -145,30 +131,41 @@ class TlsConnection(Connection):
 
     def send_now(self, response: Response, head: bytes, small_bytes: int) -> bool:
         """Never: encrypting is for a thread."""
-        self.buffer_out, self.at = head, response.start
-        if response.content is None or response.bodiless:
-            self.buffer_out, self.at = head if response.bodiless else head + response.body, response.end
+        self.begin(response, head)
         return False
 
-    def _send_file(self, fd: int, end: int) -> None:
+    def _send_file(self, fd: int, end: int) -> bool:
         while self.at < end:
-            data = os.pread(fd, min(FILE_STEP_BYTES, end - self.at), self.at)
-            if not data:
+            self.buffer_out = os.pread(fd, min(FILE_STEP_BYTES, end - self.at), self.at)
+            if not self.buffer_out:
                 raise HungUpError("the file was cut short while it was sent")
-            self.send_all(data)
-            self.at += len(data)
+            self.at += len(self.buffer_out)
+            if not self._push(more=True):
+                return False
+        return True
 
-    def send_all(self, data: bytes, *, more: bool = False) -> None:
-        view = memoryview(data)
-        while view:
+    def _push(self, *, more: bool) -> bool:
+        while self.buffer_out:
             try:
-                view = view[self.sock.send(view) :]
+                self.buffer_out = self.buffer_out[self.sock.send(self.buffer_out) :]
             except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT)
+                if not self._has_room(select.POLLOUT):
+                    return False
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN)
+                if not self._has_room(select.POLLIN):
+                    return False
             except OSError as error:
                 raise HungUpError(str(error)) from error
+        return True
+
+
+def _name_of(certificate: object) -> str:
+    """Of the client: the first name for which its certificate is, else its common name."""
+    if not isinstance(certificate, dict) or not certificate:
+        return ""
+    names = [value for _, value in certificate.get("subjectAltName", ())]
+    names += [value for rdn in certificate.get("subject", ()) for key, value in rdn if key == "commonName"]
+    return str(names[0]) if names else "certificate"
 
 
 def _context(certificate: str, key: str, authority: str) -> ssl.SSLContext:

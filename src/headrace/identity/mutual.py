@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 
 from headrace.base.errors import UsageError
+from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
 from headrace.identity.names import DEFAULT_FORM, NODE, Identity, NameForm, StrangerError, uris_of
-from headrace.identity.refusals import reason_of
 
 HANDSHAKE_STEPS_MAX = 10
 

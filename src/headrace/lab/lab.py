@@ -34,8 +34,9 @@ Progress = Callable[[str], None]
 class LabPlan:
     """rate_bits_s: of each node's link, each way; 0 for unshaped. cache_bytes: of each node. zones: nodes are dealt to
     so many. origin: a URL or a folder; nothing: an object store of the lab's own. alone: no etcd, no cluster. settings:
-    more of the configuration, as environment names without HEADRACE_; {node} in a value is the node's id. folder: where caches, mounts and logs lie;
-    nothing: a new one that goes with the lab. sample: the lab's own object store gets a small data set.
+    more of the configuration, as environment names without HEADRACE_; {node} in a value is the node's id. folder: where
+    caches, mounts and logs lie; nothing: a new one that goes with the lab. sample: the lab's own object store gets a
+    small data set.
     """
 
     nodes: int = 4

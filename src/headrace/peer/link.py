@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import select
 import socket
 import ssl
@@ -18,9 +19,9 @@ from typing import ParamSpec, TypeVar
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, ProtocolError
+from headrace.base.refusals import Refusals, reason_of
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
-from headrace.identity.refusals import Refusals, reason_of
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import PeerAnswer, PeerHello, PeerWelcome
@@ -38,7 +39,7 @@ RECEIVE_BYTES = 64 << 10
 """Taken at once where messages are awaited. With small files that is most of a file: a call to the kernel for each
 header and each body would give the interpreter's lock away seven times a file, and it is long in coming back."""
 _TIMEVAL = struct.Struct("ll")
-_REFUSALS = Refusals("this node, which asked")
+_REFUSALS = Refusals(logging.getLogger(__name__), "peers, asked by this node")
 
 Given = ParamSpec("Given")
 Moved = TypeVar("Moved")
@@ -231,7 +232,7 @@ def _connect(
         text = error.strerror if isinstance(error, OSError) else None
         if isinstance(error, StrangerError | ssl.SSLCertVerificationError):
             text = str(error) if isinstance(error, StrangerError) else reason_of(error)
-            _REFUSALS.note(address, text)
+            _REFUSALS.add(text, address=address)
         what = f"node {who} can't be reached"
         if isinstance(error, TimeoutError):
             raise PeerError(what, why="no connection in time", silent=True) from error

@@ -22,6 +22,7 @@ from headrace.base.errors import (
 )
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
+from headrace.http.admission import WHOLE_BODIES
 from headrace.http.errors import BadRequestError, Fault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
@@ -255,15 +256,19 @@ def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value
         return pieces
     if request.header("content-type").partition(";")[0].strip().lower() != "application/json":
         raise Refusal(415, UsageError("body", why="it is not application/json"))
-    data = b""
-    for piece in pieces:
-        data += piece
-        if len(data) > BODY_BYTES_MAX:
-            raise Refusal(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
+    data = bytearray()
     try:
+        for piece in pieces:
+            if len(data) + len(piece) > BODY_BYTES_MAX:
+                raise Refusal(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
+            if not WHOLE_BODIES.take(len(piece)):
+                raise Refusal(503, HeadraceError("body", why="too many are read now", hint="ask again later"))
+            data += piece
         return msgspec.convert(json.loads(data), one.body)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise _malformed("body", str(error)[:300]) from error
+    finally:
+        WHOLE_BODIES.give_back(len(data))
 
 
 def _malformed(what: str, why: str) -> Refusal:

@@ -11,6 +11,7 @@ import binascii
 import hashlib
 from collections.abc import Iterator
 
+from headrace.http.admission import WHOLE_BODIES
 from headrace.http.body import TRAILERS_MAX, Stream, chunk_size
 from headrace.http.messages import Request, is_number
 from headrace.s3.checksums import ALGORITHMS, Checksum, Hash, make_checksum, text_of
@@ -96,6 +97,7 @@ class Payload:
     ) -> None:
         self.md5 = hashlib.md5(usedforsecurity=False)
         self.size_bytes = 0
+        self._held_bytes = 0
         self._word = word
         if request.headers.get("content-md5") == "":
             raise S3Error("InvalidDigest", "content-md5 is empty")
@@ -131,14 +133,21 @@ class Payload:
         self._check()
 
     def read_all(self, bytes_max: int) -> bytes:
-        """For small bodies. EntityTooLarge."""
-        parts, size = [], 0
+        """For small bodies; the memory is given back by `release`. EntityTooLarge, SlowDown."""
+        parts = []
         for piece in self:
-            size += len(piece)
-            if size > bytes_max:
+            if self._held_bytes + len(piece) > bytes_max:
                 raise S3Error("EntityTooLarge", f"the body has more than {bytes_max} bytes")
+            if not WHOLE_BODIES.take(len(piece)):
+                raise S3Error("SlowDown", "Please reduce your request rate.")
+            self._held_bytes += len(piece)
             parts.append(piece)
         return b"".join(parts)
+
+    def release(self) -> None:
+        """What was read whole is not needed any more."""
+        WHOLE_BODIES.give_back(self._held_bytes)
+        self._held_bytes = 0
 
     def checksums(self) -> list[Checksum]:
         """All that were checked, or asked for, once the bytes have ended."""

@@ -50,6 +50,7 @@ STATUS: dict[str, int] = {
     "RequestTimeTooSkewed": 403,
     "ServiceUnavailable": 503,
     "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
     "XAmzContentSHA256Mismatch": 400,
     # Not S3's own: a folder can't be an object too.
     "KeyIsAFolder": 409,

@@ -259,7 +259,10 @@ class Gateway:
             "complete_upload": lambda: self._parts.complete(request, call, payload.read_all(BODY_BYTES_MAX)),
             "abort_upload": lambda: self._parts.abort(request, call),
         }
-        return work[call.operation]()
+        try:
+            return work[call.operation]()
+        finally:
+            payload.release()
 
 
 def _check_length(request: Request) -> None:

@@ -43,26 +43,33 @@ class HungUpError(Exception):
 
 
 class Channel:
-    """tls: None for plain TCP. address: HOST:PORT of the peer."""
+    """tls: None for plain TCP."""
 
-    def __init__(self, sock: socket.socket, tls: MutualTls | None, *, address: str) -> None:
+    def __init__(self, sock: socket.socket, tls: MutualTls | None) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # headers wait for their bytes by MSG_MORE
         self.sock = sock
         self.number = sock.fileno()
-        self.address = address
         self._certificates = tls
         self._tls: ssl.SSLSocket | None = None
-        if tls is not None:
-            self._tls = tls.server().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            self.sock = self._tls
         self._received = bytearray()
         self._unsent = bytearray()
+        self.sent_bytes = 0
+
+    @property
+    def received_bytes(self) -> int:
+        """What is kept of a request that is not whole yet."""
+        return len(self._received)
 
     def handshake(self) -> Steps[Member | None]:
-        """The node on the other side, by its certificate; None where none is asked for. StrangerError."""
-        if self._tls is None or self._certificates is None:
+        """The node on the other side, by its certificate; None where none is asked for. StrangerError. Begun when the
+        peer has spoken: OpenSSL's part of who is silent would cost memory."""
+        if self._certificates is None:
             return None
+        self._tls = self._certificates.server().wrap_socket(
+            self.sock, server_side=True, do_handshake_on_connect=False
+        )
+        self.sock = self._tls
         while True:
             try:
                 self._tls.do_handshake()
@@ -72,14 +79,15 @@ class Channel:
             except ssl.SSLWantWriteError:
                 yield Need.WRITE
 
-    def receive(self, *, bytes_max: int) -> Steps[PeerRequest]:
-        """HungUpError at the end, and for a longer request; ProtocolError for nonsense."""
-        yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST)
+    def receive(self, *, bytes_max: int, ahead: bool = True) -> Steps[PeerRequest]:
+        """HungUpError at the end, and for a longer request; ProtocolError for nonsense. ahead: what follows may be
+        taken as well; of who has not said who he is, it is left to the kernel."""
+        yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST, ahead=ahead)
         length = peer_frame.body_length(bytes(self._received[: peer_frame.HEADER_BYTES]))
         if length > bytes_max:
             raise HungUpError(f"a request of {length} bytes")
         end = peer_frame.HEADER_BYTES + length
-        yield from self._have(end, first=Need.READ)
+        yield from self._have(end, first=Need.READ, ahead=ahead)
         body = bytes(self._received[peer_frame.HEADER_BYTES : end])
         del self._received[:end]
         return peer_frame.decode_request(body)
@@ -98,7 +106,9 @@ class Channel:
         view = memoryview(body)
         while view:
             try:
-                view = view[self.sock.send(view, flags) :]
+                sent = self.sock.send(view, flags)
+                self.sent_bytes += sent
+                view = view[sent:]
             except (BlockingIOError, ssl.SSLWantWriteError):
                 yield Need.WRITE
             except ssl.SSLWantReadError:
@@ -117,6 +127,7 @@ class Channel:
                 continue
             if sent == 0:
                 raise HungUpError("a cache file is shorter than it should be")
+            self.sent_bytes += sent
             start += sent
 
     def close(self) -> None:
@@ -136,10 +147,10 @@ class Channel:
             yield from self.send(body)
             start += len(body)
 
-    def _have(self, length: int, *, first: Need) -> Steps[None]:
-        while len(self._received) < length:
+    def _have(self, length: int, *, first: Need, ahead: bool) -> Steps[None]:
+        while (missing := length - len(self._received)) > 0:
             try:
-                body = self.sock.recv(RECEIVE_BYTES)
+                body = self.sock.recv(RECEIVE_BYTES if ahead else missing)
             except (BlockingIOError, ssl.SSLWantReadError):
                 yield Need.READ if self._received else first
                 continue

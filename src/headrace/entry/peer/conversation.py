@@ -42,7 +42,8 @@ HELLO_BYTES_MAX = 4 << 10
 
 
 class Conversation:
-    """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken."""
+    """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken. refused: told
+    why a hello was refused, and by what id the peer called itself."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Conversation:
         me: Callable[[], PeerWelcome],
         cluster: str,
         protocols: tuple[int, int],
+        refused: Callable[[str, str], None],
     ) -> None:
         self._channel = channel
         self._calls = calls
@@ -60,6 +62,12 @@ class Conversation:
         self._protocols = protocols
         self._protocol = 0
         self._asker = ""
+        self._refused = refused
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the peer's hello was taken."""
+        return self._protocol > 0
 
     def run(self) -> Steps[None]:
         """HungUpError, OSError, ProtocolError: the connection ended. StrangerError: the peer is not who it says, and
@@ -73,7 +81,7 @@ class Conversation:
 
     def _run(self) -> Steps[None]:
         member = yield from self._channel.handshake()
-        hello = yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX)
+        hello = yield from self._channel.receive(bytes_max=HELLO_BYTES_MAX, ahead=False)
         self._know(member, hello)
         yield from self._answer(self._hello, hello)
         while self._protocol:
@@ -98,6 +106,8 @@ class Conversation:
         try:
             yield from answer(request)
         except HeadraceError as error:
+            if not self.greeted:
+                self._refused(str(error), request.node if isinstance(request, PeerHello) else "")
             self._channel.put(failure_of(error))
         yield from self._channel.flush()
 

@@ -4,6 +4,9 @@ One thread (`peer-door`) waits for all connections at once and accepts new ones;
 can be done now: parse, ask the desk, sendfile. A connection that waits (for a request, for room in its socket, for the
 desk) has no thread: its conversation is a generator that goes on later. A connection belongs to one of them at a time:
 to a thread of the pool while RUNNING, to the door while it waits; `_lock` guards the change.
+
+Who has not been greeted yet has few threads of its own, little memory and a deadline for all of it, and makes room for
+others (`http/admission.py`); after the greeting a request has a deadline as a whole, an answer a least rate.
 """
 
 from __future__ import annotations
@@ -18,17 +21,20 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError, UsageError
-from headrace.entry.peer.channel import Channel, HungUpError, Need, Steps
+from headrace.base.refusals import Refusals, reason_of
+from headrace.entry.peer.channel import Channel, HungUpError, Need
 from headrace.entry.peer.conversation import Conversation
 from headrace.entry.peer.desk import Desk, DeskCalls, Piece
+from headrace.http.admission import Admission, Buffered, count_address
+from headrace.http.pace import Pace
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
-from headrace.identity.refusals import Refusals, reason_of
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import PeerWelcome
 
@@ -40,7 +46,16 @@ THREADS = 16
 """Bytes are moved by the kernel: more threads than cores only where disks make them wait. A guess."""
 BACKLOG = 1024
 CONGESTION_NAME_BYTES = 16
-CONNECTIONS_MAX = 8192
+NEWCOMER_THREADS = 2
+"""For handshakes and hellos."""
+NEWCOMER_SLICE_S = 0.002
+ACCEPTS_A_TURN = 16
+GREETING_S = 10.0
+"""For handshake and hello as a whole."""
+REQUEST_S = 60.0
+"""For a request as a whole, from its first byte."""
+BUFFERED_BYTES_MAX = 32 << 20
+"""Of all requests that are not whole yet."""
 WRITE_WAIT_MS = 100
 """How long a thread waits itself for room in a socket: on a fast link that is cheaper than to hand over."""
 STALL_S = 30.0
@@ -56,15 +71,48 @@ class State(enum.Enum):
 
 
 class Connection:
-    """until_s: when the wait for its socket becomes too long."""
+    """peer: its address and port. until_s: when the wait for its socket becomes too long."""
 
-    def __init__(self, channel: Channel, steps: Steps[None], peer: str) -> None:
+    def __init__(
+        self, channel: Channel, peer: str, address: str, talk: Callable[[Channel], Conversation]
+    ) -> None:
         self.channel = channel
-        self.steps = steps
         self.peer = peer
-        self.state = State.RUNNING
-        self.until_s = 0.0
+        self.address = count_address(address)
+        self.talk = talk(channel)
+        self.steps = self.talk.run()
+        self.state = State.WAITS_FOR_SOCKET
+        self.greeting_until_s = time.monotonic() + GREETING_S
+        self.until_s = self.greeting_until_s
+        self.proven = False
+        self.holds = False
         self.awaited: Future[Any] | None = None
+        self._request_until_s = 0.0
+        self._pace = Pace()
+        self._parked_s = 0.0
+        self._parked_bytes = 0
+
+    def park(self, need: Need, *, stall_s: float, idle_s: float) -> None:
+        """Sets until when it may wait. HungUpError for a peer that takes too little in too long."""
+        now_s = self._parked_s = time.monotonic()
+        if need is Need.WRITE:
+            self._pace.moved(self.channel.sent_bytes - self._parked_bytes)
+            self._parked_bytes = self.channel.sent_bytes
+            if not self._pace.left_s:
+                raise HungUpError("it takes its answer too slowly")
+            stall_s = min(stall_s, self._pace.left_s)
+        if not self.proven:
+            self.until_s = self.greeting_until_s
+        elif need is Need.REQUEST:
+            self.until_s, self._request_until_s = now_s + idle_s, 0.0
+        elif need is Need.READ:
+            self._request_until_s = self._request_until_s or now_s + REQUEST_S
+            self.until_s = min(now_s + stall_s, self._request_until_s)
+        else:
+            self.until_s = now_s + stall_s
+
+    def unpark(self) -> None:
+        self._pace.waited(time.monotonic() - self._parked_s)
 
 
 def keep_fair(sock: socket.socket) -> None:
@@ -95,7 +143,6 @@ class PeerServer:
         self._cluster = cluster
         self._calls = DeskCalls(desk, loop)
         self._tls = tls
-        self._refusals = Refusals("peers")
         self._protocols = protocols
         self._stall_s = stall_s
         self._idle_s = idle_s
@@ -105,6 +152,11 @@ class PeerServer:
         self._accepting = False
         self._listening: socket.socket | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="peer-serve")
+        self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet")
+        self._admission: Admission[Connection] = Admission(self._displace)
+        self._buffered: Buffered[Connection] = Buffered(BUFFERED_BYTES_MAX)
+        self._refusals = Refusals(log, "peers")
+        self._later: deque[int] = deque()
         self._door = threading.Thread(target=self._wait_for_all, name="peer-door", daemon=True)
 
     def start(self, host: str, port: int) -> str:
@@ -114,6 +166,7 @@ class PeerServer:
             listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             self._pool.shutdown()
+            self._newcomers.shutdown()
             raise UsageError(
                 f"peers at {host}:{port}", why=error.strerror or str(error), hint="set listen = HOST:PORT"
             ) from error
@@ -139,6 +192,7 @@ class PeerServer:
         for connection in self._all():
             self._cut(connection)
         self._pool.shutdown(wait=True)
+        self._newcomers.shutdown(wait=True)
         for connection in self._all():  # those that waited, and whose next step the pool no longer took
             self._end(connection, HungUpError("the node stops"))
         self._listening.close()
@@ -157,11 +211,10 @@ class PeerServer:
             woken = [
                 number
                 for number, _ in self._epoll.poll(
-                    TICK_S if self._connections or not self._accepting else None
+                    0 if self._later else TICK_S if self._connections or not self._accepting else None
                 )
             ]
-            for number in woken:
-                self._woken(number)  # the bell and the listening socket are no connections
+            self._wake(woken)
             if self._listening is not None and self._listening.fileno() in woken:
                 self._accept()  # last: a new connection may get the number of one that ended
             now = time.monotonic()
@@ -169,9 +222,24 @@ class PeerServer:
                 next_tick = now + TICK_S
                 self._tick(now)
 
+    def _wake(self, woken: list[int]) -> None:
+        """Those that were greeted first; the others for a moment only, and then in the next turn. The bell and the
+        listening socket are no connections."""
+        for number in woken:
+            connection = self._connections.get(number)
+            if connection is None or connection.proven:
+                self._woken(number)
+            else:
+                self._later.append(number)
+        until_s = time.monotonic() + NEWCOMER_SLICE_S
+        while self._later:
+            self._woken(self._later.popleft())
+            if time.monotonic() >= until_s:
+                return
+
     def _accept(self) -> None:
         assert self._listening is not None
-        while True:
+        for _ in range(ACCEPTS_A_TURN):
             try:
                 sock, address = self._listening.accept()
             except BlockingIOError:
@@ -181,26 +249,37 @@ class PeerServer:
                 self._epoll.unregister(self._listening)
                 self._accepting = False
                 return
-            self._welcome(sock, f"{address[0]}:{address[1]}")
+            self._welcome(sock, str(address[0]), int(address[1]))
 
-    def _welcome(self, sock: socket.socket, peer: str) -> None:
-        if len(self._connections) >= CONNECTIONS_MAX:
-            log.warning("connection of a peer refused peer=%s connections=%d", peer, len(self._connections))
-            sock.close()
-            return
+    def _welcome(self, sock: socket.socket, address: str, port: int) -> None:
+        """It waits for what the peer says."""
         try:
-            channel = Channel(sock, self._tls, address=peer)
+            channel = Channel(sock, self._tls)
         except OSError:  # gone already
             sock.close()
             return
-        talk = Conversation(
-            channel, self._calls, me=self._me, cluster=self._cluster, protocols=self._protocols
-        )
-        connection = Connection(channel, talk.run(), peer)
+        connection = Connection(channel, f"{address}:{port}", address, lambda one: self._talk(one, address))
+        if not self._admission.enter(connection):
+            self._refusals.add("too many connections", address=address)
+            channel.close()
+            return
         with self._lock:
             self._connections[channel.number] = connection
-        self._epoll.register(channel.number, select.EPOLLONESHOT)
-        self._pool.submit(self._run, connection)
+            self._epoll.register(channel.number, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def _talk(self, channel: Channel, address: str) -> Conversation:
+        return Conversation(
+            channel,
+            self._calls,
+            me=self._me,
+            cluster=self._cluster,
+            protocols=self._protocols,
+            refused=lambda why, who: self._refusals.add(why, address=address, who=who),
+        )
+
+    def _displace(self, connection: Connection) -> None:
+        self._refusals.add("said no hello while newer connections came", address=connection.address)
+        connection.channel.shut()
 
     def _woken(self, number: int) -> None:
         with self._lock:
@@ -212,7 +291,8 @@ class PeerServer:
             if run:
                 connection.state = State.RUNNING
         if run:
-            self._pool.submit(self._run, connection)
+            connection.unpark()
+            self._pool_of(connection).submit(self._run, connection)
         elif awaited is not None:
             awaited.cancel()  # the peer left: what it asked for need not be done
 
@@ -228,13 +308,18 @@ class PeerServer:
         self._epoll.register(self._listening, select.EPOLLIN)
         self._accepting = True
 
-    # ------------------------------------------------------------ the pool's threads
+    # ------------------------------------------------------------ the pools' threads
+
+    def _pool_of(self, connection: Connection) -> ThreadPoolExecutor:
+        return self._pool if connection.proven else self._newcomers
 
     def _run(self, connection: Connection) -> None:
         """Until the conversation waits or ends."""
         try:
             while not self._stopping:
                 need = next(connection.steps)
+                if connection.talk.greeted and not connection.proven:
+                    self._prove(connection)
                 if isinstance(need, Future):
                     if not need.done():
                         return self._wait_for_desk(connection, need)
@@ -244,18 +329,42 @@ class PeerServer:
         except StopIteration:
             self._end(connection, None)
         except (HungUpError, OSError, HeadraceError, StrangerError) as error:
+            self._note(connection, error)
             self._end(connection, error)
         except Exception as error:
             log.exception("connection of a peer failed peer=%s", connection.peer)
             self._end(connection, error)
 
+    def _note(self, connection: Connection, error: Exception) -> None:
+        """Who is refused goes into the log; who was served before and left does not."""
+        why = ""
+        if isinstance(error, StrangerError) or (isinstance(error, HeadraceError) and not connection.proven):
+            why = str(error)
+        elif isinstance(error, ssl.SSLError) and not connection.proven:
+            why = reason_of(error)
+        if why:
+            self._refusals.add(why, address=connection.peer)
+
     def _wait_for_socket(self, connection: Connection, need: Need) -> None:
-        limit_s = self._idle_s if need is Need.REQUEST else self._stall_s
-        connection.until_s = time.monotonic() + limit_s
+        connection.park(need, stall_s=self._stall_s, idle_s=self._idle_s)
+        self._hold(connection)
         events = select.EPOLLOUT if need is Need.WRITE else select.EPOLLIN
         with self._lock:
             connection.state = State.WAITS_FOR_SOCKET
             self._epoll.modify(connection.channel.number, events | select.EPOLLRDHUP | select.EPOLLONESHOT)
+
+    def _prove(self, connection: Connection) -> None:
+        connection.proven = True
+        self._admission.prove(connection)
+
+    def _hold(self, connection: Connection) -> None:
+        size_bytes = connection.channel.received_bytes
+        if not size_bytes and not connection.holds:
+            return
+        connection.holds = size_bytes > 0
+        for oldest in self._buffered.hold(connection, size_bytes):
+            self._refusals.add("its request came too slowly", address=oldest.peer)
+            oldest.channel.shut()
 
     def _wait_for_desk(self, connection: Connection, awaited: Future[Any]) -> None:
         with self._lock:
@@ -274,14 +383,10 @@ class PeerServer:
         with self._lock:
             if self._connections.get(connection.channel.number) is connection:
                 del self._connections[connection.channel.number]
-        if isinstance(error, StrangerError):
-            self._refusals.note(connection.peer, str(error))
-        elif isinstance(error, ssl.SSLError) and not isinstance(
-            error, ssl.SSLEOFError | ssl.SSLZeroReturnError
-        ):
-            self._refusals.note(connection.peer, reason_of(error))
-        else:
-            log.debug("connection of a peer ended peer=%s why=%s", connection.peer, error)
+        self._admission.leave(connection)
+        if connection.holds:
+            self._buffered.hold(connection, 0)
+        log.debug("connection of a peer ended peer=%s why=%s", connection.peer, error)
         connection.steps.close()
         connection.channel.close()
 
