@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.base.private_folder import make_private
 from headrace.layer.reserve import Reserve
 from headrace.store.accounts import allocated_bytes
 from headrace.store.volume import Volume
@@ -18,7 +19,7 @@ _READERS_BYTES = 128 << 10
 def reserve_readers(index_folder: str, reserve: Reserve) -> None:
     """Whoever reads the index enters itself by a store to a mapping: in a hole on a full disk that were SIGBUS. Before
     LMDB opens the folder, as to close a descriptor of the file takes LMDB's lock away. OSError."""
-    reserve.spend(lambda: os.makedirs(index_folder, exist_ok=True))
+    reserve.spend(lambda: make_private(index_folder))
     _allocate(f"{index_folder}/lock.mdb", 0, _READERS_BYTES, reserve)
 
 
