@@ -24,6 +24,8 @@ from headrace.base.c_library import c_library, last_errno, openat2_arguments
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 LINKS_MAX = 40
+_PATH_MAX = 4096
+"""Of one call. A folder that was moved into a deep one has more below it."""
 _SYS_OPENAT2 = 437  # of every architecture but alpha; since Linux 5.6
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -53,7 +55,9 @@ class Root:
 
     def folder(self, path: bytes) -> int:
         """A descriptor (O_PATH) of a directory below, which the caller closes, but for `fd`, the root's own."""
-        return self.fd if path in (b"/", b"") else _walk()(self.fd, path)
+        if path in (b"/", b""):
+            return self.fd
+        return (_walk() if len(path) < _PATH_MAX else _by_names)(self.fd, path)
 
     def _open(self) -> int:
         with _opening:
@@ -300,20 +304,10 @@ class SafePath:
             self._leave(folder)
 
     def throw_away(self) -> None:
-        """Whatever it is; it may be gone by now."""
-        folder = -1
-        try:
-            folder, name = self._enter()
-            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                from shutil import rmtree  # rarely wanted, and a fifth of what else this module brings along
-
-                rmtree(name, dir_fd=folder)
-            else:
-                os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            pass
-        finally:
-            self._leave(folder)
+        """Whatever it is, with all below it; it may be gone by now. However deep it is, that takes one descriptor."""
+        for path, seen in reversed(list(self.walk())):
+            with contextlib.suppress(FileNotFoundError):
+                (path.rmdir if stat.S_ISDIR(seen.st_mode) else path.unlink)()
 
     def rename(self, new: SafePath, flags: int = 0) -> None:
         """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source."""

@@ -182,8 +182,7 @@ class _NodeSink(PosixSink):
 
 class _NodeSource(PosixSource):
     def __init__(self, fd: int, name: str) -> None:
-        super().__init__(fd, f"/proc/self/fd/{fd}", direct=True)
-        self._path = name
+        super().__init__(fd, name, direct=True)
 
 
 class _FillingSource:

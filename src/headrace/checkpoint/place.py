@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
+from headrace.base.beneath import Root, SafePath
 from headrace.base.boot_clock import boot_id
 from headrace.base.errors import (
     CheckpointFailedError,
@@ -24,6 +25,7 @@ from headrace.base.errors import (
     NotADirectoryPathError,
     PathNotFoundError,
 )
+from headrace.layer.calls import sync_folder
 
 ALIGN_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
@@ -122,7 +124,9 @@ def place_of(where: str | Place) -> Place:
 
 
 class PosixPlace:
-    """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can."""
+    """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can. The path of the
+    directory is the caller's, and may lead over links; within it none is followed, as others may be able to write there
+    while root saves, prunes or restores."""
 
     def __init__(self, folder: str, *, direct: bool = True) -> None:
         self._folder = os.path.abspath(folder)
@@ -135,61 +139,67 @@ class PosixPlace:
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name) if name else self._folder
 
+    def _at(self, name: str) -> SafePath:
+        """The directory is opened for each call: another disk may be mounted there by now."""
+        return Root(os.fsencode(self._folder)).at(b"/" + os.fsencode(name))
+
     def create(self, name: str) -> PosixSink:
         path = self.path(name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with _told(path):
-            return PosixSink(os.open(path, flags, 0o644), path, direct=self._direct)
+            fd = self._at(name).open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            return PosixSink(fd, path, direct=self._direct)
 
     def open(self, name: str) -> PosixSource:
         path = self.path(name)
         with _told(path):
-            return PosixSource(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path, direct=self._direct)
+            return PosixSource(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct)
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         path = self.path(name)
-        with _told(path), open(path, "rb") as file:
+        with _told(path), open(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return file.read(-1 if bytes_max is None else bytes_max)
 
     def size_bytes(self, name: str) -> int:
         with _told(self.path(name)):
-            return os.stat(self.path(name)).st_size
+            return self._at(name).lstat().st_size
 
     def rename(self, name: str, new_name: str) -> None:
         with _told(self.path(new_name)):
-            os.rename(self.path(name), self.path(new_name))
+            self._at(name).rename(self._at(new_name))
 
     def remove(self, name: str) -> None:
         with _told(self.path(name)), contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(name))
+            self._at(name).unlink()
 
     def make_folder(self, folder: str) -> None:
-        path = self.path(folder)
-        missing = []
-        with _told(path):
-            while not os.path.isdir(path):
-                missing.append(path)
-                path = os.path.dirname(path)
-            for one in reversed(missing):
+        with _told(self.path(folder)):
+            for path in _missing(self._folder):
                 with contextlib.suppress(FileExistsError):  # another rank was faster
-                    os.mkdir(one)
-                _sync_folder(os.path.dirname(one))
+                    os.mkdir(path)
+                sync_folder(os.path.dirname(path))
+            parts = folder.split("/") if folder else []
+            for count in range(1, len(parts) + 1):
+                at = self._at("/".join(parts[:count]))
+                if not at.is_folder():
+                    with contextlib.suppress(FileExistsError):
+                        at.mkdir(0o777)
+                    self._at("/".join(parts[: count - 1])).sync()
 
     def remove_folder(self, folder: str) -> None:
         try:
-            os.rmdir(self.path(folder))
+            self._at(folder).rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise _ours(error, self.path(folder)) from None
 
     def sync_folder(self, folder: str) -> None:
         with _told(self.path(folder)):
-            _sync_folder(self.path(folder))
+            self._at(folder).sync()
 
     def names(self, folder: str) -> list[str]:
         with _told(self.path(folder)):
             try:
-                return sorted(os.listdir(self.path(folder)))
+                return sorted(map(os.fsdecode, self._at(folder).names()))
             except FileNotFoundError:
                 return []
 
@@ -197,11 +207,11 @@ class PosixPlace:
         """Made under another name first, and locked there: nobody ever sees the name without its lock."""
         path = self.path(name)
         with _told(path):
-            fd = os.open(f"{path}~", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            fd = self._at(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 os.write(fd, boot_id().encode() + b"\n" + data)
-                os.rename(f"{path}~", path)
+                self._at(f"{name}~").rename(self._at(name))
             except BaseException:
                 os.close(fd)
                 raise
@@ -212,7 +222,7 @@ class PosixPlace:
         again."""
         path = self.path(name)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._at(name).open(os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -221,7 +231,7 @@ class PosixPlace:
             with _told(path):
                 boot, whole, _ = os.read(fd, 64).partition(b"\n")
                 if whole and boot != boot_id().encode():
-                    return self._age_s(path) < ABANDONED_AFTER_S
+                    return self._age_s(name) < ABANDONED_AFTER_S
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -230,14 +240,14 @@ class PosixPlace:
         finally:
             os.close(fd)
 
-    def _age_s(self, path: str) -> float:
+    def _age_s(self, name: str) -> float:
         """By the file system's own clock: another host's may differ from ours."""
-        probe = f"{path}.now-{os.getpid()}"
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        probe = self._at(f"{name}.now-{os.getpid()}")
+        os.close(probe.open(os.O_WRONLY | os.O_CREAT, 0o644))
         try:
-            return os.stat(probe).st_mtime - os.stat(path).st_mtime
+            return probe.lstat().st_mtime - self._at(name).lstat().st_mtime
         finally:
-            os.unlink(probe)
+            probe.unlink()
 
 
 class PosixClaim:
@@ -296,7 +306,7 @@ class PosixSource:
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
         self._path = path
-        self._direct_fd = _open_direct(path) if direct else -1
+        self._direct_fd = _open_direct(fd) if direct else -1
 
     def read_into(self, target: memoryview, offset: int) -> None:
         with _told(self._path):
@@ -366,9 +376,10 @@ def address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def _open_direct(path: str) -> int:
+def _open_direct(fd: int) -> int:
+    """The same file, opened once more."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:
         return -1
 
@@ -384,12 +395,13 @@ def _switch_direct(fd: int, *, wanted: bool) -> bool:
     return True
 
 
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _missing(folder: str) -> list[str]:
+    """Of it and those above it, those that are not there, the topmost one first."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing[::-1]
 
 
 @contextlib.contextmanager
@@ -408,6 +420,8 @@ def _ours(error: OSError, path: str) -> HeadraceError:
         return PathNotFoundError(path, why=why)
     if error.errno == errno.ENOTDIR:
         return NotADirectoryPathError(path, why=why)
+    if error.errno == errno.ELOOP:
+        return CheckpointFailedError(path, why="it is a symbolic link, which may lead out of the folder")
     if error.errno in _FULL:
         return CheckpointNoSpaceError(path, why=why, hint="free some space, or keep fewer checkpoints")
     return CheckpointFailedError(path, why=why)

@@ -23,7 +23,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.snapshot import Shape, Snapshot
-from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base, split
+from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base
 
 COPY_OF = "trusted.headrace.copy"
 """Of a file: inode number, ctime in ns and size on the node that wrote it."""
@@ -227,11 +227,9 @@ class Mirror:
             set_base(at, Base(one.path, one.replaces))
 
     def _make_parents(self, path: bytes) -> None:
-        directory = split(path)[0]
-        if directory == b"/":
-            return
-        self._make_parents(directory)
-        _make_folder(self.upper.at(directory))
+        for end, byte in enumerate(path):
+            if byte == 0x2F and end:
+                _make_folder(self.upper.at(path[:end]))
 
     def _clear(self, path: bytes) -> None:
         if path == b"/":

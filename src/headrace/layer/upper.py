@@ -216,10 +216,11 @@ class Upper:
 
     def _make_chain(self, at: SafePath, names: list[bytes], base: Base | None, *, directory: bool) -> None:
         """Removed directories within each other, the last name a whiteout, or one more of them."""
-        if len(names) > 1 or directory:
+        for name in names[1:]:
             make_removed(at)
-            if len(names) > 1:
-                self._make_chain(at / names[1], names[1:], base, directory=directory)
+            at = at / name
+        if directory:
+            make_removed(at)
             return
         make_whiteout(at)
         if base is not None:

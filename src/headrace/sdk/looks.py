@@ -146,22 +146,42 @@ class Looks:
         """What the origins have at a path; the node is asked where the index is too old to say."""
         if path == b"/":
             return self.client.entry(ROOT_ID)
-        folder, name = split(path)
-        now_s, local = time.monotonic(), self.client.local
-        id, until_s, of = self._folders.get(folder) or (ROOT_ID, 0.0, None)
-        if now_s >= until_s or of is not local:
-            entry = self._below(folder)
-            if entry is None or entry.kind is not Kind.DIRECTORY:
-                return None
-            id = entry.id
-            self._keep_folder(folder, (id, now_s + FOLDER_KEPT_S, local))
-        found = self.client.lookup_fast(id, name)
-        try:
-            return self.client.lookup(id, name) if isinstance(found, Miss) else found
-        except StaleIdError:
-            if self._folders.pop(folder, None) is None:
-                raise
-            return self._below(path)  # the name means another folder by now
+        folder, id, names = self._nearest_folder(path)
+        while id is not None:
+            name = names.pop()
+            found = self.client.lookup_fast(id, name)
+            try:
+                entry = self.client.lookup(id, name) if isinstance(found, Miss) else found
+            except StaleIdError:
+                if self._folders.pop(folder, None) is None:
+                    raise
+                folder, id, names = self._nearest_folder(path)  # the name means another folder by now
+                continue
+            if not names:
+                return entry
+            folder = join(folder, name)
+            id = self._id_kept(folder, entry)
+        return None
+
+    def _nearest_folder(self, path: bytes) -> tuple[bytes, FileId | None, list[bytes]]:
+        """The nearest one above that was looked up just now, or the root; its id; and the names from there, the last
+        one first."""
+        now_s, local, names = time.monotonic(), self.client.local, []
+        while True:
+            path, name = split(path)
+            names.append(name)
+            known = self._folders.get(path)
+            if known is not None and now_s < known[1] and known[2] is local:
+                return path, known[0], names
+            if path == b"/":
+                return path, self._id_kept(path, self.client.entry(ROOT_ID)), names
+
+    def _id_kept(self, folder: bytes, entry: Entry | None) -> FileId | None:
+        """None for what is no folder."""
+        if entry is None or entry.kind is not Kind.DIRECTORY:
+            return None
+        self._keep_folder(folder, (entry.id, time.monotonic() + FOLDER_KEPT_S, self.client.local))
+        return entry.id
 
     def _keep_folder(self, folder: bytes, known: _Folder) -> None:
         if len(self._folders) >= FOLDERS_MAX:

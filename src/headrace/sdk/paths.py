@@ -260,16 +260,19 @@ class Paths(Looks):
         self._make_directories(path, flush=True)
 
     def _make_directories(self, path: bytes, *, flush: bool) -> None:
+        missing: list[bytes] = []
         whole, found = self.find(path)
-        if found is None:
-            if split(whole)[0] != b"/":
-                self._make_directories(split(whole)[0], flush=False)
-            with contextlib.suppress(PathExistsError):  # somebody was faster
-                self._make_directory(whole, flush=flush)
-                return
-            found = self.get(whole)[1]
-        if not is_directory(found):
+        while found is None and whole != b"/":
+            missing.append(whole)
+            whole, found = self.find(split(whole)[0])
+        if found is not None and not is_directory(found):
             raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
+        while missing:
+            directory = missing.pop()
+            with contextlib.suppress(PathExistsError):  # somebody was faster
+                self._make_directory(directory, flush=flush and not missing)
+            if not is_directory(self.get(directory)[1]):
+                raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
 
     def remove(self, path: bytes) -> None:
         """A file, or a link. IsADirectoryPathError."""

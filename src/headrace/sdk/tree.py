@@ -145,16 +145,26 @@ class Tree:
 
     def ensure_directory(self, path: bytes) -> os.stat_result:
         """The directory is in the upper layer on return; it must be visible."""
+        missing: list[bytes] = []
+        while (found := self._upper_directory(path)) is None:
+            missing.append(path)
+            path = split(path)[0]
+        while missing:
+            found = self._make_as_below(missing.pop())
+        return found
+
+    def _upper_directory(self, path: bytes) -> os.stat_result | None:
+        """None: only the origin may have it."""
         if path in (b"/", b""):
             return self.upper.at(b"/").lstat()
         found = self.upper.look(path)
         if isinstance(found, Hidden):
             raise _error(errno.ENOENT, path)
-        if found is not None:
-            if not stat.S_ISDIR(found.st_mode):
-                raise _error(errno.ENOTDIR, path)
-            return found
-        self.ensure_directory(split(path)[0])
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            raise _error(errno.ENOTDIR, path)
+        return found
+
+    def _make_as_below(self, path: bytes) -> os.stat_result:
         entry = self.below(path)
         if entry is None:
             raise _error(errno.ENOENT, path)
