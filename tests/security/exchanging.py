@@ -16,6 +16,7 @@ from pathlib import Path
 SECONDS = float(os.environ.get("HEADRACE_EXAMPLES", "1"))
 USER = 65534
 SECRET = b"root:secret-of-the-canary:"
+CLOSED = "a name that nobody else may see"
 MINE = b"what the user wrote"
 _AT = -100
 _EXCHANGE = 2
@@ -30,6 +31,7 @@ class Canary:
         self.file = self.folder / "f"
         self.file.write_bytes(SECRET)
         self.file.chmod(0o600)
+        (self.folder / CLOSED).write_bytes(b"")
         self._state = self._look()
 
     def _look(self) -> object:

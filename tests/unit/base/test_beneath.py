@@ -1,0 +1,222 @@
+"""What is below a directory that others change: links lead nobody away, by the kernel's walk and by names alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.base import beneath
+from headrace.base.beneath import EXCHANGE, NOREPLACE, Root
+
+
+@pytest.fixture(params=["kernel", "names"])
+def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """names: as where openat2 is unknown."""
+    if request.param == "names":
+        monkeypatch.setattr(beneath, "_walk", lambda: beneath._by_names)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/file").write_bytes(b"not below")
+    top = tmp_path / "top"
+    (top / "a/b").mkdir(parents=True)
+    (top / "a/b/file").write_bytes(b"below")
+    (top / "a/out").symlink_to("../../out")
+    (top / "a/link").symlink_to("b/file")
+    return Root(os.fsencode(top))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_calls_are_those_of_plain_paths(root: Root, tmp_path: Path) -> None:
+    top, made = tmp_path / "top", root.at(b"/a") / b"new"
+    root.at(b"/").lstat()
+    before = open_files()
+    assert root.at(b"/a/b/file").lstat() == (top / "a/b/file").lstat()
+    assert sorted(root.at(b"/a").names()) == [b"b", b"link", b"out"]
+    assert root.at(b"/").names() == [b"a"]
+    made.mkdir(0o750)
+    assert made.is_folder() and stat.S_IMODE((top / "a/new").stat().st_mode) == 0o750
+    root.at(b"/a/b/file").rename(made / b"moved")
+    assert (top / "a/new/moved").read_bytes() == b"below"
+    (made / b"moved").link(made / b"twice")
+    with pytest.raises(FileExistsError):
+        (made / b"moved").rename(made / b"twice", NOREPLACE)
+    (made / b"twice").chmod(0o4755)
+    (made / b"twice").utime((5, 7))
+    assert (top / "a/new/moved").stat().st_mtime_ns == 7
+    assert (top / "a/new/moved").stat().st_mode & 0o7777 == 0o4755
+    (made / b"way").symlink(b"nowhere")
+    assert (made / b"way").readlink() == b"nowhere" and not (top / "a/new/way").exists()
+    (made / b"way").rename(made / b"twice", EXCHANGE)
+    assert (made / b"twice").readlink() == b"nowhere"
+    (made / b"twice").unlink()
+    root.at(b"/x/y/z").make_folders(0o755)
+    assert (top / "x/y/z").is_dir()
+    assert {os.fsdecode(at.path) for at, _ in root.at(b"/").walk()} >= {"/", "/a", "/a/new/way", "/x/y/z"}
+    made.throw_away()
+    assert not (top / "a/new").exists()
+    made.throw_away()  # it may be gone
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("path", [b"/a/out/file", b"/a/link/x", b"/a/out/new/deeper"])
+def test_no_link_above_the_name_is_followed(root: Root, path: bytes) -> None:
+    at, before = root.at(path), open_files()
+    for call in (
+        at.lstat,
+        at.readlink,
+        at.names,
+        at.unlink,
+        at.rmdir,
+        at.utime,
+        at.pinned,
+        at.listxattr,
+        lambda: at.open(os.O_RDWR | os.O_CREAT),
+        lambda: at.mkdir(0o755),
+        lambda: at.chmod(0o777),
+        lambda: at.chown(0, 0),
+        lambda: at.symlink(b"x"),
+        lambda: at.getxattr("user.x"),
+        lambda: at.setxattr("user.x", b""),
+        lambda: at.rename(root.at(b"/taken")),
+        lambda: root.at(b"/a/b/file").rename(at),
+        lambda: root.at(b"/a/b/file").rename(at, EXCHANGE),
+        lambda: root.at(b"/a/b/file").link(at),
+    ):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.ENOTDIR
+    assert at.seen() is None and not list(at.walk())
+    at.throw_away()
+    root.close()
+    assert open_files() <= before
+
+
+def test_a_link_that_is_the_name_is_a_link(root: Root, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = out.stat()
+    for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
+        with pytest.raises(OSError) as caught:
+            root.at(b"/a/out").open(flags)
+        assert caught.value.errno == errno.ELOOP
+    at = root.at(b"/a/out")
+    with pytest.raises(OSError):
+        at.chmod(0o777)
+    with pytest.raises(NotADirectoryError):
+        at.names()
+    at.utime((1, 1))
+    if os.geteuid() == 0:
+        at.chown(65534, 65534)
+        assert at.lstat().st_uid == 65534
+        at.setxattr("trusted.x", b"of the link")
+        assert at.getxattr("trusted.x") == b"of the link"
+    at.throw_away()
+    assert out.stat() == before
+    assert (out / "file").read_bytes() == b"not below"
+
+
+def test_what_is_pinned_stays_the_same_thing(root: Root, tmp_path: Path) -> None:
+    with root.at(b"/a/b/file").pinned() as pin:
+        root.at(b"/a/b/file").rename(root.at(b"/a/elsewhere"))
+        root.at(b"/a/b/file").symlink(os.fsencode(tmp_path / "out/file"))
+        os.chmod(pin.at, 0o604)
+        os.truncate(pin.at, 2)
+        assert pin.fstat().st_size == 2
+    assert (tmp_path / "top/a/elsewhere").read_bytes() == b"be"
+    assert (tmp_path / "out/file").read_bytes() == b"not below"
+
+
+def test_a_pinned_link_has_no_mode(root: Root, tmp_path: Path) -> None:
+    """Finding 21: what changes it reaches the link itself, or nothing."""
+    file = tmp_path / "out/file"
+    root.at(b"/way").symlink(os.fsencode(file))
+    before = file.stat()
+    with root.at(b"/way").pinned() as pin:
+        for change in (
+            lambda: os.chmod(pin.at, 0o777),
+            lambda: os.truncate(pin.at, 0),
+            lambda: os.setxattr(pin.at, "user.x", b""),
+        ):
+            with pytest.raises(OSError):
+                change()  # type: ignore[no-untyped-call]
+        os.utime(pin.at, ns=(3, 3))
+        if os.geteuid() == 0:
+            os.chown(pin.at, 65534, 65534)
+    assert file.stat() == before
+    assert root.at(b"/way").lstat().st_mtime_ns == 3
+
+
+@pytest.mark.parametrize(
+    "path", [b"/..", b"/a/..", b"/../out/file", b"/a/../../out/file", b"..", b"a", b"/a/"]
+)
+def test_odd_paths_lead_nowhere(root: Root, path: bytes) -> None:
+    for call in (root.at(path).lstat, lambda: root.at(path).open(os.O_RDONLY)):
+        with pytest.raises(OSError):
+            call()
+    with pytest.raises(ValueError, match="null"):
+        root.at(b"/a\0/file").lstat()
+
+
+def test_a_path_may_be_longer_than_one_call_takes(root: Root) -> None:
+    """A folder that was moved into a deep one has such."""
+    name, inner = b"n" * 250, root.at(b"/inner")
+    deep = root.at(b"/outer" + (b"/" + name) * 14)
+    deep.make_folders(0o755)
+    root.at(b"/inner" + (b"/" + name) * 14).make_folders(0o755)
+    inner.rename(deep / b"x")
+    found = [at for at, _ in root.at(b"/outer").walk()]
+    assert len(found) == 30
+    assert len(found[-1].path) > 4096
+    (found[-1] / b"file").mkdir(0o755)
+    root.at(b"/outer").throw_away()
+    assert root.at(b"/").names() == [b"a"]
+
+
+def test_deep_folders_take_no_more_of_python_than_others(root: Root) -> None:
+    before, depth = sys.getrecursionlimit(), 260
+    sys.setrecursionlimit(250)
+    try:
+        root.at(b"/d" * depth).make_folders(0o755)
+        assert sum(1 for _ in root.at(b"/d").walk()) == depth
+        root.at(b"/d").throw_away()
+    finally:
+        sys.setrecursionlimit(before)
+    assert not root.at(b"/d").exists()
+
+
+def test_links_within_are_resolved_where_that_is_wanted(root: Root, tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "by-path").symlink_to(top / "a/b")
+    (top / "a/up").symlink_to("../a/./b//file")
+    (top / "itself").symlink_to("itself")
+    (top / "gone").symlink_to("a/none/x")
+    assert root.at(b"/by-path/file").resolved().path == b"/a/b/file"
+    assert root.at(b"/a/up").resolved().path == b"/a/b/file"
+    assert root.at(b"/a/up").resolved(last=False).path == b"/a/up"
+    assert root.at(b"/gone").resolved().path == b"/a/none/x"
+    for path, number in ((b"/a/out/file", errno.EXDEV), (b"/itself", errno.ELOOP)):
+        with pytest.raises(OSError) as caught:
+            root.at(path).resolved()
+        assert caught.value.errno == number
+    (top / "etc").symlink_to("/etc")
+    with pytest.raises(OSError) as caught:
+        root.at(b"/etc/passwd").resolved()
+    assert caught.value.errno == errno.EXDEV
+    assert Root(b"/").at(os.fsencode(top) + b"/etc/passwd").resolved().path.endswith(b"/passwd")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_without_openat2_names_are_walked(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EPERM is what an old filter of system calls says."""
+
+    def refuse(root: int, path: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(beneath, "_by_kernel", refuse)
+    assert beneath._walk.__wrapped__() is beneath._by_names
