@@ -1,4 +1,4 @@
-"""A secure cluster the documented way (docs/security/tls.md): the commands that a person types, and the time."""
+"""A secure cluster the documented way (docs/security/tls.md): the commands that a person types, and their time."""
 
 from __future__ import annotations
 

@@ -253,6 +253,14 @@ class ClusterUnavailableError(HeadraceError, ConnectionError):
     __str__ = HeadraceError.__str__
 
 
+class ClusterDeniedError(ClusterUnavailableError):
+    """etcd refuses this node (no role for the cluster's records, a wrong password or certificate), or shows a
+    certificate of another authority."""
+
+    code = "cluster.denied"
+    retryable = False
+
+
 class NodeIdTakenError(HeadraceError):
     """Another node that is alive has this id in the cluster."""
 

@@ -42,6 +42,7 @@ EXIT_CODES: dict[str, int] = {
     "peer.failed": 34,
     "peer.not_owner": 35,
     "node.denied": 36,
+    "cluster.denied": 37,
     "mount.failed": 40,
     "checkpoint.not_found": 60,
     "checkpoint.corrupt": 61,

@@ -1,4 +1,4 @@
-"""A cluster by its name: etcd://HOST:PORT[,HOST:PORT…][/NAME]. Open this first.
+"""A cluster by its name: etcd://HOST:PORT[,HOST:PORT…][/NAME], or https:// where etcd speaks TLS. Open this first.
 
 `records.py` is what nodes know together, `etcd.py` and `embedded.py` are the two kinds of it, `membership.py` is who is
 there.
@@ -7,6 +7,8 @@ there.
 from __future__ import annotations
 
 from headrace.base.errors import UsageError
+from headrace.cluster.etcd_client import EtcdAccess
+from headrace.config.schema import CLUSTER_SCHEMES, Config
 
 DEFAULT_NAME = "default"
 DEFAULT_PORT = 2379
@@ -14,7 +16,7 @@ DEFAULT_PORT = 2379
 
 def parse_cluster(url: str) -> tuple[list[str], str]:
     """Endpoints as "host:port", and the cluster's name. UsageError."""
-    rest = url.removeprefix("etcd://")
+    scheme, _, rest = url.partition("://")
     hosts, _, name = rest.partition("/")
     endpoints = []
     for one in hosts.split(","):
@@ -24,6 +26,20 @@ def parse_cluster(url: str) -> tuple[list[str], str]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UsageError(f"setting cluster = {url!r}", why=f"{one!r} is not HOST:PORT")
         endpoints.append(f"{host}:{port}")
-    if "/" in name or not url.startswith("etcd://"):
+    if "/" in name or scheme not in CLUSTER_SCHEMES:
         raise UsageError(f"setting cluster = {url!r}", why="not etcd://HOST:PORT[,HOST:PORT…][/NAME]")
     return endpoints, name or DEFAULT_NAME
+
+
+def access_of(config: Config) -> EtcdAccess:
+    """What this node shows etcd: by TLS what it shows other nodes, unless the configuration has more for etcd."""
+    if not config.cluster.startswith("https://"):
+        return EtcdAccess(user=config.cluster_user, password=config.cluster_password)
+    return EtcdAccess(
+        tls=True,
+        authority=config.cluster_authority or config.tls_authority,
+        certificate=config.cluster_certificate or config.tls_certificate,
+        key=config.cluster_key or config.tls_key,
+        user=config.cluster_user,
+        password=config.cluster_password,
+    )

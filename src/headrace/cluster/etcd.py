@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from headrace.base import boot_clock
-from headrace.base.errors import ClusterUnavailableError
-from headrace.base.missing_extras import needs_extra
+from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
+from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.records import Followers, Heard
 
 log = logging.getLogger(__name__)
@@ -27,17 +27,32 @@ CALL_S = 3.0
 CHECK_S = 1.0
 """How often etcd is asked whether it still answers; a watch on a host that is gone is silent for ever."""
 PAUSE_S = 0.3
+DENIED_PAUSE_S = 5.0
+"""Where etcd refuses this node; each password that it compares costs it much."""
+PROBLEM_CHARACTERS_MAX = 400
+"""Of what grpc says of a connection that fails."""
 LEASE_PARTS = 4
 """A lease is renewed so often within its time."""
 
 Answer = TypeVar("Answer")
 
 
+class _RenewedError(Exception):
+    """Certificates or password changed: the connection is made anew, and nothing else is amiss."""
+
+
 class EtcdRecords:
     """endpoints: "host:port" of the members. lease_s: of leased records. On one asyncio loop."""
 
-    def __init__(self, endpoints: builtins.list[str], *, prefix: str, lease_s: float) -> None:
-        self._aetcd = _library()
+    def __init__(
+        self,
+        endpoints: builtins.list[str],
+        *,
+        prefix: str,
+        lease_s: float,
+        access: EtcdAccess | None = None,
+    ) -> None:
+        self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)
         self._endpoints = endpoints
         self._prefix = prefix
         self._ttl_s = max(1, round(lease_s))
@@ -49,15 +64,20 @@ class EtcdRecords:
         self._lease_lock = asyncio.Lock()
         self._tasks: builtins.list[asyncio.Task[None]] = []
         self._first = asyncio.Event()
+        self._denied: ClusterDeniedError | None = None
+        self._trouble = "it does not answer"
         self.revision = 0
         self.away_since_s: float | None = None
         self.leases_lost = 0
         self.lease_until_s = 0.0
 
     async def start(self) -> None:
-        """All records are known on return; nothing happens where it was started. ClusterUnavailableError."""
+        """All records are known on return; nothing happens where it was started. ClusterUnavailableError,
+        ClusterDeniedError."""
         if self._tasks:
             return
+        self._first.clear()
+        self._denied = None
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
         try:
             async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
@@ -65,8 +85,11 @@ class EtcdRecords:
         except TimeoutError:
             await self.close()
             raise ClusterUnavailableError(
-                f"etcd at {', '.join(self._endpoints)}", why="it does not answer", hint="is it running?"
+                f"etcd at {', '.join(self._endpoints)}", why=self._trouble, hint="is it running?"
             ) from None
+        if self._denied is not None:
+            await self.close()
+            raise self._denied
 
     async def close(self) -> None:
         """Leased records are gone on return, where etcd answers."""
@@ -164,8 +187,9 @@ class EtcdRecords:
 
     async def _call(self, ask: Callable[[Any], Awaitable[Answer]]) -> Answer:
         """With one more endpoint tried when the first does not answer."""
-        problem = ""
-        for _ in range(min(2, len(self._endpoints))):
+        problem, left, renewed = "", min(2, len(self._endpoints)), False
+        while left > 0:
+            left -= 1
             client = await self._connected()
             try:
                 async with asyncio.timeout(CALL_S):
@@ -178,16 +202,20 @@ class EtcdRecords:
                 problem = "the connection was closed"  # grpc cancels what is under way
             except Exception as error:  # noqa: BLE001 - whatever the library and grpc raise is etcd being away
                 problem = str(error) or type(error).__name__
+                denied = self._connector.denial_of(error, self._endpoints)
+                if self._connector.is_stale(error) and not renewed:
+                    left, renewed = max(left, 1), True
+                elif denied is not None:
+                    raise denied from None
             if client is self._client:
                 await self._drop_client()
         raise ClusterUnavailableError(
-            f"etcd at {', '.join(self._endpoints)}", why=problem.splitlines()[0] if problem else "no answer"
+            f"etcd at {', '.join(self._endpoints)}", why=_line(problem) or "no answer"
         )
 
     async def _connected(self) -> Any:
         if self._client is None:
-            host, _, port = self._endpoints[self._turn % len(self._endpoints)].rpartition(":")
-            self._client = self._aetcd.Client(host=host, port=int(port), timeout=CALL_S)
+            self._client = self._connector.client(self._endpoints[self._turn % len(self._endpoints)])
         return self._client
 
     async def _drop_client(self) -> None:
@@ -205,11 +233,20 @@ class EtcdRecords:
             except (Exception, asyncio.CancelledError) as error:
                 if _being_cancelled():
                     raise
-                if self.away_since_s is None:
-                    self.away_since_s = time.monotonic()
-                    log.warning("etcd is away, the last records are used error=%s", error)
+                if not isinstance(error, _RenewedError):
+                    self._lost(error)
             await self._drop_client()
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(DENIED_PAUSE_S if self._denied else PAUSE_S)
+
+    def _lost(self, error: BaseException) -> None:
+        """Log it once. Who waits for the start hears at once where etcd refuses this node."""
+        self._trouble = _line(error) or self._trouble
+        self._denied = denied = self._connector.denial_of(error, self._endpoints)
+        if denied is not None and not self._first.is_set():
+            self._first.set()
+        elif self.away_since_s is None:
+            self.away_since_s = time.monotonic()
+            log.warning("etcd is away, the last records are used error=%s", denied or _line(error))
 
     async def _follow_once(self) -> None:
         client = await self._connected()
@@ -219,6 +256,7 @@ class EtcdRecords:
             log.warning("etcd is back away_s=%.0f", time.monotonic() - self.away_since_s)
             self.away_since_s = None
         self.revision = found.header.revision
+        self._denied = None
         self._followers.tell_all({self._name(one.key): bytes(one.value) for one in found})
         await self._write_leased_again()
         self._first.set()
@@ -236,7 +274,7 @@ class EtcdRecords:
     async def _watch(self, client: Any, revision: int) -> None:
         async with asyncio.timeout(CALL_S):
             watch = await client.watch_prefix(self._key(""), start_revision=revision)
-        deleted = self._aetcd.EventKind.DELETE
+        deleted = self._connector.delete_event
         async for event in watch:
             self.revision = max(self.revision, event.kv.mod_revision)
             gone = event.kind == deleted
@@ -249,6 +287,8 @@ class EtcdRecords:
     async def _check(self, client: Any) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
+            if self._connector.renewed:
+                raise _RenewedError
             async with asyncio.timeout(CALL_S):
                 await client.get(self._key(""))
 
@@ -307,7 +347,5 @@ def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
     return builtins.list(table.items())
 
 
-def _library() -> Any:
-    with needs_extra("setting cluster"):
-        import aetcd
-    return aetcd
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:PROBLEM_CHARACTERS_MAX]

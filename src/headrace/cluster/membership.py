@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.base.errors import ClusterUnavailableError, HeadraceError, NodeIdTakenError
-from headrace.cluster.etcd import EtcdRecords
+from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, HeadraceError, NodeIdTakenError
+from headrace.cluster.etcd import DENIED_PAUSE_S, EtcdRecords
 from headrace.cluster.last_view import LastView
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 
@@ -65,7 +65,8 @@ class Membership:
 
     async def start(self) -> None:
         """There is a view on return, and this node is in the cluster; or, where etcd is away and a last view is known,
-        will be (joined). NodeIdTakenError, ClusterUnavailableError."""
+        will be (joined). NodeIdTakenError, ClusterUnavailableError, which is ClusterDeniedError where etcd refuses this
+        node."""
         try:
             await self._join()
         except ClusterUnavailableError as error:
@@ -135,8 +136,9 @@ class Membership:
                 await self._join()
                 log.warning("etcd is back, this node is in the cluster")
                 return
-            except ClusterUnavailableError:
-                await asyncio.sleep(JOIN_PAUSE_S)
+            except ClusterUnavailableError as error:
+                denied = isinstance(error, ClusterDeniedError)
+                await asyncio.sleep(DENIED_PAUSE_S if denied else JOIN_PAUSE_S)
             except NodeIdTakenError as error:
                 self._evicted_by = str(error)
                 log.error("not in the cluster error=%s", error)

@@ -22,6 +22,7 @@ from headrace.identity.names import DEFAULT_FORM, NameForm
 CAPACITY_BYTES_MIN = 64 * BLOCK_SIZE_BYTES
 TIERS = ("memory", "nvme", "hdd")
 POLICIES = ("s3fifo", "lru")
+CLUSTER_SCHEMES = ("etcd", "https")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
@@ -100,9 +101,25 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: Annotated[
         str,
         Meta(
-            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME]; nothing: this node is alone."
+            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME], or https://… where it speaks "
+            "TLS; nothing: this node is alone."
         ),
     ] = ""
+    cluster_authority: Annotated[
+        str, Meta(description="PEM file with the authority of etcd's certificate; nothing: tls_authority.")
+    ] = ""
+    cluster_certificate: Annotated[
+        str,
+        Meta(
+            description="PEM file with the certificate that etcd is shown; its common name is the user there. Nothing: "
+            "tls_certificate."
+        ),
+    ] = ""
+    cluster_key: Annotated[str, Meta(description="PEM file with the key of cluster_certificate.")] = ""
+    cluster_user: Annotated[
+        str, Meta(description="User of etcd; nothing: none, or the one in the certificate.")
+    ] = ""
+    cluster_password: Annotated[str, Meta(description="File with the password of cluster_user.")] = ""
     node_id: Annotated[
         str,
         Meta(
@@ -390,10 +407,12 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
 
 
 def _check_cluster(config: Config) -> None:
-    if config.cluster and not config.cluster.startswith("etcd://"):
+    scheme = config.cluster.partition("://")[0]
+    if config.cluster and scheme not in CLUSTER_SCHEMES:
         raise UsageError(
             f"setting cluster = {config.cluster!r}", why="unknown scheme", hint="etcd://HOST:PORT[/NAME]"
         )
+    _check_etcd_access(config, tls=scheme == "https")
     if not 0 <= config.borrowed_share <= 1:
         raise UsageError(f"setting borrowed_share = {config.borrowed_share}", why="must be 0 to 1")
     tls = (config.tls_certificate, config.tls_key, config.tls_authority)
@@ -408,6 +427,27 @@ def _check_cluster(config: Config) -> None:
             raise UsageError(f"settings {', '.join(names)}", why="both are needed, or none of them")
     if config.webhdfs_tls_authority and not config.webhdfs_tls_certificate:
         raise UsageError("setting webhdfs_tls_authority", why="it needs webhdfs_tls_certificate")
+
+
+def _check_etcd_access(config: Config, *, tls: bool) -> None:
+    shown = config.cluster_certificate, config.cluster_key
+    if len({bool(name) for name in shown}) > 1:
+        raise UsageError("settings cluster_certificate, cluster_key", why="both are needed, or none of them")
+    if bool(config.cluster_user) != bool(config.cluster_password):
+        raise UsageError("settings cluster_user, cluster_password", why="both are needed, or none of them")
+    if tls:
+        if not (config.cluster_authority or config.tls_authority):
+            raise UsageError(
+                f"setting cluster = {config.cluster!r}",
+                why="nobody says whose certificate etcd has",
+                hint="set cluster_authority",
+            )
+    elif any(shown) or config.cluster_authority or config.cluster_user:
+        raise UsageError(
+            f"setting cluster = {config.cluster!r}",
+            why="certificates and passwords are for etcd by TLS, and would travel in the open",
+            hint="write https://HOST:PORT[/NAME]",
+        )
 
 
 def _check_numbers(config: Config) -> None:

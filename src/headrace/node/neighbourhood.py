@@ -14,7 +14,7 @@ from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import Arrived, Version
-from headrace.cluster.cluster import parse_cluster
+from headrace.cluster.cluster import access_of, parse_cluster
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
@@ -61,7 +61,12 @@ class Neighbourhood:
             api=api_url(config, self._host),
         )
         self.peers = Peers(self.info.id, self.name, tls=self._tls)
-        self.records = EtcdRecords(self.endpoints, prefix=f"/headrace/{self.name}/", lease_s=config.lease_s)
+        self.records = EtcdRecords(
+            self.endpoints,
+            prefix=f"/headrace/{self.name}/",
+            lease_s=config.lease_s,
+            access=access_of(config),
+        )
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
         kept = os.path.join(config.cache[0].folder, "members.json")
