@@ -31,7 +31,7 @@ RECEIVE_BYTES = 256 << 10
 GATHER_BYTES = 64 << 10
 """A body up to this length is there as a whole before a thread takes the request up, and of a longer one as much."""
 LINGER_S = 2.0
-LINGER_BYTES_MAX = 8 << 20
+LINGER_BYTES_MAX = 5 << 20
 """Of what a client sends after it was refused: as long and as much is taken from it, so that it hears why."""
 ROOM_WAIT_MS = 100
 """How long a thread waits itself for room in a socket: on a fast link that is cheaper than to hand over."""
@@ -75,6 +75,7 @@ class Connection:
         self.events = select.EPOLLIN
         self.proven = False
         self.holds = False
+        self.lingers = False
         self.buffer = bytearray()
         self.request: Request | None = None
         self.response: Response | None = None

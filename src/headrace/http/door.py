@@ -39,6 +39,8 @@ BODY_THREADS = 256
 """Bodies beyond their beginning that are received at one time."""
 ADDRESS_BODIES_MAX = 128
 """Of them, from one address: the others wait, and leave room for who comes from elsewhere."""
+LINGERING_MAX = 256
+"""Connections that end, and of which what still comes is taken away, so that the client hears why. More are cut."""
 NEWCOMER_THREADS = 2
 NEWCOMER_SLICE_S = 0.002
 """How long the door's thread looks after those who have shown nothing, before it looks for others again."""
@@ -100,6 +102,7 @@ class Door:
         self._waiting: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._working = 0
+        self._lingering = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
         self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new")
         self._bodies = Bodies(ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"))
@@ -349,6 +352,10 @@ class Door:
     def _drop(self, connection: Connection) -> None:
         self._take(connection)
         self._admission.leave(connection)
+        if connection.lingers:
+            connection.lingers = False
+            with self._lock:
+                self._lingering -= 1
         connection.close()
 
     def _prove(self, connection: Connection) -> None:
@@ -378,6 +385,8 @@ class Door:
     def _shake_hands(self, connection: TlsConnection) -> None:
         left_s = connection.until_s - time.monotonic()
         try:
+            if left_s <= 0:
+                raise HungUpError("handshake: not done in time")
             done = connection.shake_hands()
         except HungUpError as error:
             self._refusals.add(str(error), address=connection.client)
@@ -451,8 +460,10 @@ class Door:
         response.drop()
         if log.isEnabledFor(logging.INFO) and (request := connection.request) is not None:
             log.info("request method=%s path=%s status=%d", request.method, request.path, response.status)
-        if response.close or not connection.reusable or not connection.skip_body():
+        if not connection.skip_body():
             self._finish(connection)
+        elif response.close or not connection.reusable:
+            self._drop(connection)
         else:
             self._next(connection)
 
@@ -488,7 +499,10 @@ class Door:
     def _finish(self, connection: Connection) -> None:
         """Where the client may be sending still: closed at once, what it sends would have the kernel take back the
         answer. So that is taken away for a moment, by the door's thread."""
-        if connection.end_sending():
+        with self._lock:
+            connection.lingers = self._lingering < LINGERING_MAX
+            self._lingering += connection.lingers
+        if connection.lingers and connection.end_sending():
             self._park(connection, Phase.END, LINGER_S)
         else:
             self._drop(connection)

@@ -93,7 +93,8 @@ class Connection:
         self._parked_bytes = 0
 
     def park(self, need: Need, *, stall_s: float, idle_s: float) -> None:
-        """Sets until when it may wait. HungUpError for a peer that takes too little in too long."""
+        """Sets until when it may wait. HungUpError for a peer that says or takes too little in
+        too long."""
         now_s = self._parked_s = time.monotonic()
         if need is Need.WRITE:
             self._pace.moved(self.channel.sent_bytes - self._parked_bytes)
@@ -110,6 +111,8 @@ class Connection:
             self.until_s = min(now_s + stall_s, self._request_until_s)
         else:
             self.until_s = now_s + stall_s
+        if now_s >= self.until_s:
+            raise HungUpError("what it says is not whole in time")
 
     def unpark(self) -> None:
         self._pace.waited(time.monotonic() - self._parked_s)
