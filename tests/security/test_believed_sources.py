@@ -6,19 +6,25 @@ import asyncio
 import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from headrace.base.errors import NotAllowedError
 from headrace.base.tokens import Tokens
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed, _unpacked
+from headrace.sdk.client import connect
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
 from headrace.sdk.whole import SOCKET_ATTRIBUTE, PlainFiles
+from headrace.store.index import Index
+from tests.security.nobody import BECOME_NOBODY
 
 REAL = MountRecord("s3://training")
 
@@ -167,3 +173,27 @@ def test_a_plain_file_with_our_attribute_leads_to_no_socket(tmp_path: Path) -> N
         with pytest.raises(TimeoutError):
             heard.append(listening.accept()[0].recv(100))
     assert heard == []
+
+
+def test_the_index_of_another_user_is_not_mapped(tmp_path: Path) -> None:
+    """A damaged LMDB file ends whoever reads it with SIGBUS, or worse."""
+    Index.open(str(tmp_path / "index"), writable=True).close(clean=True)
+    Index.open(str(tmp_path / "index"), writable=False).close(clean=True)
+    os.chown(tmp_path / "index/data.mdb", 65534, 65534)
+    with pytest.raises(NotAllowedError, match="belongs to user 65534"):
+        Index.open(str(tmp_path / "index"), writable=False)
+
+
+def test_a_node_that_another_user_runs_is_not_believed(tmp_path: Path) -> None:
+    """What it names as its index and its cache files would be read by root."""
+    path = str(tmp_path / "node.sock")
+    program = (
+        f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({path!r}); {BECOME_NOBODY};"
+        "s.listen(); print('.', flush=True); s.accept()[0].recv(1)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        assert node.stdout.read(1) == b"."
+        with pytest.raises(NotAllowedError, match="user 65534 runs it"):
+            connect(path, role="sdk")
+        node.kill()

@@ -37,9 +37,8 @@ def untouched(process: subprocess.Popen[bytes]) -> bool:
     return process.communicate()[0] == b"" and alive
 
 
-def test_down_ends_no_imitator(tmp_path: Path) -> None:
+def test_down_ends_no_imitator(host: Host) -> None:
     """`down` by root sent SIGTERM to whatever process was called like a holder."""
-    host = Host(tmp_path)
     host.put("a", 100)
     up = host.up()
     for pid in (up.pid, up.ready["holder_pid"], up.ready["session_pid"], up.ready["node_pid"]):
@@ -54,9 +53,8 @@ def test_down_ends_no_imitator(tmp_path: Path) -> None:
     assert not os.path.ismount(host.mount)
 
 
-def test_up_follows_no_imitator(tmp_path: Path) -> None:
+def test_up_follows_no_imitator(host: Host) -> None:
     """`up` took it for the holder that had taken over, and then for a session, which it killed."""
-    host = Host(tmp_path)
     truth = host.put("a", 100)
     up = host.up()
     imitators = [

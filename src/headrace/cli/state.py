@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.base.errors import StoreError
 from headrace.base.peer_process import peer_of
-from headrace.base.private_folder import make_private
+from headrace.base.private_folder import make_private, private
 from headrace.sdk.running import State, answers, began_at, read_states
 
 __all__ = [
@@ -53,8 +53,7 @@ def make_run_folder(folder: str) -> None:
 def write_state(folder: str, state: State) -> None:
     state.began = began_at(state.pid)
     path = _path(folder, state.pid)
-    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as out:
+    with open(path + ".new", "wb", opener=private) as out:
         out.write(msgspec.json.encode(state) + b"\n")
     os.rename(path + ".new", path)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from headrace.base.private_folder import private
 from headrace.ring.view import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class LastView:
         """Replaced as a whole. Blocks; one that can't be written costs only what it is for."""
         new = f"{self._path}.new"
         try:
-            with open(new, "wb") as file:
+            with open(new, "wb", opener=private) as file:
                 file.write(msgspec.json.encode(_Kept(self._cluster, self._node, list(nodes))))
                 file.flush()
                 os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import os
 import time
 
 from headrace.base.errors import CorruptIndexError, HeadraceError, PathNotFoundError
+from headrace.base.private_folder import private
 from headrace.config.schema import Config, spill_of
 from headrace.store.index import Index
 from headrace.store.store import Store
@@ -62,7 +63,7 @@ def remembers_mounts(config: Config) -> bool:
 def mark_index_corrupt(config: Config) -> None:
     """The next start puts the index aside, also when it does not come upon the damage."""
     try:
-        with open(_corrupt_mark(config), "wb"):
+        with open(_corrupt_mark(config), "wb", opener=private):
             pass
     except OSError as error:
         log.error("index can't be marked as corrupt error=%s", error)

@@ -18,8 +18,10 @@ from headrace.base.errors import (
     CancelledByUserError,
     DeadlineExceededError,
     NodeUnavailableError,
+    NotAllowedError,
     ProtocolError,
 )
+from headrace.base.peer_process import peer_of
 from headrace.sdk.cancel import Cancel
 from headrace.wire import frame
 from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Message, Welcome
@@ -38,9 +40,17 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             self._socket.connect(socket_path)
+            owner = peer_of(self._socket).uid
         except OSError as error:
             self._socket.close()
             raise self._gone(error.strerror or str(error)) from error
+        if owner not in (0, os.geteuid()):
+            self._socket.close()
+            raise NotAllowedError(
+                f"node at {socket_path}",
+                why=f"user {owner} runs it, and its index would be read as it is",
+                hint="run this as that user",
+            )
         hello = Hello(protocol=PROTOCOL, pid=self.pid, role=role)
         answer = self.ask(hello, deadline=Deadline.after(10), cancel=cancel)
         if not isinstance(answer, Welcome):

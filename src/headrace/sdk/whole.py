@@ -19,6 +19,7 @@ from headrace.base.c_library import address_of, c_library
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
+    NodeUnavailableError,
     NotADirectoryPathError,
     PathNotFoundError,
     StaleIdError,
@@ -83,9 +84,17 @@ def _node_files_at(url: str, socket: str | None) -> tuple[Files, str]:
     host, slash, path = url[len(URL) :].partition("/")
     if host or not slash:
         raise UsageError(url, why="not a path of a node", hint=f"write {URL}/FOLDER, with three slashes")
-    client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
+    whole = os.fsencode("/" + unquote(path).strip("/"))
     try:
-        whole = os.fsencode("/" + unquote(path).strip("/"))
+        client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
+    except NodeUnavailableError:
+        from headrace.sdk.brokered.files import brokered_files_at  # not wanted where this user's node runs
+
+        brokered = brokered_files_at(whole, socket, patience_s=PATIENCE_S)
+        if brokered is None:
+            raise
+        return brokered
+    try:
         if client.resolve(whole).kind is Kind.DIRECTORY:
             return NodeFiles(client, whole), ""
         folder, _, name = whole.rpartition(b"/")

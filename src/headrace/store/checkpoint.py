@@ -19,6 +19,7 @@ import struct
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import CorruptIndexError
+from headrace.base.private_folder import private
 from headrace.layer.calls import rename, sync_folder
 from headrace.store.checksum import block_checksum
 
@@ -75,7 +76,11 @@ def _replace(fresh: str, path: str) -> None:
         rename(fresh, path, EXCHANGE)
     except OSError:  # there is none yet, or the file system has no such call
         os.rename(fresh, path)
-        with contextlib.suppress(OSError), open(path, "rb") as source, open(fresh, "wb") as target:
+        with (
+            contextlib.suppress(OSError),
+            open(path, "rb") as source,
+            open(fresh, "wb", opener=private) as target,
+        ):
             target.write(source.read())
 
 

@@ -14,6 +14,7 @@ import lmdb
 
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, HeadraceError, NoSpaceError, StoreError
+from headrace.base.private_folder import private
 from headrace.layer.reserve import is_full
 from headrace.store import checkpoint, compaction
 from headrace.store.growth import Growth
@@ -188,7 +189,7 @@ class Environment:
     def copy_compacted(self) -> bool:
         """Makes a durable copy without free pages beside the file; False where the disk has no room for it."""
         try:
-            with open(compaction.copy_path(self.folder), "wb") as file:
+            with open(compaction.copy_path(self.folder), "wb", opener=private) as file:
                 self.env.copyfd(file.fileno(), compact=True)
             compaction.settle_copy(self.folder, self._boot_id)
         except (lmdb.Error, OSError) as error:

@@ -23,8 +23,10 @@ import msgspec
 from headrace.base import boot_clock, failpoint
 from headrace.base.errors import (
     CorruptIndexError,
+    NotAllowedError,
     NotSupportedError,
     PathNotFoundError,
+    StoreError,
 )
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.private_folder import make_private
@@ -120,8 +122,8 @@ class Index:
         tests."""
         if writable:
             make_private(folder)
-        elif not os.path.exists(f"{folder}/data.mdb"):
-            raise PathNotFoundError(f"index {folder}", why="no node made it yet")
+        else:
+            _check_believed(folder)
         return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id())
 
     def close(self, *, clean: bool) -> None:
@@ -658,3 +660,18 @@ class Index:
     def _set_meta(self, word: bytes, value: bytes) -> None:
         with self.batch():
             self._put(self._meta, word, value)
+
+
+def _check_believed(folder: str) -> None:
+    """Refuse an index that another user wrote: LMDB maps it, and is no parser of what may be damaged on purpose.
+    PathNotFoundError, NotAllowedError."""
+    try:
+        owner = os.stat(f"{folder}/data.mdb").st_uid
+    except FileNotFoundError:
+        raise PathNotFoundError(f"index {folder}", why="no node made it yet") from None
+    except OSError as error:
+        raise StoreError(f"index {folder} can't be opened", why=error.strerror or str(error)) from error
+    if owner not in (0, os.geteuid()):
+        raise NotAllowedError(
+            f"index {folder}", why=f"it belongs to user {owner}", hint="run this as that user"
+        )

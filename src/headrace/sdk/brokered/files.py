@@ -1,0 +1,55 @@
+"""A folder of a node of another user, for those who want its files whole (`sdk/whole.py`)."""
+
+from __future__ import annotations
+
+import os
+
+from headrace.sdk.brokered.paths import BrokeredPaths
+from headrace.sdk.brokered.reach import reach_broker
+from headrace.sdk.cancel import Cancel
+from headrace.sdk.looks import is_directory
+from headrace.sdk.whole import URL, Files, mapped
+
+
+class BrokeredFiles:
+    """The connection is the process's, and stays."""
+
+    def __init__(self, paths: BrokeredPaths, folder: bytes) -> None:
+        self._paths = paths
+        self._folder = folder
+
+    @property
+    def name(self) -> str:
+        return URL + os.fsdecode(self._folder)
+
+    def names(self) -> list[str]:
+        return [
+            os.fsdecode(name) for name, found in self._paths.children(self._folder) if not is_directory(found)
+        ]
+
+    def read(self, name: str) -> bytes:
+        return self._paths.read(self._path(name), 0, None)
+
+    def whole(self, name: str, cancel: Cancel) -> memoryview:
+        content = self._paths.content(self._path(name))
+        try:
+            return mapped(content.wait_whole(), content.size_bytes)
+        finally:
+            content.close()
+
+    def _path(self, name: str) -> bytes:
+        return self._folder.rstrip(b"/") + b"/" + os.fsencode(name)
+
+    def close(self) -> None: ...
+
+
+def brokered_files_at(path: bytes, socket: str | None, *, patience_s: float) -> tuple[Files, str] | None:
+    """As `files_at` of sdk/whole.py; None: no node of another user is open to others."""
+    paths = reach_broker(cache=None, socket=socket, patience_s=patience_s)
+    if paths is None:
+        return None
+    whole, found = paths.get(path)
+    if is_directory(found):
+        return BrokeredFiles(paths, whole), ""
+    folder, _, name = whole.rpartition(b"/")
+    return BrokeredFiles(paths, folder or b"/"), os.fsdecode(name)

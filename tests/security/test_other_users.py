@@ -1,0 +1,262 @@
+"""What other users of a host come to (findings 5 and 14): nothing below the cache, run and log folders; and, by
+descriptors of the node's, what the modes in the mount let them read, in a way that lets them change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.host import Host
+from tests.security.nobody import LIBRARY, NOBODY, as_nobody
+
+WALK = """
+found = []
+for path in paths:
+    for name, attempt in {
+        "list": lambda: os.listdir(path),
+        "read": lambda: os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 1),
+        "path": lambda: os.open(path, os.O_PATH),
+        "write": lambda: os.open(path, os.O_WRONLY | os.O_NONBLOCK),
+        "chmod": lambda: os.chmod(path, 0o777),
+        "chown": lambda: os.chown(path, 65534, 65534),
+        "times": lambda: os.utime(path),
+        "truncate": lambda: os.truncate(path, 0),
+        "unlink": lambda: os.unlink(path),
+        "rename": lambda: os.rename(path, path + ".theirs"),
+        "link": lambda: os.link(path, "/tmp/headrace-stolen"),
+        "make": lambda: os.mkdir(path + "/theirs"),
+        "attributes": lambda: os.setxattr(path, "user.theirs", b"1"),
+        "connect": lambda: socket.socket(socket.AF_UNIX).connect(path),
+    }.items():
+        try:
+            attempt()
+            found.append([name, path])
+        except OSError:
+            pass
+"""
+
+
+@pytest.fixture(scope="module")
+def open_host(shared_base: Path) -> Iterator[Host]:
+    """A node that has cached, been written to, and persisted; its mount is open to others."""
+    base = shared_base / "open"
+    base.mkdir()
+    host = Host(base)
+    for number in range(40):
+        host.put(f"d/{number}", 3000 + number)
+    host.put("large", (40 << 20) + 7)
+    host.put("small", 100_000)
+    host.up(host.truth, host.mount, "--allow-other", "--write", "off,/w=back,/keep=local")
+    host.ok("load", "/d")
+    for folder in ("w", "keep"):
+        at = host.mount / folder
+        _as_others_do(at)
+    host.ok("persist", "/w")
+    yield host
+    host.close()
+
+
+def _as_others_do(at: Path) -> None:
+    """Files and folders with modes that mean something."""
+    os.makedirs(at, exist_ok=True)
+    (at / "open").write_bytes(b"everybody's")
+    (at / "closed").write_bytes(b"patient record 4711")
+    (at / "closed").chmod(0o600)
+    (at / "theirs").write_bytes(b"nobody's own")
+    os.chown(at / "theirs", NOBODY, NOBODY)
+    (at / "theirs").chmod(0o600)
+    (at / "folder").mkdir(mode=0o700)
+    (at / "folder/inner").write_bytes(b"behind a closed folder")
+    (at / "dark").mkdir()
+    (at / "dark/known").write_bytes(b"who knows the name")
+    (at / "dark").chmod(0o711)
+
+
+def below(*tops: Path) -> list[str]:
+    return [str(path) for top in tops for path in [top, *top.rglob("*")]]
+
+
+def test_nothing_below_cache_and_run_folders_is_read_or_changed(open_host: Host) -> None:
+    paths = below(open_host.cache, open_host.run_folder)
+    assert len(paths) > 300
+    reached = as_nobody(WALK, paths=paths)
+    assert [one for one in reached if one[1] not in map(str, (open_host.cache, open_host.run_folder))] == []
+    # the folders themselves can be named, as any name in a directory that can be listed
+    assert {name for name, _ in reached} == {"path"}
+
+
+def test_no_file_of_the_cache_means_anything_without_the_folder_s_mode(open_host: Host) -> None:
+    """Whoever holds a descriptor of a cache file, or its folder by mistake of an operator, still can't change it."""
+    for path in map(Path, below(open_host.cache)):
+        status = path.lstat()
+        if "/upper/tree" not in str(path) and not stat.S_ISLNK(status.st_mode):
+            assert stat.S_IMODE(status.st_mode) & 0o077 == 0, path
+            assert status.st_uid == 0, path
+
+
+def test_the_library_of_another_user_reads_what_modes_let_it(open_host: Host) -> None:
+    found = as_nobody(
+        """
+cache = headrace.connect(socket=at)
+digest = lambda data: hashlib.sha256(data).hexdigest()
+files = [f"/d/{number}" for number in range(40)] + ["/large"]
+with cache.open("/large") as stream:
+    stream.seek(39 << 20)
+    end = stream.read()
+found = {
+    "kind": type(cache).__name__,
+    "names": sorted(one.path for one in cache.list("/")),
+    "listed": len(list(cache.list("/d"))),
+    "small": digest(cache.read("/small")),
+    "large": digest(cache.map("/large")),
+    "end": digest(end),
+    "many": [digest(part.data) for part in cache.read_many(files)],
+    "open": [cache.read(f"/{top}/open").decode() for top in ("w", "keep")],
+    "theirs": cache.read("/keep/theirs").decode(),
+    "known": cache.read("/keep/dark/known").decode(),
+    "refused": [refused(lambda: cache.read(path)) for path in (
+        "/keep/closed", "/w/closed", "/keep/folder/inner", "/w/folder/inner", "/nothing", "/d", "/small/x")],
+    "hidden": [refused(lambda: list(cache.list(path))) for path in ("/keep/folder", "/w/folder", "/keep/dark")],
+    "change": [refused(call) for call in (
+        lambda: cache.put("/w/new", b""), lambda: cache.remove("/w/open"), lambda: cache.rename("/small", "/s"),
+        lambda: cache.make_directory("/w/new"), lambda: cache.load("/"), lambda: cache.free("/"),
+        lambda: cache.status())],
+}
+""",
+        imports=LIBRARY,
+        at=_socket(open_host),
+    )
+    truth = {
+        name: hashlib.sha256((open_host.truth / name).read_bytes()).hexdigest() for name in open_host.names()
+    }
+    large = (open_host.truth / "large").read_bytes()
+    assert found == {
+        "kind": "BrokeredCache",
+        "names": ["/d", "/keep", "/large", "/small", "/w"],
+        "listed": 40,
+        "small": truth["small"],
+        "large": truth["large"],
+        "end": hashlib.sha256(large[39 << 20 :]).hexdigest(),
+        "many": [truth[f"d/{number}"] for number in range(40)] + [truth["large"]],
+        "open": ["everybody's"] * 2,
+        "theirs": "nobody's own",
+        "known": "who knows the name",
+        "refused": ["NotAllowedError"] * 4
+        + ["PathNotFoundError", "IsADirectoryPathError", "NotADirectoryPathError"],
+        "hidden": ["NotAllowedError"] * 3,
+        "change": ["NotAllowedError"] * 7,
+    }
+
+
+def test_fsspec_loaders_and_models_go_on_working(open_host: Host) -> None:
+    found = as_nobody(
+        """
+digest = lambda data: hashlib.sha256(data).hexdigest()
+system = fsspec.filesystem("headrace", socket=at)
+place = headrace.sdk.places.place_at("headrace:///d", socket=at)
+files, name = headrace.sdk.whole.files_at("headrace:///large", socket=at)
+mounted, other = headrace.sdk.whole.files_at(mount + "/large")
+cancel = headrace.sdk.cancel.Cancel()
+found = {
+    "cat": digest(system.cat("/small")),
+    "find": len(system.find("/d")),
+    "place": [digest(data) for data in place.read_many(["3", "5"])],
+    "names": len(place.names()),
+    "whole": digest(files.whole(name, cancel)),
+    "mounted": digest(mounted.whole(other, cancel)),
+}
+""",
+        imports=LIBRARY
+        + "import fsspec, headrace.integrations.fsspec, headrace.sdk.whole, headrace.sdk.places, headrace.sdk.cancel",
+        at=_socket(open_host),
+        mount=str(open_host.mount),
+    )
+    truth = {
+        name: hashlib.sha256((open_host.truth / name).read_bytes()).hexdigest() for name in open_host.names()
+    }
+    assert found == {
+        "cat": truth["small"],
+        "find": 40,
+        "place": [truth["d/3"], truth["d/5"]],
+        "names": 40,
+        "whole": truth["large"],
+        "mounted": truth["large"],
+    }
+
+
+def test_a_descriptor_can_only_be_read(open_host: Host) -> None:
+    """Else a user writes into what all others read: open(2) by /proc asks the modes of the cache file, and so on."""
+    found = as_nobody(
+        """
+content = headrace.connect(socket=at).content("/small")
+fd = content.fd
+at_fd = f"/proc/self/fd/{fd}"
+found = [refused(call) for call in (
+    lambda: os.open(at_fd, os.O_WRONLY), lambda: os.open(at_fd, os.O_RDWR), lambda: os.write(fd, b"x"),
+    lambda: os.ftruncate(fd, 0), lambda: os.truncate(at_fd, 0), lambda: os.fchmod(fd, 0o666),
+    lambda: os.fchown(fd, 65534, 65534), lambda: os.utime(fd), lambda: os.setxattr(fd, "user.x", b"x"),
+    lambda: os.link(at_fd, "/tmp/headrace-stolen", follow_symlinks=True),
+    lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK), lambda: mmap.mmap(fd, 100, mmap.MAP_SHARED),
+    lambda: os.getxattr(fd, "trusted.headrace.extras"),
+)]
+""",
+        imports=LIBRARY + "import fcntl",
+        at=_socket(open_host),
+    )
+    assert set(found) <= {"PermissionError", "OSError"}, found
+
+
+def test_a_mount_that_is_closed_to_others_has_no_door_for_them(host: Host) -> None:
+    host.put("a", 100)
+    host.up()
+    assert list(host.base.glob("run.public/*")) == []
+    closed = as_nobody(
+        "connected = refused(lambda: headrace.connect(socket=at))" + WALK + "found = [connected, found]",
+        imports=LIBRARY,
+        at=_socket(host),
+        paths=[str(host.mount), f"{host.mount}/a"],
+    )
+    assert closed == ["NodeUnavailableError", [["path", str(host.mount)]]]
+
+
+def test_a_mode_stays_what_it_was(host: Host) -> None:
+    """After persisting, after the file left the layer for the cache, and after a restart."""
+    host.put("a", 100)
+    for step in ("written", "persisted", "demoted", "restarted"):
+        if step in ("written", "restarted"):
+            up = host.up(host.truth, host.mount, "--allow-other", "--write", "back")
+        if step == "written":
+            (host.mount / "secret").write_bytes(b"patient record 4711")
+            (host.mount / "secret").chmod(0o600)
+        if step == "persisted":
+            host.ok("persist", "/")
+        if step == "demoted":
+            host.ok("load", "/")
+            assert not (host.cache / "upper/tree/secret").exists()
+        paths = [f"{host.mount}/secret", *below(host.cache)]
+        reached, read = as_nobody(
+            "read = refused(lambda: headrace.connect(socket=at).read('/secret'))"
+            + WALK
+            + "found = [found, read]",
+            imports=LIBRARY,
+            at=_socket(host),
+            paths=paths,
+        )
+        named = [["path", f"{host.mount}/secret"], ["path", str(host.cache)]]
+        assert (reached, read) == (named, "NotAllowedError"), step
+        assert stat.S_IMODE((host.mount / "secret").stat().st_mode) == 0o600, step
+        if step == "demoted":
+            host.ok("down", str(host.mount))
+            assert up.wait() == 0
+    host.ok("down", str(host.mount))
+
+
+def _socket(host: Host) -> str:
+    """Of the node, where others can't come; the library finds the one for them by it."""
+    (socket,) = host.run_folder.glob("*.sock")
+    return str(socket)
