@@ -6,6 +6,13 @@ set -euo pipefail
 
 settings=${HEADRACE_SETTINGS:-/etc/headrace/headrace.env}
 if [ -r "$settings" ]; then
+  # This runs as root, and the file is a program to it: only root may have written it, nor can others exchange it.
+  for one in "$settings" "$(dirname "$settings")"; do
+    if [ -n "$(find -H "$one" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o -perm /022 \) -print 2>&1)" ]; then
+      echo "headrace prolog: $one is not root's alone to change; settings are not read" >&2
+      exit 1
+    fi
+  done
   set -a
   # shellcheck disable=SC1090
   . "$settings"

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from headrace.config.schema import Config
+from headrace.config.schema import Config, public_folder_of
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
+UNITS = sorted(path.name for path in (DEPLOY / "systemd").glob("*.service"))
 NOT_SETTINGS = {"DRY_RUN", "SETTINGS", "PROGRAM", "PER_JOB"}
 """Words of the scripts themselves."""
 
@@ -29,13 +30,18 @@ def load(path: Path) -> dict[str, Any]:
     return found
 
 
-def container() -> dict[str, Any]:
+def pod() -> dict[str, Any]:
     found: dict[str, Any] = load(DEPLOY / "kubernetes/daemonset.yaml")["spec"]["template"]["spec"]
-    return {**found["containers"][0], "volumes": found["volumes"]}
+    return found
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = [one for one in pod()["containers"] if one["name"] == name]
+    return {**found, "mounts": {mount["name"]: mount for mount in found["volumeMounts"]}}
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(MANIFESTS) == 3
+    assert len(MANIFESTS) == 4
     assert len(SCRIPTS) == 2
 
 
@@ -54,22 +60,63 @@ def test_the_schemas_refuse_what_the_api_would() -> None:
 
 
 def test_the_daemonset_is_consistent() -> None:
-    daemonset, one = load(DEPLOY / "kubernetes/daemonset.yaml"), container()
+    daemonset, node, mount = (
+        load(DEPLOY / "kubernetes/daemonset.yaml"),
+        container("node"),
+        container("mount"),
+    )
     labels = daemonset["spec"]["template"]["metadata"]["labels"]
     assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    volumes = {volume["name"] for volume in one["volumes"]}
-    assert {mount["name"] for mount in one["volumeMounts"]} == volumes
+    volumes = {volume["name"] for volume in pod()["volumes"]}
+    assert set(node["mounts"]) | set(mount["mounts"]) == volumes
     config = load(DEPLOY / "kubernetes/configmap.yaml")
-    assert one["envFrom"][0]["configMapRef"]["name"] == config["metadata"]["name"]
-    mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
-    assert mounts["mounts"]["mountPropagation"] == "Bidirectional"
-    assert one["securityContext"]["privileged"]
+    assert node["envFrom"][0]["configMapRef"]["name"] == config["metadata"]["name"]
+    assert mount["mounts"]["mounts"]["mountPropagation"] == "Bidirectional"
     cache = config["data"]["HEADRACE_CACHE"].split(":")[0]
-    assert mounts["cache"]["mountPath"] == cache
+    for one in (node, mount):
+        assert one["mounts"]["cache"]["mountPath"] == cache
+        assert one["mounts"]["run"]["mountPath"] == "/run/headrace"
+    assert node["mounts"]["public"]["mountPath"] == public_folder_of("/run/headrace")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert cache in one[probe]["exec"]["command"]
-    names = [entry["name"] for entry in one["env"]]
-    assert names.index("HOST_IP") < names.index("HEADRACE_LISTEN")  # else $(HOST_IP) is not put in
+        assert cache in node[probe]["exec"]["command"]
+    names = [entry["name"] for entry in node["env"]]
+    assert names.index("POD_IP") < names.index("HEADRACE_LISTEN")  # else $(POD_IP) is not put in
+
+
+def test_only_the_container_that_mounts_is_privileged() -> None:
+    """And it has neither credentials nor a port; what talks with the network has no capability but of files."""
+    node, mount = container("node"), container("mount")
+    assert mount["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    assert not {"env", "envFrom", "ports"} & set(mount)
+    assert "tls" not in mount["mounts"]
+    context = node["securityContext"]
+    assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
+    assert context["readOnlyRootFilesystem"]
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert set(context["capabilities"]["add"]) == {"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID"}
+    assert "fuse" not in node["mounts"]
+    assert not pod()["hostNetwork"]
+    assert not pod()["automountServiceAccountToken"]
+
+
+def test_without_certificates_no_pod_starts() -> None:
+    (secret,) = [one["secret"] for one in pod()["volumes"] if one["name"] == "tls"]
+    assert "optional" not in secret
+    settings = load(DEPLOY / "kubernetes/configmap.yaml")["data"]
+    assert {"HEADRACE_TLS_CERTIFICATE", "HEADRACE_TLS_KEY", "HEADRACE_TLS_AUTHORITY"} <= set(settings)
+    assert not [name for name in settings if name.endswith("_INSECURE")]
+
+
+def test_the_peers_port_is_for_the_pods_of_the_cache() -> None:
+    policy = load(DEPLOY / "kubernetes/networkpolicy.yaml")["spec"]
+    labels = load(DEPLOY / "kubernetes/daemonset.yaml")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": policy["podSelector"]}]
+    (port,) = container("node")["ports"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port["containerPort"]}]
+    assert policy["policyTypes"] == ["Ingress"]
 
 
 def test_every_setting_that_is_named_exists() -> None:
@@ -93,13 +140,19 @@ def test_commands_and_options_that_are_named_exist() -> None:
         assert command in cli
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_the_unit_is_one(tmp_path: Path) -> None:
-    text = (DEPLOY / "systemd/headrace.service").read_text()
-    unit = tmp_path / "headrace.service"
-    unit.write_text(text.replace("/opt/headrace/bin/headrace", sys.executable))
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_the_units_are_ones(tmp_path: Path, name: str) -> None:
+    for one in UNITS:
+        text = (DEPLOY / f"systemd/{one}").read_text()
+        (tmp_path / one).write_text(text.replace("/opt/headrace/bin/headrace", sys.executable))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -107,6 +160,37 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     )
     said = [line for line in done.stderr.splitlines() if "headrace" in line]
     assert (done.returncode, said) == (0, [])
+
+
+@needs_systemd
+@pytest.mark.parametrize(("name", "limit"), [("headrace.service", 30), ("headrace-mount.service", 45)])
+def test_the_units_expose_little(name: str, limit: int) -> None:
+    """The mount needs CAP_SYS_ADMIN, and the host's own file systems, or the host would not see it."""
+    done = subprocess.run(
+        [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            f"--threshold={limit}",
+            str(DEPLOY / "systemd" / name),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+def test_the_unit_that_mounts_has_no_file_system_of_its_own() -> None:
+    """systemd.exec(5): these make the propagation of mounts to the host end."""
+    text = (DEPLOY / "systemd/headrace-mount.service").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    ending = re.compile(
+        "Private(Tmp|Devices|Mounts|Users)|Protect(System|Home|KernelTunables|KernelModules|ControlGroups|KernelLogs|Proc)|"
+        "(ReadOnly|ReadWrite|Inaccessible|Exec|NoExec)Paths|Bind|RootDirectory|TemporaryFileSystem|ProcSubset|MountFlags"
+    )
+    assert [line for line in lines if ending.match(line)] == []
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -135,6 +219,35 @@ def test_prolog_mounts(tmp_path: Path) -> None:
         "would run: mkdir -p /mnt/imagenet",
         "would run: timeout 120 headrace up s3://training-data/imagenet /mnt/imagenet --allow-other --detach",
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="owners are set by root")
+@pytest.mark.parametrize(("name", "status"), [("prolog.sh", 1), ("epilog.sh", 0)])
+@pytest.mark.parametrize("fault", ["owner", "group", "others", "folder", "link"])
+def test_settings_that_others_can_change_are_not_run(
+    tmp_path: Path, name: str, status: int, fault: str
+) -> None:
+    """They are a program that root runs."""
+    settings, ran = tmp_path / "headrace.env", tmp_path / "ran"
+    settings.write_text(f"touch {ran}\nORIGIN=s3://x\nMOUNTPOINT=/mnt\n")
+    given = {"HEADRACE_DRY_RUN": "1", "HEADRACE_SETTINGS": str(settings)}
+    assert script(name, **given).returncode == 0
+    assert ran.exists()
+    ran.unlink()
+    if fault == "owner":
+        os.chown(settings, 65534, 65534)
+    elif fault == "folder":
+        tmp_path.chmod(0o777)
+    elif fault == "link":
+        settings.rename(tmp_path / "theirs.env")
+        settings.symlink_to(tmp_path / "theirs.env")
+        os.chown(tmp_path / "theirs.env", 65534, 65534)
+    else:
+        settings.chmod(0o620 if fault == "group" else 0o602)
+    done = script(name, **given)
+    assert done.returncode == status
+    assert "is not root's alone to change" in done.stderr
+    assert not ran.exists()
 
 
 def test_prolog_fails_without_settings_or_mount(tmp_path: Path) -> None:
