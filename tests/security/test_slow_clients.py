@@ -28,7 +28,7 @@ from headrace.http.door import Bodies, Door
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import Pace
-from headrace.http.tls import ServerTls
+from headrace.http.tls import ServerTls, server_tls
 from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kinds_of
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
@@ -363,7 +363,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served_by_tls(pem: Path) -> Iterator[Served]:
-    server = Served(ServerTls(str(pem / "certificate.pem"), str(pem / "key.pem"), "x"))
+    server = Served(server_tls(str(pem / "certificate.pem"), str(pem / "key.pem"), "x"))
     yield server
     server.close()
 
