@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptCheckpointError
 
 MAGIC = b"HRCKPT1"
@@ -105,8 +106,8 @@ def decode(data: bytes, name: str) -> Manifest:
     if not rest.endswith(b"\n") or digest(body) != body_digest:
         raise _corrupt(name, "its body does not match its checksum")
     try:
-        return Manifest(msgspec.json.decode(head, type=Head), msgspec.json.decode(body, type=Body))
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return Manifest(decode_json(head, Head), decode_json(body, Body))
+    except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
 
 
@@ -115,8 +116,8 @@ def decode_head(data: bytes, name: str) -> Head | None:
     if data.startswith(MAGIC[: len(data)]) and data.count(b"\n") < 2:
         return None
     try:
-        return msgspec.json.decode(_head_bytes(data, name)[0], type=Head)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decode_json(_head_bytes(data, name)[0], Head)
+    except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
 
 
@@ -130,8 +131,8 @@ def decode_part(data: bytes, name: str) -> Part:
     if digest(rest).encode() != checksum:
         raise _corrupt(name, "it does not match its checksum")
     try:
-        return msgspec.json.decode(rest, type=Part)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        return decode_json(rest, Part)
+    except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.base import failpoint
+from headrace.base.decoding import decode_json
 from headrace.base.errors import CheckpointNotFoundError, CorruptCheckpointError, PathNotFoundError
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
@@ -98,7 +99,7 @@ def _claims(
 def _claimed_packs(place: Place, name: str) -> list[str]:
     try:
         _, _, data = place.read(name).partition(b"\n")
-        return msgspec.json.decode(data, type=list[str])
+        return decode_json(data, list[str])
     except (
         PathNotFoundError,
         msgspec.MsgspecError,

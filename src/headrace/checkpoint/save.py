@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import (
     HeadraceError,
     UsageError,
@@ -268,7 +269,7 @@ def available_bytes() -> int:
 def _checked(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """UsageError when JSON can't hold it, now rather than in the background."""
     try:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(metadata or {})))
+        found: dict[str, Any] = decode_json(msgspec.json.encode(dict(metadata or {})), dict[str, Any])
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise UsageError("metadata of a checkpoint", why=str(error)) from None
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.private_folder import private
 from headrace.ring.view import NodeInfo
 
@@ -37,7 +38,7 @@ class LastView:
         """By id; empty where there is none to go by."""
         try:
             with open(self._path, "rb") as file:
-                kept = msgspec.json.decode(file.read(), type=_Kept)
+                kept = decode_json(file.read(), _Kept)
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError, HeadraceError, NodeIdTakenError
 from headrace.cluster.etcd import DENIED_PAUSE_S, EtcdRecords
 from headrace.cluster.last_view import LastView
@@ -241,7 +242,7 @@ def _view_of(nodes: dict[str, NodeInfo], before: ClusterView | None, *, me: str)
 
 def _unpacked(raw: bytes) -> NodeInfo | None:
     try:
-        return msgspec.json.decode(raw, type=NodeInfo)
+        return decode_json(raw, NodeInfo)
     except msgspec.DecodeError as error:
         log.warning("node record not understood error=%s", error)
         return None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.records import Records
 from headrace.ring.view import ClusterView, NodeInfo
@@ -47,6 +48,6 @@ class HolderRecords:
         """Whether the copies that the node has are those that count. ClusterUnavailableError."""
         raw = await self._records.get(f"{PREFIX}/{writer}")
         try:
-            return raw is not None and node in msgspec.json.decode(raw, type=list[str])
+            return raw is not None and node in decode_json(raw, list[str])
         except msgspec.MsgspecError as error:
             raise ClusterUnavailableError(f"record {PREFIX}/{writer}", why=str(error)) from error

@@ -35,7 +35,7 @@ class Ledger:
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, BYTES)
         magic, self.incarnation, self.init_flags, mode = _HEAD.unpack_from(self._map)
-        self.mode = mode.rstrip(b"\0").decode() if magic == _MAGIC else ""
+        self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
         self._free: list[int] = []
         self._found: list[tuple[int, int, int, int]] = []
         releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:])]

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import msgspec
-
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.logs import log_to_stderr
 from headrace.config.schema import Config
@@ -60,7 +59,7 @@ def run_as_process(name: str, serve: Serve) -> NoReturn:
     parser.add_argument("--ready-fd", type=int, default=-1)
     arguments = parser.parse_args()
     with open(arguments.config_json, "rb") as source:
-        config = msgspec.json.decode(source.read(), type=Config)
+        config = decode_json(source.read(), Config)
     log_to_stderr(config.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s %(message)s")
     ready_fd, status = arguments.ready_fd, 0
     try:

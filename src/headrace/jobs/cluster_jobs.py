@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.cluster.records import Records
 from headrace.jobs.job_records import (
@@ -203,7 +204,10 @@ class ClusterJobs:
     async def _change(self, id: str, change: Callable[[JobRecord], JobRecord | None]) -> None:
         """Of what the record is now, however often others change it meanwhile."""
         while (raw := await self._records.get(job_key(id))) is not None:
-            changed = change(msgspec.json.decode(raw, type=JobRecord))
+            try:
+                changed = change(decode_json(raw, JobRecord))
+            except msgspec.DecodeError as error:
+                raise UsageError(f"job {id}", why=f"its record is not understood: {error}") from error
             if changed is None:
                 return
             new = msgspec.json.encode(changed)
@@ -253,7 +257,7 @@ class ClusterJobs:
             elif value is None:
                 known.raw = b""
             else:
-                record = msgspec.json.decode(value, type=JobRecord)
+                record = decode_json(value, JobRecord)
                 if known.record is not None and known.record.attempt != record.attempt:
                     known.shown = Figures()
                 known.raw, known.record = value, record
@@ -263,7 +267,7 @@ class ClusterJobs:
 
     def _heard_part(self, known: _Known, node: str, value: bytes | None) -> None:
         if value is not None:
-            known.parts[node] = msgspec.json.decode(value, type=PartRecord)
+            known.parts[node] = decode_json(value, PartRecord)
             return
         known.parts.pop(node, None)
         if node == self._me:

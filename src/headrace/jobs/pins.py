@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.cluster.records import Records
@@ -126,7 +127,7 @@ class Pins:
             self._wake.set()
             return
         try:
-            record = msgspec.json.decode(value, type=PinRecord)
+            record = decode_json(value, PinRecord)
         except msgspec.DecodeError as error:
             log.warning("pin record not understood path=%s error=%s", path, error)
             return

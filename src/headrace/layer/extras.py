@@ -14,6 +14,7 @@ import os
 import msgspec
 
 from headrace.base.beneath import SafePath
+from headrace.base.decoding import decode_msgpack
 from headrace.base.model import Extras
 
 ATTRIBUTE = "trusted.headrace.extras"
@@ -72,7 +73,7 @@ def extras_of(at: SafePath | bytes | int, found: os.stat_result) -> Extras | Non
 def _record_of(at: SafePath | bytes | int) -> _Record | None:
     try:
         value = at.getxattr(ATTRIBUTE) if isinstance(at, SafePath) else os.getxattr(at, ATTRIBUTE)
-        return msgspec.msgpack.decode(value, type=_Record)
+        return decode_msgpack(value, _Record)
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from headrace.base.beneath import SafePath
+from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
@@ -242,7 +243,7 @@ def copy_of(at: SafePath | int) -> tuple[int, ...]:
     """Inode number, ctime in ns and size of the writer's file; () for what is no copy."""
     try:
         value = os.getxattr(at, COPY_OF) if isinstance(at, int) else at.getxattr(COPY_OF)
-        return msgspec.msgpack.decode(value, type=tuple[int, ...])
+        return decode_msgpack(value, tuple[int, ...])
     except (OSError, msgspec.MsgspecError):
         return ()
 

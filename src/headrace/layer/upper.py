@@ -28,6 +28,7 @@ import msgspec
 
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, Root, SafePath
+from headrace.base.decoding import decode_msgpack
 from headrace.base.model import Attributes, Version
 from headrace.base.private_folder import make_private
 from headrace.layer import work
@@ -345,7 +346,7 @@ def drop_base(at: SafePath, path: bytes) -> None:
 def _bases(at: SafePath | int) -> list[Base]:
     try:
         value = os.getxattr(at, BASE) if isinstance(at, int) else at.getxattr(BASE)
-        return msgspec.msgpack.decode(value, type=list[Base])
+        return decode_msgpack(value, list[Base])
     except (OSError, msgspec.MsgspecError):
         return []
 

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError
 from headrace.layer.upper import split
 
@@ -43,7 +44,7 @@ class Cover:
     def decode(cls, raw: bytes) -> Cover:
         """ClusterUnavailableError for nonsense."""
         try:
-            record = msgspec.json.decode(raw, type=_Record)
+            record = decode_json(raw, _Record)
         except msgspec.MsgspecError as error:
             raise ClusterUnavailableError(f"record {PREFIX}", why=str(error)) from error
         return cls(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.base.deadline import Deadline
+from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError
 from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
@@ -116,7 +117,7 @@ class Elsewhere:
 
     def _hear_holders(self, key: str, raw: bytes | None) -> None:
         try:
-            holders = [] if raw is None else msgspec.json.decode(raw, type=list[str])
+            holders = [] if raw is None else decode_json(raw, list[str])
         except msgspec.MsgspecError:
             holders = []
         self._holders[key.removeprefix(f"{COPIES}/")] = holders

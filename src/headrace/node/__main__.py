@@ -6,8 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
+from headrace.base.decoding import decode_json
 from headrace.config.schema import Config
 from headrace.node.node import run_node
 
@@ -20,7 +19,7 @@ def main() -> int:
         "--again", action="store_true", help="it ran before: start also when an origin is away"
     )
     arguments = parser.parse_args()
-    config = msgspec.json.decode(Path(arguments.config_json).read_bytes(), type=Config)
+    config = decode_json(Path(arguments.config_json).read_bytes(), Config)
     return run_node(config, ready_fd=arguments.ready_fd, again=arguments.again)
 
 

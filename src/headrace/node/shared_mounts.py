@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import HeadraceError, PathExistsError, PathNotFoundError, UsageError
 from headrace.cluster.records import Records
 from headrace.config.schema import public_options
@@ -94,7 +95,10 @@ class SharedMounts:
         if await self._records.create(_key(path), _packed(record)):
             return
         raw = await self._records.get(_key(path))
-        there = None if raw is None else _unpacked(raw)
+        try:
+            there = None if raw is None else _unpacked(raw)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"mount {path}", why=f"its record is not understood: {error}") from error
         if raw is not None and there is not None and not there.url:
             await self._records.replace(_key(path), raw, _packed(record))
         elif there is not None and there.url != record.url:
@@ -153,4 +157,4 @@ def _packed(record: MountRecord) -> bytes:
 
 
 def _unpacked(raw: bytes) -> MountRecord:
-    return msgspec.json.decode(raw, type=MountRecord)
+    return decode_json(raw, MountRecord)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.base.namespace_path import check_node_id
 from headrace.ring.ring import Member, Ring, key_of
 
 SEGMENT_BYTES = 1 << 30
@@ -32,6 +33,12 @@ class NodeInfo(msgspec.Struct, frozen=True):
     protocol: int
     draining: bool = False
     api: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what no node says of itself: whoever can write records can write any."""
+        check_node_id(self.id)
+        if not 0 <= self.capacity_bytes < 1 << 62:
+            raise ValueError(f"a capacity of {self.capacity_bytes} bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import stat
 import msgspec
 
 from headrace.base.beneath import SafePath
+from headrace.base.decoding import decode_json
 from headrace.base.model import Entry
 from headrace.s3.checksums import Checksum
 from headrace.sdk.tree import Seen
@@ -141,6 +142,6 @@ def is_file(found: Seen) -> bool:
 def _record_of(at: SafePath | bytes | int) -> Record | None:
     try:
         value = at.getxattr(ATTRIBUTE) if isinstance(at, SafePath) else os.getxattr(at, ATTRIBUTE)
-        return msgspec.json.decode(value, type=Record)
+        return decode_json(value, Record)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -16,6 +16,7 @@ from datetime import datetime
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.s3 import signature
 from headrace.s3.errors import S3Error
 
@@ -195,8 +196,8 @@ def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> Limits:
 
 def _policy_of(text: str) -> Policy:
     try:
-        return msgspec.json.decode(base64.b64decode(text, validate=True), type=Policy)
-    except (binascii.Error, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        return decode_json(base64.b64decode(text, validate=True), Policy)
+    except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise _bad_policy(str(error)) from None
 
 

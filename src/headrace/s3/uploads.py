@@ -24,6 +24,7 @@ from collections.abc import Iterator
 import msgspec
 
 from headrace.base.boot_clock import Moment
+from headrace.base.decoding import decode_json
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Extras
 from headrace.layer.durable_writes import DurableWrites
@@ -97,7 +98,7 @@ class Uploads:
     def _about(self, id: str) -> About | None:
         try:
             with open(self._at(id) + b"/about.json", "rb") as source:
-                return msgspec.json.decode(source.read(), type=About)
+                return decode_json(source.read(), About)
         except (OSError, msgspec.MsgspecError):
             return None
 

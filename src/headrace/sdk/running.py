@@ -11,6 +11,7 @@ import time
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.errors import NodeUnavailableError, UsageError
 from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
@@ -74,7 +75,7 @@ def read_states(folder: str) -> list[State]:
         if name.endswith(".json"):
             try:
                 with open(os.path.join(folder, name), "rb") as source:
-                    found.append(msgspec.json.decode(source.read(), type=State))
+                    found.append(decode_json(source.read(), State))
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or of another version
     return found

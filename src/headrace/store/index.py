@@ -21,6 +21,7 @@ import lmdb
 import msgspec
 
 from headrace.base import boot_clock, failpoint
+from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import (
     CorruptIndexError,
     NotAllowedError,
@@ -285,7 +286,7 @@ class Index:
     def mounts(self) -> dict[str, dict[str, str]]:
         with self._reading() as txn:
             rows = [(bytes(path), bytes(value)) for path, value in txn.cursor(self._mounts)]
-        return {os.fsdecode(path): msgspec.msgpack.decode(value, type=dict[str, str]) for path, value in rows}
+        return {os.fsdecode(path): decode_msgpack(value, dict[str, str]) for path, value in rows}
 
     def meta(self, word: bytes) -> bytes | None:
         return self._get(self._meta, word)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from headrace.base.decoding import decode_with
 from headrace.base.errors import HeadraceError, ProtocolError, error_classes
 from headrace.wire.messages import Answer, Failure, Message, Request
 
@@ -35,8 +36,8 @@ def body_length(header: bytes) -> int:
 def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, what: str) -> Kind:
     """ProtocolError when the body is not what the decoder knows. what: "request" or "answer"."""
     try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for text that is none
+        return decode_with(decoder.decode, body)
+    except msgspec.DecodeError as error:
         raise ProtocolError(f"{what} not understood", why=str(error)) from error
 
 

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from headrace.base.deadline import Deadline
+from headrace.base.decoding import decode_json
 from headrace.base.errors import (
     CorruptBlockError,
     HeadraceError,
@@ -400,7 +401,7 @@ class Nodes:
             return error
         self._give(node, link)
         try:
-            told = msgspec.json.decode(data, type=Problem)
+            told = decode_json(data, Problem)
         except msgspec.DecodeError:
             return ProtocolError(
                 node.address.who, why=f"it answers with status {answer.status}, and no reason"
