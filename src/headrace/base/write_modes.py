@@ -62,7 +62,7 @@ class WriteModes:
             promise = _Promise.parse(word)
             if equals and (not path.startswith("/") or any(one in (".", "..") for one in path.split("/"))):
                 raise UsageError(f"write mode of {path!r}", why="the path must be absolute, without . and ..")
-            promises[_normal(path.encode())] = promise
+            promises[_normal(path.encode(errors="surrogateescape"))] = promise
         return cls(promises)
 
     def of(self, path: bytes) -> WriteMode:

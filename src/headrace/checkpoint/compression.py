@@ -63,6 +63,9 @@ def decompress(packed: memoryview, target: Bytes, item_bytes: int, name: str) ->
     if tool is None:
         tool = _local.decompressor = zstandard.ZstdDecompressor()
     try:
+        told = zstandard.frame_content_size(packed)
+        if told not in (len(target), -1):  # a bomb: so much would be allocated, whatever max_output_size says
+            raise CorruptCheckpointError(name, why=f"{told} bytes, not {len(target)}, once decompressed")
         plain = tool.decompress(packed, max_output_size=len(target))
     except zstandard.ZstdError as error:
         raise CorruptCheckpointError(name, why=str(error)) from None

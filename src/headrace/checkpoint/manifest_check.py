@@ -19,6 +19,8 @@ from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, Part
 NUMPY_KINDS = "biufcmMSU"
 """The kinds of numpy that are saved: none holds a pointer."""
 SIZE_BYTES_MAX = 1 << 50
+DIMENSIONS_MAX = 64
+"""As numpy has it."""
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcmMSU]\d{1,6}(\[\d{0,6}[A-Za-z]{1,2}(/\d{1,6})?\])?")
 _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,40}")
 
@@ -77,6 +79,12 @@ def items_of(leaf: Leaf) -> int:
     return math.prod(leaf.shape)
 
 
+def _strides_of(leaf: Leaf) -> int:
+    """How many bytes its largest stride spans: also where a size of 0 makes the whole empty."""
+    item_bytes = item_bytes_of(leaf) if leaf.kind in ("numpy", "scalar") else 1
+    return math.prod(max(1, size) for size in leaf.shape) * item_bytes
+
+
 def _check_head(head: Head) -> None:
     _require(0 <= head.step <= layout.STEP_MAX, f"step {head.step}")
     _require(head.kind in ("state", "dcp"), f"kind {head.kind!r}")
@@ -101,9 +109,8 @@ def _check_part(part: Part) -> None:
 
 def _check_leaf(leaf: Leaf) -> None:
     _require(0 <= leaf.size_bytes <= SIZE_BYTES_MAX, f"{leaf.name} of {leaf.size_bytes} bytes")
-    _require(
-        all(0 <= size <= SIZE_BYTES_MAX for size in leaf.shape), f"{leaf.name} has the shape {leaf.shape}"
-    )
+    fits = len(leaf.shape) <= DIMENSIONS_MAX and min(leaf.shape, default=0) >= 0
+    _require(fits and _strides_of(leaf) <= SIZE_BYTES_MAX, f"{leaf.name} has the shape {leaf.shape}"[:200])
     if leaf.kind in ("numpy", "scalar"):
         _require(leaf.kind == "numpy" or not leaf.shape, f"{leaf.name} is a scalar with a shape")
         size_bytes = items_of(leaf) * item_bytes_of(leaf)

@@ -181,6 +181,8 @@ def _volumes(words: Sequence[Any]) -> list[dict[str, Any]]:
     """Each a table of the file, or DIR[:SIZE[:TIER]]."""
     if isinstance(words, str):
         words = [words]
+    if not isinstance(words, list):
+        raise UsageError(f"configuration: cache = {words!r}", why="not a list of folders")
     return [_volume_table(one) if isinstance(one, dict) else volume_of(str(one)) for one in words]
 
 

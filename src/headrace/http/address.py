@@ -13,6 +13,7 @@ BACKLOG = 1024
 def split_address(address: str, setting: str) -> tuple[str, int]:
     """HOST:PORT, [HOST]:PORT. UsageError."""
     host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
     if (
         not colon
         or not host
@@ -22,7 +23,7 @@ def split_address(address: str, setting: str) -> tuple[str, int]:
         raise UsageError(
             f"setting {setting} = {address!r}", why="not HOST:PORT", hint="for example 127.0.0.1:9000"
         )
-    return host.strip("[]"), int(port)
+    return host, int(port)
 
 
 def is_loopback(host: str, setting: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import decode_json
 from headrace.base.missing_extras import needs_extra
 
 with needs_extra(__name__):
@@ -26,6 +27,7 @@ with needs_extra(__name__):
 
 from headrace.base.errors import CorruptCheckpointError, NotSupportedError, PathNotFoundError
 from headrace.checkpoint.export import TORCH_WORDS
+from headrace.checkpoint.manifest_check import DIMENSIONS_MAX, SIZE_BYTES_MAX
 from headrace.checkpoint.restore import matcher
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.whole import Files, files_at
@@ -139,7 +141,7 @@ class _Index(msgspec.Struct):
 
 def _indexed(files: Files, index: str, wanted: Callable[[str], bool]) -> list[_Shard]:
     try:
-        weight_map = msgspec.json.decode(files.read(index), type=_Index).weight_map
+        weight_map = decode_json(files.read(index), _Index).weight_map
     except msgspec.MsgspecError as error:
         raise _corrupt(f"{files.name}/{index}", f"not an index: {error}") from None
     names: dict[str, set[str]] = {}
@@ -181,7 +183,7 @@ def _header(data: memoryview, name: str) -> tuple[dict[str, _Tensor], int]:
     if len(data) < 8 or not 2 <= length <= min(HEADER_BYTES_MAX, len(data) - 8):
         raise _corrupt(name, "it does not begin as a safetensors file")
     try:
-        words: dict[str, Any] = msgspec.json.decode(bytes(data[8 : 8 + length]), type=dict[str, Any])
+        words: dict[str, Any] = decode_json(bytes(data[8 : 8 + length]), dict[str, Any])
         words.pop("__metadata__", None)
         found = msgspec.convert(words, dict[str, _Tensor])
     except msgspec.MsgspecError as error:
@@ -196,6 +198,9 @@ def _tensor_over(data: memoryview, begin: int, name: str, one: _Tensor) -> torch
         raise NotSupportedError(name, why=f"this torch has no {one.dtype}", hint="use a newer one")
     start, end = one.data_offsets
     count = math.prod(one.shape)
+    strides = math.prod(max(1, size) for size in one.shape)  # which torch calculates of an empty one, too
+    if len(one.shape) > DIMENSIONS_MAX or strides > SIZE_BYTES_MAX:
+        raise _corrupt(name, f"{len(one.shape)} dimensions, {strides} items")
     if min(one.shape, default=0) < 0 or not 0 <= start <= end <= len(data) - begin:
         raise _corrupt(name, f"said to be at {start} to {end}, of {len(data) - begin} bytes")
     if end - start != count * dtype.itemsize:

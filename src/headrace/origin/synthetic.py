@@ -35,7 +35,10 @@ class Shape:
 
 def parse_shape(url: str) -> Shape:
     """Of a synthetic URL; UsageError when it isn't one."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # as of an IPv6 address without its end
+        raise UsageError(url, why="not a synthetic origin", hint=f"write {_FORM}") from None
     size = re.fullmatch(r"/(\d+)([kmgt]?)(i?b)?", parts.path.lower())
     query = dict(urllib.parse.parse_qsl(parts.query))
     directories = query.pop("directories", "0")

@@ -39,12 +39,19 @@ class _Links(HTMLParser):
 
 def index_names(page: str, path: str) -> list[str]:
     """The children that an index page links to, each once, folders with a slash at the end. path: the page's own,
-    unquoted, with slashes at both ends. Links to elsewhere, to parents and to sort orders are left out."""
+    unquoted, with slashes at both ends. Links to elsewhere, to parents and to sort orders are left out. ValueError for
+    what can't be read as a page."""
     links = _Links()
-    links.feed(page)
+    try:
+        links.feed(page)
+    except AssertionError as error:  # of the parser, for some broken declarations
+        raise ValueError(str(error)) from error
     names: dict[str, None] = {}
     for link in links.found:
-        parts = urllib.parse.urlsplit(link)
+        try:
+            parts = urllib.parse.urlsplit(link)
+        except ValueError:
+            continue
         if parts.scheme or parts.netloc or not parts.path:
             continue
         name = urllib.parse.unquote(parts.path, errors="surrogateescape")
@@ -128,7 +135,10 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             with translated(what):
                 page = bytes(memoryview(await result.bytes_async()))
         path = f"/{self._full(key)}/" if self._full(key) else "/"
-        return index_names(page.decode("utf-8", errors="surrogateescape"), path)
+        try:
+            return index_names(page.decode("utf-8", errors="surrogateescape"), path)
+        except ValueError as error:
+            raise NotSupportedError(what, why=f"the server's index can't be read: {error}") from error
 
     async def _only_file(self, deadline: Deadline) -> ObjectInfo | None:
         name = self._prefix.rpartition("/")[2]

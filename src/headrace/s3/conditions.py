@@ -89,7 +89,7 @@ def _bare(etag: str) -> str:
 def _seconds(text: str) -> float | None:
     try:
         return parsedate_to_datetime(text).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return None
 
 
