@@ -212,7 +212,7 @@ def _note_heard(folder: bytes) -> None:
 def _silent_s(folder: bytes) -> float:
     """Return how long nothing was heard of an upload, at least. Times of files don't say: they jump with the clock."""
     try:
-        return msgspec.json.decode(os.getxattr(folder, HEARD), type=Moment).age_s()
+        return decode_json(os.getxattr(folder, HEARD), Moment).age_s()
     except (OSError, msgspec.MsgspecError):
         return Moment("", 0.0).age_s()  # of an older release: as if it were of another boot
 

@@ -1,0 +1,34 @@
+"""The fuzzers, by name. Each module has a list of them; it is imported when one of its names is asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.fuzz.fuzzer import Fuzzer
+
+_MODULES = {
+    "frames": ("host-requests", "host-answers", "peer-requests", "peer-answers"),
+    "http": ("http-heads", "http-bodies"),
+    "s3": ("s3-requests", "s3-bodies", "s3-chunks", "s3-forms", "s3-policies", "s3-xml"),
+    "gateways": ("webhdfs-requests", "rest-requests", "rest-answers"),
+    "settings": ("config", "write-modes", "sizes", "origin-urls"),
+    "records": (
+        "node-records", "job-records", "mount-records", "pin-records", "cover-records", "last-view", "written-tokens",
+    ),
+    "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
+    "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
+    "disks": (
+        "index-values", "index-checkpoint", "block-maps", "attributes", "handover", "fuse-requests", "uploads",
+    ),
+}  # fmt: skip
+NAMES = tuple(name for names in _MODULES.values() for name in names)
+
+
+def load(name: str) -> Fuzzer:
+    module = next(module for module, names in _MODULES.items() if name in names)
+    found: list[Fuzzer] = importlib.import_module(f"tests.fuzz.targets.{module}").FUZZERS
+    return next(fuzzer for fuzzer in found if fuzzer.name == name)
+
+
+def described() -> list[tuple[str, str]]:
+    return [(name, load(name).about) for name in NAMES]

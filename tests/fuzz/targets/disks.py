@@ -1,0 +1,195 @@
+"""What disks, kernel and earlier processes of this host left: index, attributes, handover, FUSE requests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from unittest import mock
+
+import msgspec
+
+from headrace.base.decoding import decode_json
+from headrace.base.errors import CorruptIndexError
+from headrace.base.model import Attributes, Extras, FileId, Kind, Version
+from headrace.fuse import abi, codec, ledger
+from headrace.layer import extras, upper
+from headrace.s3 import facts, uploads
+from headrace.store import checkpoint, schema
+from headrace.store.checksum import block_checksum
+from headrace.store.files import BlockMap, map_bytes
+from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.mutations import mutate_tree
+
+_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""Where files of one input lie: a disk would be the slowest part."""
+_FILE = os.memfd_create("headrace-fuzz", os.MFD_CLOEXEC)
+_TOKEN = '"0123456789abcdef0123456789abcdef-12"'
+_VERSION = Version(5 << 20, 1_700_000_000_000_000_000, _TOKEN)
+_CACHED = schema.CachedFile(FileId(7), 0, 5 << 20, 5, _TOKEN, True, False, False, False, 17, 18, told=3)
+_BLOCKS_BYTES = 5 << 20
+_SLOTS = 8
+_RELEASES_AT = 64 + _SLOTS * 16
+"""Of a small ledger: a real one has 65536 slots, and takes 0.1 s to read."""
+
+
+def _index_values(data: bytes) -> None:
+    """A value of the index. It is the node's own file, behind checksums of its file system: one that is cut off is a
+    ValueError or a struct.error, and hurts nobody."""
+    if len(data) > 2:
+        schema.told_of(data)
+    with contextlib.suppress(ValueError, struct.error):
+        assert schema.unpack_cached(FileId(7), data).volume < 1 << 16
+    entry = schema.unpack_entry(FileId(1), b"name", data)
+    assert schema.unpack_entry(
+        FileId(1), b"name", schema.pack_entry(entry.kind, entry.id, entry.version)
+    ).version
+
+
+def _checkpoint(data: bytes) -> None:
+    """The file that an index is restored from after a power loss."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
+        for name, content in (("data.mdb", bytes(2 * checkpoint.PAGE_BYTES)), ("checkpoint", data)):
+            with open(f"{folder}/{name}", "wb") as file:
+                file.write(content)
+        checkpoint.restore(folder, "boot")
+    checkpoint.newest_of(data)
+
+
+def _block_map(data: bytes) -> None:
+    with tempfile.TemporaryFile(dir=_MEMORY) as file:
+        file.write(data)
+        file.flush()
+        found = BlockMap(file.fileno(), _BLOCKS_BYTES, 7, writable=False)
+        for block in range(found.blocks):
+            found.has(block)
+            found.checksum(block)
+        assert found.count() <= found.blocks + 64
+        found.close()
+
+
+def _attributes(data: bytes) -> None:
+    """Extended attributes of files of the layer: of one that a user, or an earlier release, wrote."""
+    for name in (extras.ATTRIBUTE, upper.BASE, facts.ATTRIBUTE):
+        with contextlib.suppress(OSError):  # longer than the file system keeps
+            os.setxattr(_FILE, name, data)
+    stat = os.stat(_FILE)
+    found = extras.extras_of(_FILE, stat)
+    assert found is None or isinstance(found, Extras)
+    upper.base_at(_FILE, b"/a")
+    assert facts.facts_of(stat, _FILE).size_bytes == stat.st_size
+
+
+def _handover(data: bytes) -> None:
+    """The memfd that sessions hand on: its beginning is the input, the rest zeros; of the node's own making, so that
+    only what a killed session may leave is refused silently."""
+    with mock.patch.multiple(ledger, SLOTS=_SLOTS, _RELEASES_AT=_RELEASES_AT, BYTES=_RELEASES_AT + 512):
+        _hand_over(data)
+
+
+def _hand_over(data: bytes) -> None:
+    fd = ledger.create()
+    try:
+        os.pwrite(fd, data[: ledger.BYTES], 0)
+        found = ledger.Ledger(fd)
+        for slot, _, _, opens in found.found():
+            assert 0 <= slot < ledger.SLOTS and opens >= 0
+        assert found.raise_incarnation(found.incarnation + 1) > 0
+        found.note_release(5)
+    finally:
+        os.close(fd)
+
+
+def _fuse(data: bytes) -> None:
+    """A request of the kernel, in a buffer of full length."""
+    request = bytearray(data[: abi.REQUEST_BYTES_MAX].ljust(abi.REQUEST_BYTES_MAX, b"\0"))
+    offered = codec.decode_init(bytes(request[:80]))
+    assert offered.flags < 1 << 64
+    first, second = codec.decode_names(request)
+    assert b"\0" not in first + second
+    for layout in (abi.SETATTR_IN, abi.WRITE_IN, abi.FALLOCATE_IN, abi.SETXATTR_IN, abi.RENAME2_IN):
+        layout.unpack_from(request, 40)
+    os.major(codec.decode_device(abi.MKNOD_IN.unpack_from(request, 40)[1]))
+
+
+def _upload(data: bytes) -> None:
+    """about.json of an upload in parts."""
+    about = decode_json(data, uploads.About)
+    msgspec.json.encode(about)
+
+
+_MSGPACK = mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode)
+_META = bytes(16) + checkpoint._META.pack(checkpoint._META_MAGIC, checkpoint._META_VERSION)
+_PAGE = _META.ljust(checkpoint.PAGE_BYTES, b"\0")
+_BOOT = b"other".ljust(64, b"\0")
+_KEPT = checkpoint._HEADER.pack(b"HRCHECK1", block_checksum(_BOOT + _PAGE), _BOOT) + _PAGE
+_MAP = b"HRMAP\0\0\1" + b"".join(number.to_bytes(8, "little") for number in (_BLOCKS_BYTES, 7, 5))
+_RECORD = ["etag", 3, 0, "", None, []]
+
+FUZZERS = [
+    Fuzzer(
+        "index-values",
+        "values of the index (store/schema.py)",
+        _index_values,
+        (ValueError, struct.error),
+        [
+            schema.pack_entry(Kind.FILE, 5, _VERSION),
+            schema.pack_entry(Kind.FILE, 5, _VERSION, Attributes(5, 0o644, 0, 0)),
+            schema.pack_cached(_CACHED),
+        ],
+    ),
+    Fuzzer(
+        "index-checkpoint",
+        "what an index is restored from after a power loss (store/checkpoint.py)",
+        _checkpoint,
+        (CorruptIndexError,),
+        [_KEPT],
+        input_bytes_max=8192,
+    ),
+    Fuzzer(
+        "block-maps",
+        "the map beside a cache file (store/files.py)",
+        _block_map,
+        (ValueError,),
+        [_MAP.ljust(map_bytes(5), b"\x05")],
+    ),
+    Fuzzer(
+        "attributes",
+        "extended attributes of files of the upper layer (layer/extras.py, layer/upper.py, s3/facts.py)",
+        _attributes,
+        (),
+        [
+            msgspec.msgpack.encode([0, None, {"a": "b"}, {"Content-Type": "x"}, None]),
+            msgspec.msgpack.encode([upper.Base(b"/a", _VERSION)]),
+            json.dumps(_RECORD).encode(),
+            msgspec.json.encode(facts.Record("etag", 0, 0)),
+        ],
+        mutate=_MSGPACK,
+        input_bytes_max=2048,
+    ),
+    Fuzzer(
+        "handover",
+        "what a session hands on to the next one (fuse/ledger.py)",
+        _handover,
+        (),
+        [ledger._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(64, b"\0") + ledger._SLOT.pack(5, 6, 7)],
+        input_bytes_max=1024,
+    ),
+    Fuzzer(
+        "fuse-requests",
+        "requests of the kernel (fuse/codec.py, fuse/abi.py)",
+        _fuse,
+        (ValueError,),
+        [abi.IN_HEADER.pack(80, 1, 1, 1, 0, 0, 0, 0, 0) + b"first\0second\0"],
+    ),
+    Fuzzer(
+        "uploads",
+        "what is kept of an upload in parts (s3/uploads.py)",
+        _upload,
+        (msgspec.DecodeError,),
+        [msgspec.json.encode(uploads.About(b"/b", b"/b/k", 1.5, "17.5", Extras({"a": "b"})))],
+        mutate=mutate_tree(json.loads, lambda tree: json.dumps(tree).encode()),
+    ),
+]

@@ -1,0 +1,126 @@
+"""What origins answer: headers, ETags, metadata, index pages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from headrace.base.model import Attributes, Kind, Version
+from headrace.origin import digest, metadata, odd_headers, retry_after, web
+from headrace.store import schema
+from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.mutations import mutate_text
+
+_NOW = datetime(2026, 11, 23, tzinfo=UTC)
+_SIZE_BYTES = 20 << 20
+
+
+def _retry_after(data: bytes) -> None:
+    assert 0 <= retry_after.parse_retry_after(data.decode("latin-1"), _NOW) <= retry_after.LONGEST_S
+
+
+def _etag(data: bytes) -> None:
+    token = data.decode("utf-8", "replace")
+    found = digest.digest_of(Version(_SIZE_BYTES, 0, token))
+    form, packed = schema._pack_token(token)
+    assert schema._unpack_token(form, packed) == token
+    if found is not None:
+        assert digest.value_of_body(b"x", found)
+        assert len(digest.part_sizes(_SIZE_BYTES, found.parts)) <= digest.PARTS_TRIED_MAX
+
+
+def _metadata(data: bytes) -> None:
+    """A name and a value on each line."""
+    pairs = (line.partition(":") for line in data.decode("utf-8", "replace").split("\n")[:64])
+    told = {name.strip(): value.strip() for name, _, value in pairs}
+    found = metadata.from_metadata(told)
+    if found is not None:
+        assert found.mode is None or 0 <= found.mode <= 0o7777
+        again = metadata.from_metadata(metadata.to_metadata(found))
+        assert again is not None or found == Attributes()
+        schema.pack_entry(Kind.FILE, 5, Version(1, 2, "x"), found)
+    odd_headers._metadata({name: value for name, value in told.items() if _is_latin(value)})
+
+
+def _is_latin(value: str) -> bool:
+    return all(ord(character) < 256 for character in value)
+
+
+def _index_page(data: bytes) -> None:
+    page = data.decode("utf-8", errors="surrogateescape")
+    for name in web.index_names(page, "/data/"):
+        bare = name.removesuffix("/")
+        assert bare not in ("", ".", "..") and "/" not in bare
+
+
+FUZZERS = [
+    Fuzzer(
+        "retry-after",
+        "Retry-After of an overloaded store (origin/retry_after.py)",
+        _retry_after,
+        (),
+        [b"5", b"Mon, 23 Nov 2026 12:00:00 GMT", b"Monday, 23-Nov-26 12:00:00 GMT"],
+        words=[b"GMT", b"-0000", b"+9999", b"Dec", b"9999", b"0001", b":", b"99", b"UTC", b"EST"],
+        mutate=mutate_text,
+        input_bytes_max=256,
+    ),
+    Fuzzer(
+        "etags",
+        "ETags, and how the index keeps them (origin/digest.py, store/schema.py)",
+        _etag,
+        (),
+        [
+            b'"0123456789abcdef0123456789abcdef"',
+            b'"0123456789abcdef0123456789abcdef-12"',
+            b"a" * 64,
+            b'W/"x"',
+        ],
+        words=[b'"', b"-", b"-65535", b"-0", b"W/", "²".encode(), "٣".encode()],
+        mutate=mutate_text,
+        input_bytes_max=256,
+    ),
+    Fuzzer(
+        "origin-metadata",
+        "metadata of objects (origin/metadata.py, odd_headers.py)",
+        _metadata,
+        (),
+        [
+            b"mtime: 1700000000.5\nmode: 33188\nuid: 0\ngid: 0\nheadraceput: x\nheadracetags: a=b&c\nContent-Type: a/b",
+            b"x-amz-meta-a: b\nheadraceusers: mode,uid\nheadraceput: y\nmode: 5",
+        ],
+        words=[
+            b"mtime",
+            b"mode",
+            b"headraceput",
+            b"headracetags",
+            b"headraceusers",
+            b": ",
+            b"\n",
+            b"-1.999999999999",
+        ],
+        mutate=mutate_text,
+    ),
+    Fuzzer(
+        "index-pages",
+        "index pages of web servers (origin/web.py)",
+        _index_page,
+        (ValueError,),
+        [
+            b'<html><body><a href="../">..</a> <a href="a.txt">a</a> <a href="sub%2F">s</a> <a href="/data/b/">b</a>',
+            b"<!DOCTYPE html><a href='x?C=N;O=D'><a href=\"//h/x\"><a href='%2e%2e%2fetc'>",
+        ],
+        words=[
+            b"<a href=",
+            b"</a>",
+            b"<!--",
+            b"<![CDATA[",
+            b"&#x41;",
+            b"%2e%2e",
+            b"http://[",
+            b"<?",
+            b"&lt",
+            b"<script>",
+        ],
+        mutate=mutate_text,
+        input_bytes_max=8192,
+    ),
+]

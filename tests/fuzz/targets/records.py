@@ -1,0 +1,149 @@
+"""Records of the cluster in etcd, which whoever can write there writes, and the file that remembers the last view."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.base.decoding import Kind, decode_json
+from headrace.base.errors import ClusterUnavailableError
+from headrace.cluster import membership
+from headrace.cluster.last_view import LastView
+from headrace.jobs import job_records
+from headrace.jobs.job_records import Figures, JobRecord, PartRecord
+from headrace.jobs.pins import PinRecord
+from headrace.layer.written import Written
+from headrace.namespace.cover import Cover
+from headrace.node import shared_mounts
+from headrace.ring.view import NodeInfo, next_view
+from headrace.wire import frame, messages
+from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.mutations import mutate_tree
+
+_ME = NodeInfo("me", "instance", "127.0.0.1:1", "zone-a", 1 << 40, "0.1", 3)
+_OTHER = NodeInfo("other", "instance", "127.0.0.2:1", "zone-b", 1 << 41, "0.1", 3, api="http://127.0.0.2:2")
+_JOB = JobRecord(
+    "j1", "load", "/data", {"replicas": "2"}, "me", summary=Figures(1, 2, 3, 4, 1, [("/a", "why")])
+)
+_PART = PartRecord("mark", 1, True, Figures(files_done=2, bytes_total=5, bytes_s=1.5))
+_MUTATE = mutate_tree(json.loads, lambda tree: json.dumps(tree).encode())
+
+
+def _node(data: bytes) -> None:
+    """Whatever a record says of a node, there is a view with it, and every file has an owner."""
+    info = membership._unpacked(data)
+    if info is None:
+        return
+    nodes = {"me": _ME, info.id: info}
+    view = next_view(next_view(None, {"me": _ME}, epoch=0), nodes, epoch=1)
+    owners = view.owners(b"/a/b", replicas=2)
+    assert owners and {owner.id for owner in owners} <= set(nodes)
+    _tell(messages.Report({"members": [msgspec.to_builtins(info)]}))
+
+
+def _job(data: bytes) -> None:
+    record, part = _taken(data, JobRecord), _taken(data, PartRecord)
+    if record is not None:
+        job_records.state_of(record, record.summary or Figures())
+        row = job_records.row_of(record, record.summary or Figures(), {})
+        _tell(messages.JobRows([row]))
+    if part is not None:
+        together = job_records.together([part.figures, part.figures])
+        _tell(messages.JobRows([job_records.row_of(_JOB, together, {"n": part})]))
+
+
+def _mount(data: bytes) -> None:
+    record = shared_mounts._unpacked(data)
+    again = shared_mounts._unpacked(shared_mounts._packed(record))
+    assert again.url == record.url and again.options.items() <= record.options.items()
+
+
+def _pin(data: bytes) -> None:
+    record = decode_json(data, PinRecord)
+    assert isinstance(record.replicas, int)
+
+
+def _cover(data: bytes) -> None:
+    cover = Cover.decode(data)
+    for folder in (b"/", b"/a", b"/a/b"):
+        assert cover.covers(folder) >= cover.covers_below(folder)
+    again = Cover.decode(cover.encode())
+    assert again == cover
+    Cover.of(set(cover.folders), set(cover.below))
+
+
+def _last_view(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        nodes = LastView(file.name, cluster="etcd://c", node="me").read()
+    for id, info in nodes.items():
+        assert id == info.id
+
+
+def _token(data: bytes) -> None:
+    """Of a version that no origin has yet."""
+    found = Written.parse(data.decode("utf-8", "surrogateescape"))
+    if found is not None:
+        assert Written.parse(found.token) == found
+
+
+def _tell(message: messages.Message) -> None:
+    """To a program of this host, which asks what the cluster does."""
+    frame.encode(message)
+
+
+def _taken(data: bytes, kind: type[Kind]) -> Kind | None:
+    try:
+        return decode_json(data, kind)
+    except msgspec.DecodeError:
+        return None
+
+
+def _json(*values: object) -> list[bytes]:
+    return [msgspec.json.encode(value) for value in values]
+
+
+def _fuzzer(name: str, about: str, parse: Callable[[bytes], None], seeds: list[bytes]) -> Fuzzer:
+    refuses = (msgspec.DecodeError, ClusterUnavailableError)
+    words = [b"/a", b"%2F", b"%00", b"\\ud800", b"1e400"]
+    return Fuzzer(name, about, parse, refuses, seeds, words=words, mutate=_MUTATE)
+
+
+FUZZERS = [
+    _fuzzer(
+        "node-records",
+        "records of nodes, and their views (cluster/membership.py)",
+        _node,
+        _json(_ME, _OTHER),
+    ),
+    _fuzzer("job-records", "records of jobs and their parts (jobs/job_records.py)", _job, _json(_JOB, _PART)),
+    _fuzzer(
+        "mount-records",
+        "records of mounts (node/shared_mounts.py)",
+        _mount,
+        _json(shared_mounts.MountRecord("s3://b", {"region": "x", "secret_access_key": "y"})),
+    ),
+    _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
+    _fuzzer(
+        "cover-records",
+        "what nodes say they wrote (namespace/cover.py)",
+        _cover,
+        [Cover.of({b"/a", b"/b/c"}, {b"/d"}).encode(), b'{"folders": ["%2Fa"], "below": ["%2F"]}'],
+    ),
+    _fuzzer(
+        "last-view",
+        "the file that remembers the last view (cluster/last_view.py)",
+        _last_view,
+        _json({"cluster": "etcd://c", "node": "me", "nodes": [msgspec.to_builtins(_ME)]}),
+    ),
+    _fuzzer(
+        "written-tokens",
+        "versions of files that no origin has yet (layer/written.py)",
+        _token,
+        [Written("node-2", 5, 1_700_000_000_000_000_000).token.encode()],
+    ),
+]
