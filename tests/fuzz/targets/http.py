@@ -81,5 +81,6 @@ FUZZERS = [
         [b"5\r\nhello\r\n0\r\n\r\n", b"a;x=y\r\n0123456789\r\n00\r\nX-Sum: 1\r\n\r\n"],
         words=[b"\r\n", b"0\r\n\r\n", b"ffffffffffffffff", b"40000000", b"-1", b"0x5", b";", b" 5 "],
         mutate=mutate_text,
+        input_bytes_max=512,
     ),
 ]

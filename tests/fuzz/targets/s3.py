@@ -262,6 +262,7 @@ FUZZERS = [
         [_UNSIGNED.encode().partition(HEAD_END)[2]],
         words=[b"\r\n", b"0;", b";chunk-signature=", b"ffffffff", b"x-amz-checksum-crc32:", b":"],
         mutate=mutate_text,
+        input_bytes_max=512,
     ),
     Fuzzer(
         "s3-forms",
