@@ -37,6 +37,7 @@ from headrace.fuse.operations import (
     Operations,
 )
 from headrace.fuse.upper_files import UpperFiles
+from headrace.layer.given_mode import as_given
 from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
@@ -202,7 +203,7 @@ class WritableNames(Operations):
     def getattr(self, unique: int, node: int, request: bytearray) -> Answer:
         with self._open_files.use(node) as file:
             if file is not None:
-                return self._encode.stat_attr_reply(unique, node, os.fstat(file.fd))
+                return self._encode.stat_attr_reply(unique, node, as_given(os.fstat(file.fd), file.fd))
         if not node & UPPER and node >> 48:  # a file of the index
             return super().getattr(unique, node, request)
         dead = self._nodes.dead(node)
@@ -364,7 +365,8 @@ class WritableNames(Operations):
             except FileExistsError:
                 if not self._was_done(unique, path):
                     raise
-            return self._entered(unique, node, name, path, self._upper.at(path).lstat(), new=new)
+            at = self._upper.at(path)
+            return self._entered(unique, node, name, path, as_given(at.lstat(), at), new=new)
 
         return self._changing(work)
 

@@ -19,6 +19,7 @@ from headrace.fuse.operations import Answer, Begun, Deferred, Mode, OnDisk, xatt
 from headrace.fuse.upper_files import OpenUpper
 from headrace.fuse.writable import WritableNames, owner_of
 from headrace.layer.calls import fallocate
+from headrace.layer.given_mode import as_given, give_mode
 from headrace.layer.upper import OURS, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.tree import empty
@@ -49,7 +50,7 @@ class WritableOperations(WritableNames):
             fd, new = self._tree.create(path, mode, owner, flags)
             if open_flags & abi.OPEN_KILL_SUIDGID and not new:
                 _drop_set_ids(fd)
-            found = os.fstat(fd)
+            found = as_given(os.fstat(fd), fd)
             made = UPPER | found.st_ino
             generation = self._nodes.learn(made, node, name, new=new)
             if not self._tree.other_nodes.know(path):
@@ -244,7 +245,7 @@ class WritableOperations(WritableNames):
                 if file is not None:
                     _set_attributes(file.fd, fields)
                     self._tell(node, file)
-                    return self._encode.stat_attr_reply(unique, node, os.fstat(file.fd))
+                    return self._encode.stat_attr_reply(unique, node, as_given(os.fstat(file.fd), file.fd))
             path = self._path_to_change(node)
             empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
             with self._tree.at_upper(path, content=not empties).pinned() as pin:
@@ -252,7 +253,7 @@ class WritableOperations(WritableNames):
                     return errno.ESTALE  # another process of the host gave the name to another file
                 _set_attributes(pin.at, fields)
                 self._noted([path])
-                return self._encode.stat_attr_reply(unique, node, pin.fstat())
+                return self._encode.stat_attr_reply(unique, node, as_given(pin.fstat(), pin.at))
 
         return self._changing(work, stale_after_copy=True)
 
@@ -333,9 +334,10 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
     if valid & (abi.FATTR_UID | abi.FATTR_GID):
         new_uid = uid if valid & abi.FATTR_UID else -1
         new_gid = gid if valid & abi.FATTR_GID else -1
+        _drop_set_ids(at)  # as chown(2) does
         os.chown(at, new_uid, new_gid)
     if valid & abi.FATTR_MODE:
-        os.chmod(at, stat.S_IMODE(mode))
+        give_mode(at, stat.S_IMODE(mode))
     if valid & (abi.FATTR_ATIME | abi.FATTR_MTIME):
         now = os.stat(at)
         times = [now.st_atime_ns, now.st_mtime_ns]
@@ -348,10 +350,10 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
 
 def _drop_set_ids(at: bytes | int) -> None:
     """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid)."""
-    mode = os.stat(at).st_mode
+    mode = as_given(os.stat(at), at).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and stat.S_ISREG(mode):
-        os.chmod(at, stat.S_IMODE(kept))
+        give_mode(at, stat.S_IMODE(kept))
 
 
 def _ns(seconds: int, rest: int) -> int:

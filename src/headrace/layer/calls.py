@@ -11,6 +11,7 @@ import time
 
 from headrace.base.beneath import rename_at
 from headrace.base.c_library import address_of, c_library, last_errno
+from headrace.layer.given_mode import as_given
 
 CTIME_TICK_NS = 20_000_000
 """Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
@@ -90,7 +91,7 @@ def seen_at_rest(fd: int) -> os.stat_result:
         os.lseek(fd, 0, os.SEEK_DATA)  # waits for the lock that a write holds: ext4, tmpfs, btrfs
     os.pread(fd, 1, 0)  # the same of XFS
     again = os.fstat(fd)
-    return again if again.st_ctime_ns == found.st_ctime_ns else found
+    return as_given(again if again.st_ctime_ns == found.st_ctime_ns else found, fd)
 
 
 def tick_left_s(found: os.stat_result) -> float:

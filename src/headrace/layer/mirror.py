@@ -23,6 +23,7 @@ from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
+from headrace.layer.given_mode import give_mode
 from headrace.layer.snapshot import Shape, Snapshot
 from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base
 
@@ -189,7 +190,7 @@ class Mirror:
             set_base(made, Base(one.path, one.replaces))
         made.chown(one.uid, one.gid)
         if one.shape == Shape.FILE:
-            made.chmod(one.mode)
+            give_mode(made, one.mode)
             own = msgspec.msgpack.encode((one.inode, one.ctime_ns, one.size_bytes))
             made.setxattr(COPY_OF, own)
             if one.extras:

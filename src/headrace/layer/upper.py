@@ -32,6 +32,7 @@ from headrace.base.decoding import decode_msgpack
 from headrace.base.model import Attributes, Version
 from headrace.base.private_folder import make_private
 from headrace.layer import work
+from headrace.layer.given_mode import as_given, give_mode
 from headrace.layer.lock import LayerLock
 
 REMOVED = "trusted.headrace.removed"
@@ -164,7 +165,7 @@ class Upper:
             return None
         if is_whiteout(found) or (stat.S_ISDIR(found.st_mode) and is_removed(at)):
             return HIDDEN
-        return found
+        return as_given(found, at)
 
     def names(self, directory: bytes) -> dict[bytes, bool]:
         """What this layer says of the names of a directory: whether each one is visible."""
@@ -178,7 +179,7 @@ class Upper:
         """Everything at and below a path, hidden things too, a directory before what is in it. What goes meanwhile is
         passed by."""
         for at, found in self.at(top).walk():
-            yield at.path, found
+            yield at.path, as_given(found, at)
 
     # ------------------------------------------------------------ hiding
 
@@ -358,7 +359,7 @@ def dress_as(file: int | SafePath, known: Attributes | None) -> None:
     uid, gid = -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid
     with contextlib.suppress(PermissionError):  # another's, and we are not root
         os.fchown(file, uid, gid) if isinstance(file, int) else file.chown(uid, gid)
-    os.fchmod(file, known.mode) if isinstance(file, int) else file.chmod(known.mode)
+    give_mode(file, known.mode)
 
 
 def is_whiteout(found: os.stat_result) -> bool:

@@ -20,6 +20,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.layer.given_mode import give_mode, make_device
 from headrace.layer.upper import (
     LEFT,
     LOWER_ID,
@@ -283,7 +284,7 @@ class Tree:
         """None when somebody was first."""
         at = self.upper.at(path)
         try:
-            fd = at.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o7777)
+            fd = at.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
         except FileExistsError:
             return self._create_over_whiteout(path, mode, owner, parent)
         self._dress(fd, mode, owner, parent)
@@ -293,7 +294,7 @@ class Tree:
         self, path: bytes, mode: int, owner: Owner, parent: os.stat_result
     ) -> int | None:
         made = self.upper.new()
-        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o7777)
+        fd = made.open(os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o777)
         self._dress(fd, mode, owner, parent)
         if self._place(made, path):
             return fd
@@ -327,7 +328,7 @@ class Tree:
         gid = parent.st_gid if parent.st_mode & stat.S_ISGID else owner.gid
         if (owner.uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(file, owner.uid, gid) if isinstance(file, int) else file.chown(owner.uid, gid)
-        elif isinstance(file, int) and self._exact_modes:
+        elif isinstance(file, int) and self._exact_modes and not mode & 0o7000:
             return
         kind = stat.S_IFMT(mode)
         if kind == stat.S_IFLNK:
@@ -335,7 +336,12 @@ class Tree:
         wanted = mode & 0o7777
         if kind == stat.S_IFDIR and parent.st_mode & stat.S_ISGID:
             wanted |= stat.S_ISGID
-        os.fchmod(file, wanted) if isinstance(file, int) else file.chmod(wanted)
+        if wanted & 0o7000 or kind in (stat.S_IFCHR, stat.S_IFBLK):
+            give_mode(file, wanted)
+        elif isinstance(file, int):
+            os.fchmod(file, wanted)
+        else:
+            file.chmod(wanted)
 
     def put_file(self, made: SafePath, path: bytes, *, replace: bool) -> None:
         """A finished file of `work` gets the name, in the place of the file that has it, if any, whose mode and owner
@@ -353,7 +359,7 @@ class Tree:
             made.chown(-1, parent.st_gid)
         if isinstance(found, os.stat_result) and stat.S_ISREG(found.st_mode):
             made.chown(found.st_uid, found.st_gid)
-            made.chmod(stat.S_IMODE(found.st_mode))
+            give_mode(made, stat.S_IMODE(found.st_mode))
         elif isinstance(found, Entry):
             dress_as(made, found.attributes)
         base = self._base(path)
@@ -409,7 +415,10 @@ class Tree:
         """A fifo, a socket, a device, or a regular file, closed."""
         if stat.S_ISCHR(mode) and device == 0:
             raise _error(errno.EPERM, path)  # that would be a whiteout
-        self._make(path, mode, owner, lambda made: made.mknod(mode, device))
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            self._make(path, mode, owner, lambda made: make_device(made, mode, device))
+        else:
+            self._make(path, mode, owner, lambda made: made.mknod(mode & ~0o7000, 0))
 
     def symlink(self, path: bytes, target: bytes, owner: Owner) -> None:
         self._make(path, stat.S_IFLNK | 0o777, owner, lambda made: made.symlink(target))

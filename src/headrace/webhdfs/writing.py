@@ -18,6 +18,7 @@ from headrace.base.errors import (
     StaleIdError,
 )
 from headrace.http.messages import Response
+from headrace.layer.given_mode import give_mode
 from headrace.layer.upper import join, split
 from headrace.sdk.looks import is_directory
 from headrace.sdk.paths import Paths
@@ -54,7 +55,7 @@ class Writing:
         with told(call.path), self.paths.create(call.path, replace=replace, parents=parents) as stream:
             for piece in pieces:
                 stream.write(piece)
-            os.fchmod(stream.fileno(), mode)
+            give_mode(stream.fileno(), mode)
         host = call.request.header("host")
         return answers.done(
             201,
@@ -135,7 +136,7 @@ class Writing:
         self.paths.make_directories(call.path)
         made = self._found(call)
         if isinstance(made, os.stat_result) and made.st_mode & 0o7777 != mode:
-            self.paths.alter(call.path, lambda at: os.chmod(at, mode))
+            self.paths.alter(call.path, lambda at: give_mode(at, mode))
         return answers.of("boolean", True)
 
     def delete(self, call: Call) -> Response:
@@ -217,7 +218,7 @@ class Writing:
     def set_permission(self, call: Call) -> Response:
         mode = call.permission(DIRECTORY_MODE)
         self._found(call)
-        self.paths.alter(call.path, lambda at: os.chmod(at, mode))
+        self.paths.alter(call.path, lambda at: give_mode(at, mode))
         return answers.done()
 
     def set_owner(self, call: Call) -> Response:
