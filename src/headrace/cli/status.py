@@ -95,6 +95,7 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(
             ("", f"{wrong} files came with wrong bytes and were read again, {corrupt} never came right")
         )
+    lines += _scrub_lines(report.get("scrub") or {})
     lines.append(
         ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
     )
@@ -111,6 +112,20 @@ def _away_lines(asked: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     line = f"away for {_duration(asked['away_s'])} ({asked['trouble']}), {asked['waiting']} calls wait"
     return [("", f"{line}, next try in {asked['next_try_s']:.1f} s" if asked["waiting"] else line)]
+
+
+def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:
+    if not scrub:
+        return []
+    line = f"{show_size(scrub['bytes_checked'])} in {scrub['files_checked']} files, "
+    line += f"{show_size(scrub['bytes_s'])} a second"
+    if scrub["passes"]:
+        line += f"; the last whole pass ended {scrub['last_pass_ended']}"
+    lines = [("scrub", line)]
+    if scrub["files_damaged"]:
+        lines.append(("", f"{scrub['files_damaged']} files damaged, {scrub['files_repaired']} fetched again"))
+        lines += [("damaged", path) for path in scrub["last_damaged"]]
+    return lines
 
 
 def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:

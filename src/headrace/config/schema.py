@@ -98,6 +98,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "and read again where they differ."
         ),
     ] = True
+    scrub_bytes_s: Annotated[
+        int,
+        Meta(
+            description="How many bytes a second of the cache are read in the background and compared with their "
+            "checksums; 0: none. docs/operating.md says how to choose it."
+        ),
+    ] = 16 << 20
     cluster: Annotated[
         str,
         Meta(
@@ -490,7 +497,7 @@ PUBLIC_OPTIONS = frozenset(
             "account_name",
             "timeout_s",
         ),
-        *("request_limit_per_s", "bytes_limit_per_s", "concurrency_max"),
+        *("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "verify"),
         *("host", "port", "anon", "use_ssl", "project", "protocol"),  # of drivers of fsspec
     )
 )

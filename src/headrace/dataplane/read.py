@@ -130,6 +130,7 @@ class ReadPath:
         self._comparing = comparing_pool()
         self._corrupt: dict[FileId, tuple[float, CorruptOriginError]] = {}
         self._landing: set[FileId] = set()
+        self._telling: set[asyncio.Future[None]] = set()
         self._idle_before: dict[FileId, int] = {}
 
     async def open(self, id: FileId) -> bool:
@@ -229,6 +230,7 @@ class ReadPath:
         await self._opens.stop()
         await self._checks.stop()
         await self._small.stop()
+        await asyncio.gather(*self._telling, return_exceptions=True)
         for fill in list(self._fills.values()):
             await fill.stop()
             fill.writer.close()
@@ -391,10 +393,14 @@ class ReadPath:
             return self._store.create(entry, borrowed=borrowed, spilled=True)
 
     async def _verified(self, id: FileId) -> CachedFile | None:
-        """Checks what was there before a power loss; blocks that don't match are dropped and fetched again."""
+        """Checks what was there before a power loss, or before this start (`verify`); blocks that don't match are
+        dropped and fetched again. Sessions hear of it meanwhile: one of them may be waiting for this."""
         sound = await asyncio.get_running_loop().run_in_executor(self._disk, self._store.verify, id)
         if not sound:
-            log.warning("cached file failed its checksum after a power loss id=%x", id)
+            log.warning("cached file failed its checksum, bad blocks are dropped id=%x", id)
+            telling = asyncio.ensure_future(self._on_damaged([id]))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
         return self._store.index.cached(id)
 
     async def _checked(self, id: FileId) -> None:

@@ -13,14 +13,18 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from headrace.base.errors import CancelledByUserError, HeadraceError, UsageError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.files import FileWork
+from headrace.jobs.named_digests import NamedDigests
 from headrace.jobs.options import JobOptions, parse_options
 from headrace.jobs.walk import walk
 from headrace.namespace.tree import Namespace
+from headrace.store.recovery import Fault
+from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
 
@@ -173,9 +177,25 @@ class Jobs:
                 progress.failed_one(os.fsdecode(path_of), str(error))
             pending.extend(e.id for e in self.store.index.children(directory) if e.kind is Kind.DIRECTORY)
 
+    def _origin_of(self, cached: CachedFile) -> str:
+        path = self.store.index.path_of(cached.id)
+        found = None if path is None else self.namespace.place_of(path)
+        return "" if found is None else found[0].url
+
+    def _drop_wrong(self, digests: NamedDigests) -> list[Fault]:
+        wrong = [one for one in digests.wrong() if self.store.index.cached(one.id) == one]
+        for one in wrong:
+            self.store.free(one.id)
+        return [
+            (one.id, "its bytes are not those of which its origin names the checksum; dropped")
+            for one in wrong
+        ]
+
     async def _fsck(self, progress: _Progress) -> None:
         stop = threading.Event()
         progress.listing = False
+        store = self.store
+        digests = NamedDigests(self._origin_of, lambda one: store.volumes[one.volume].data_path(one.id))
 
         def seen(files: int, files_total: int, size_bytes: int, bytes_total: int) -> None:
             if stop.is_set():
@@ -184,11 +204,13 @@ class Jobs:
             progress.bytes_done, progress.bytes_total = size_bytes, max(size_bytes, bytes_total)
 
         try:
-            report = await asyncio.get_running_loop().run_in_executor(self._disk, self.store.fsck, seen)
+            check = partial(self.store.fsck, seen, digests.compare)
+            report = await asyncio.get_running_loop().run_in_executor(self._disk, check)
         finally:
             stop.set()
-        if report.faults:
-            await self._on_damaged([id for id, _ in report.faults])
-        for id, reason in report.faults:
+        faults = [*report.faults, *self._drop_wrong(digests)]
+        if faults:
+            await self._on_damaged([id for id, _ in faults])
+        for id, reason in faults:
             path = self.store.index.path_of(id)
             progress.failed_one(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)

@@ -449,6 +449,20 @@ class Namespace:
                 if seen % NAMES_A_PAGE == 0:
                     await asyncio.sleep(0)
 
+    async def files_below(self, path: bytes) -> AsyncIterator[Sequence[FileId]]:
+        """Of the index, some at a time. Gives others their turn."""
+        top = self._known(path)
+        pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
+        while pending:
+            ids: list[FileId] = []
+            for child in self._index.children(pending.pop()):
+                (pending if child.kind is Kind.DIRECTORY else ids).append(child.id)
+                if len(ids) == NAMES_A_PAGE:
+                    yield ids
+                    ids = []
+            yield ids
+            await asyncio.sleep(0)
+
     async def _see_others(self, folder: bytes) -> None:
         found = self._known(folder)
         if found is None or found.kind is not Kind.DIRECTORY:

@@ -30,6 +30,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, broker_socket_of, public_options
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
+from headrace.dataplane.scrub import Scrub
 from headrace.dataplane.source import Sources
 from headrace.dataplane.write import WritePath
 from headrace.entry.rpc.server import RpcServer, Subscribers
@@ -50,6 +51,8 @@ from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.node.writing import build_persister, build_writing
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
+from headrace.origin.options import verifies_opens
+from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.wire.messages import (
     Answer,
@@ -118,7 +121,7 @@ class Node:
         self.config = config
         self.hood = hood
         self.store = store
-        self.began_s = time.time()
+        self.began_s = time.monotonic()
         self.stopping = asyncio.Event()
         self.failed = False
         self.disks_full: list[str] = []
@@ -172,6 +175,9 @@ class Node:
             self.reads.bring = self.write.into_cache
         self.broker: Broker | None = None
         self._upkeep: asyncio.Task[None] | None = None
+        self.scrub: Scrub | None = None
+        if config.scrub_bytes_s > 0:
+            self.scrub = Scrub(store, config.scrub_bytes_s, load=self.reads.load, on_damaged=self._damaged)
 
     @classmethod
     async def start(cls, config: Config, *, again: bool = False) -> Node:
@@ -214,6 +220,8 @@ class Node:
             raise
         node._look_at_disks()
         node._upkeep = asyncio.ensure_future(node._keep_up())
+        if node.scrub is not None:
+            node.scrub.start()
         return node
 
     async def _join(self, hood: Neighbourhood) -> None:
@@ -253,6 +261,8 @@ class Node:
     async def stop(self) -> None:
         if self._upkeep is not None:
             self._upkeep.cancel()
+        if self.scrub is not None:
+            await self.scrub.stop()
         await self.server.stop()
         if self.broker is not None:
             await self.broker.stop()
@@ -392,7 +402,7 @@ class Node:
         return {
             "node": {
                 "pid": os.getpid(),
-                "uptime_s": round(time.time() - self.began_s, 1),
+                "uptime_s": round(time.monotonic() - self.began_s, 1),
                 "socket": self.config.socket_path,
             },
             "cache": {
@@ -406,6 +416,7 @@ class Node:
                 {"path": m.path, "url": m.url, "sync_interval_s": m.sync_interval_s}
                 for m in self.mounts.all()
             ],
+            "scrub": {} if self.scrub is None else self.scrub.statistics(),
             "fill": {"in_flight": self.gate.in_flight, "concurrency": round(self.gate.window.limit, 1)},
             "peers": self.sources.statistics(),
             "gateways": self.gateways.status(),
@@ -476,6 +487,9 @@ class Node:
                 log.warning("origin is away, what was written waits for it url=%s error=%s", url, error)
         mount = Mount(path, parse_origin(url), origin, self.config.sync_interval_s, origin.circuit)
         self.namespace.attach(mount, known=known)
+        if verifies_opens(options):
+            async for ids in self.namespace.files_below(os.fsencode(path)):
+                doubt(self.store.index, ids)
 
     async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
         if self.together is None:

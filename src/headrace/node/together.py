@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -82,11 +82,7 @@ class Together:
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
             self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
         self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
-        keeper = self.keeper = Keeper(
-            *(hood.info.id, config.copies_folder, hood.peers, self._threads),
-            view=hood.view,
-            is_durable=config.durable_puts,
-        )
+        keeper = self.keeper = _keeper(hood, config, self._threads)
         self._take_over = TakeOver(
             hood.info.id,
             keeper,
@@ -300,3 +296,8 @@ class Together:
             yield self._rebalance.state(done=False)
             await asyncio.sleep(LOOK_S)
         yield self._rebalance.state(done=True)
+
+
+def _keeper(hood: Neighbourhood, config: Config, threads: Executor) -> Keeper:
+    place = (hood.info.id, config.copies_folder, hood.peers, threads)
+    return Keeper(*place, view=hood.view, is_durable=config.durable_puts)

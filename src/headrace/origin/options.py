@@ -36,13 +36,16 @@ class OriginOptions:
     bytes_limit_per_s: float = 0.0
     concurrency_max: int = 0
     timeout_s: float = TIMEOUT_S
+    verify: str = ""
 
     def limits(self) -> Limits:
         return Limits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)
 
 
 NAMES = tuple(field.name for field in fields(OriginOptions))
-_COMMON = ("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "timeout_s")
+_NUMBERS = ("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "timeout_s")
+_COMMON = (*_NUMBERS, "verify")
+VERIFY_OPEN = "open"
 
 
 def parse_options(url: str, options: dict[str, str]) -> OriginOptions:
@@ -62,6 +65,11 @@ def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict
     return parse_options(url, common), rest
 
 
+def verifies_opens(options: dict[str, str]) -> bool:
+    """Whether cached files of such a mount are compared with their checksums before they are opened first."""
+    return options.get("verify") == VERIFY_OPEN
+
+
 def _value(url: str, name: str, text: str) -> str | bool | float | int:
     if name in ("anonymous", "allow_http", "path_style", "put_checksums", "unsafe_links"):
         if text.lower() not in _TRUE + _FALSE:
@@ -69,7 +77,9 @@ def _value(url: str, name: str, text: str) -> str | bool | float | int:
         return text.lower() in _TRUE
     if name == "endpoint" and text and not _ENDPOINT.fullmatch(text):
         raise UsageError(url, why="option endpoint is a URL, as https://host:port, without a password")
-    if name not in _COMMON:
+    if name == "verify" and text not in ("", "off", VERIFY_OPEN):
+        raise UsageError(url, why=f"option verify is off or {VERIFY_OPEN}")
+    if name not in _NUMBERS:
         return text
     try:
         number = float(text)

@@ -114,6 +114,30 @@ METRICS = (
         "Files that could not be had right from their origin.",
         ("origin", "checksums", "files_corrupt"),
     ),
+    Metric(
+        "headrace_scrub_checked_bytes",
+        GAUGE,
+        "Cached bytes that the pass under way, or the last one, compared with their checksums.",
+        ("scrub", "bytes_checked"),
+    ),
+    Metric(
+        "headrace_scrub_passes_total",
+        COUNTER,
+        "Times that all of the cache was compared.",
+        ("scrub", "passes"),
+    ),
+    Metric(
+        "headrace_scrub_damaged_files_total",
+        COUNTER,
+        "Cached files that did not match their checksums any more.",
+        ("scrub", "files_damaged"),
+    ),
+    Metric(
+        "headrace_scrub_repaired_files_total",
+        COUNTER,
+        "As many of them as were fetched again.",
+        ("scrub", "files_repaired"),
+    ),
     Metric("headrace_fills_in_flight", GAUGE, "Range reads under way.", ("fill", "in_flight")),
     Metric(
         "headrace_fills_in_flight_max", GAUGE, "As many as the window allows now.", ("fill", "concurrency")

@@ -258,7 +258,7 @@ class Index:
     def cached_files(self) -> Iterator[CachedFile]:
         after = 0
         while True:
-            batch = self._cached_batch(after)
+            batch = self.cached_batch(after)
             yield from batch
             if len(batch) < CHILDREN_BATCH:
                 return
@@ -532,7 +532,8 @@ class Index:
                         break
         return found
 
-    def _cached_batch(self, after: int) -> list[CachedFile]:
+    def cached_batch(self, after: int) -> list[CachedFile]:
+        """Of ids above that, in order; none: there are no more."""
         found: list[CachedFile] = []
         with self._reading() as txn:
             cursor = txn.cursor(self._files)

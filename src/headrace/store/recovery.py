@@ -11,7 +11,7 @@ covered by the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -28,6 +28,8 @@ from headrace.store.volume import Volume
 BATCH = 1000
 
 
+FsckProgress = Callable[[int, int, int, int], None]
+OnSound = Callable[[CachedFile], None]
 Fault = tuple[FileId, str]
 """A file and what was wrong with it."""
 
@@ -96,6 +98,13 @@ def _mark(index: Index, doubtful: list[CachedFile]) -> int:
     return len(doubtful)
 
 
+def doubt(index: Index, ids: Iterable[FileId]) -> int:
+    """No byte of those that are whole is served before they were compared with their checksums. How many they are."""
+    with index.batch():
+        doubtful = [cached for cached in map(index.cached, ids) if cached is not None and cached.trusted]
+        return _mark(index, doubtful)
+
+
 def orphans(index: Index, volumes: list[Volume]) -> Iterator[tuple[Volume, FileId]]:
     for volume in volumes:
         for id in volume.ids():
@@ -108,7 +117,11 @@ def version_of(cached: CachedFile) -> Version:
     return Version(cached.size_bytes, cached.mtime_ns, cached.token)
 
 
-def bad_blocks(volume: Volume, cached: CachedFile) -> list[int] | None:
+Verify = Callable[[int, int, dict[int, int]], Iterator[int]]
+"""As `verify_file`."""
+
+
+def bad_blocks(volume: Volume, cached: CachedFile, *, verify: Verify = verify_file) -> list[int] | None:
     """The blocks said to be present whose bytes are others, and, of a complete file, those not present. None
     when the file, or its map, is not usable at all. Reads every block."""
     path = volume.data_path(cached.id)
@@ -127,14 +140,14 @@ def bad_blocks(volume: Volume, cached: CachedFile) -> list[int] | None:
             return None
         if cached.size_bytes <= BLOCK_SIZE_BYTES:
             sums = {0: cached.checksum} if cached.complete and cached.size_bytes else {}
-            return list(verify_file(fd, cached.size_bytes, sums))
+            return list(verify(fd, cached.size_bytes, sums))
         map_fd = os.open(volume.map_path(cached.id), os.O_RDONLY | os.O_CLOEXEC)
         map = BlockMap(map_fd, cached.size_bytes, stat.st_ino, writable=False)
         sums = map.checksums()
         blocks = map.blocks
         map.close()
         absent = [block for block in range(blocks) if block not in sums] if cached.complete else []
-        return sorted([*verify_file(fd, cached.size_bytes, sums), *absent])
+        return sorted([*verify(fd, cached.size_bytes, sums), *absent])
     except (FileNotFoundError, ValueError):
         return None
     finally:
@@ -149,11 +162,12 @@ def fsck(
     *,
     settle: Callable[[CachedFile, list[int] | None], list[int] | None],
     drop_stray: Callable[[Volume, FileId], bool],
-    progress: Callable[[int, int, int, int], None],
+    progress: FsckProgress,
+    on_sound: OnSound,
     bytes_total: int,
 ) -> FsckReport:
     """Reads every cached byte. settle: acts on the bad blocks of a file, None when all of it is lost, and says
-    what they truly are."""
+    what they truly are. on_sound: told of whole files without one."""
     files = size_bytes = lost = bad = strays = 0
     faults: list[Fault] = []
     total = index.statistics()["files"]
@@ -165,6 +179,8 @@ def fsck(
         elif blocks:
             bad += 1
             faults.append((cached.id, f"{len(blocks)} blocks are not what was written; dropped"))
+        elif cached.complete:
+            on_sound(cached)
         files += 1
         size_bytes += volumes[cached.volume].allocated(cached.id)
         progress(files, total, size_bytes, bytes_total)

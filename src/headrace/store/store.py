@@ -28,7 +28,7 @@ from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
 from headrace.store.notes import numbers_of, unnote
-from headrace.store.recovery import FsckReport, bad_blocks, fsck, recover, version_of
+from headrace.store.recovery import FsckProgress, FsckReport, OnSound, bad_blocks, fsck, recover, version_of
 from headrace.store.room import choose_volume, keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.spill import close_volumes, forget_spilled, note_spilled, open_spill
@@ -351,18 +351,19 @@ class Store:
         cached = self.index.cached(id)
         if cached is None:
             return False
-        return self._settle(cached, bad_blocks(self.volumes[cached.volume], cached)) == []
+        return self.settle(cached, bad_blocks(self.volumes[cached.volume], cached)) == []
 
-    def fsck(self, progress: Callable[[int, int, int, int], None]) -> FsckReport:
+    def fsck(self, progress: FsckProgress, on_sound: OnSound = lambda _: None) -> FsckReport:
         """Checks and repairs everything; reads every cached byte, a file at a time outside the lock. progress:
         files checked, files in all, bytes checked, bytes in all; what it raises ends the check. Repairs survive a
         power loss."""
         report = fsck(
             self.index,
             self._volumes_open,
-            settle=self._settle,
+            settle=self.settle,
             drop_stray=self._drop_stray,
             progress=progress,
+            on_sound=on_sound,
             bytes_total=self.used_bytes,
         )
         if not report.sound:
@@ -647,7 +648,7 @@ class Store:
             self.volumes[cached.volume].unlink(cached.id)
         return freed
 
-    def _settle(self, cached: CachedFile, blocks: list[int] | None) -> list[int] | None:
+    def settle(self, cached: CachedFile, blocks: list[int] | None) -> list[int] | None:
         """Acts on what a check of this record found; the bad blocks, None when all of it is lost. A file that
         changed meanwhile is sound: it was made anew."""
         with self._lock:

@@ -1,0 +1,210 @@
+"""Reads all that is cached, slowly, and compares it with its checksums: rotten bytes are found before a job reads them.
+
+The kernel serves cache files without us, so nobody else looks. What is wrong is dropped as by `fsck`, every session
+hears of it, and it is fetched again, from peers or the origin. What was written here and is not persisted is no cache
+file, and is never touched. Where a pass is, and what was found, outlives the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+
+import msgspec
+
+from headrace.base.boot_clock import Moment
+from headrace.base.errors import HeadraceError
+from headrace.base.idle_priority import take_idle_priority
+from headrace.base.model import Entry, FileId
+from headrace.store.disk_reader import verify_on_disk
+from headrace.store.recovery import bad_blocks
+from headrace.store.schema import CachedFile
+from headrace.store.store import Store
+
+log = logging.getLogger(__name__)
+
+PASS_S_MIN = 3600.0
+"""A small cache is not read again sooner after a pass."""
+FILE_BYTES_MIN = 128 << 10
+"""A small file counts as so many: opening it costs more than reading it."""
+SAVE_S = 10.0
+DAMAGED_KEPT = 16
+META = b"scrub"
+
+
+class Progress(msgspec.Struct):
+    """Kept in the index. after: the id that was checked last; 0: no pass is under way. files, size_bytes: of this pass.
+    ended: the last whole pass; ended_at: the same for people."""
+
+    after: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    passes: int = 0
+    ended: Moment | None = None
+    ended_at: str = ""
+    files_damaged: int = 0
+    files_repaired: int = 0
+    last_damaged: list[str] = []
+
+
+class _StoppedError(Exception):
+    """The node ends."""
+
+
+class Pace:
+    """Lets the scrub's thread read so many bytes a second."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._bytes_s = bytes_s
+        self._due_s = 0.0
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def spend(self, count: int) -> None:
+        """Waits until they may be read."""
+        self._due_s = max(self._due_s, time.monotonic()) + count / self._bytes_s
+        if self._stopped.wait(max(0.0, self._due_s - time.monotonic())):
+            raise _StoppedError
+
+
+class Scrub:
+    """load: has the whole of a file in the cache. on_damaged: as of Jobs. On the node's loop; files are read in a
+    thread of its own. bytes_s: above 0."""
+
+    def __init__(
+        self,
+        store: Store,
+        bytes_s: float,
+        *,
+        load: Callable[[Entry], Awaitable[object]],
+        on_damaged: Callable[[list[FileId]], Awaitable[None]],
+        pass_s_min: float = PASS_S_MIN,
+    ) -> None:
+        self._store = store
+        self._bytes_s = bytes_s
+        self._pace = Pace(bytes_s)
+        self._load, self._on_damaged = load, on_damaged
+        self._pass_s_min = pass_s_min
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub", initializer=take_idle_priority)
+        self._progress = _saved(store)
+        self._saved_s = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.ensure_future(self._run())
+
+    async def stop(self) -> None:
+        """Where it is, is kept."""
+        self._pace.stop()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown()
+        with contextlib.suppress(HeadraceError):
+            self._save()
+
+    def statistics(self) -> dict[str, object]:
+        progress = self._progress
+        return {
+            "bytes_s": self._bytes_s,
+            "files_checked": progress.files,
+            "bytes_checked": progress.size_bytes,
+            "passes": progress.passes,
+            "last_pass_ended": progress.ended_at,
+            "files_damaged": progress.files_damaged,
+            "files_repaired": progress.files_repaired,
+            "last_damaged": progress.last_damaged,
+        }
+
+    async def _run(self) -> None:
+        while True:
+            progress = self._progress
+            if not progress.after and progress.ended is not None:
+                await asyncio.sleep(max(0.0, self._pass_s_min - progress.ended.age_s()))
+            try:
+                await self._pass()
+            except _StoppedError:
+                return
+            except HeadraceError as error:
+                log.warning("scrub failed, it goes on in a while error=%s", error)
+                await asyncio.sleep(SAVE_S)
+            except Exception:
+                log.exception("scrub failed")  # and must go on
+                await asyncio.sleep(SAVE_S)
+
+    async def _pass(self) -> None:
+        """From where the last one was broken off to the end."""
+        if not self._progress.after:
+            self._progress = msgspec.structs.replace(self._progress, files=0, size_bytes=0)
+        while files := self._store.index.cached_batch(self._progress.after):
+            for cached in files:
+                await self._check(cached)
+                self._progress.after = cached.id
+                if time.monotonic() - self._saved_s > SAVE_S:
+                    self._save()
+        self._progress.after = 0
+        self._progress.passes += 1
+        self._progress.ended, self._progress.ended_at = (
+            Moment.now(),
+            datetime.now(UTC).isoformat("T", "seconds"),
+        )
+        self._save()
+
+    async def _check(self, cached: CachedFile) -> None:
+        if self._store.volumes[cached.volume] is self._store.spill:
+            return
+        if self._store.index.cached(cached.id) != cached:
+            return  # it changed since the batch was read: the next pass has it
+        blocks = await asyncio.get_running_loop().run_in_executor(self._thread, self._settle, cached)
+        self._progress.files += 1
+        self._progress.size_bytes += cached.size_bytes
+        if blocks is None or blocks:
+            await self._heal(cached, "all of it" if blocks is None else f"{len(blocks)} blocks")
+
+    def _settle(self, cached: CachedFile) -> list[int] | None:
+        """In the thread. The bad blocks, which are dropped; None when all of the file is."""
+        self._pace.spend(max(0, FILE_BYTES_MIN - cached.size_bytes))
+        verify = partial(verify_on_disk, before_read=self._pace.spend)
+        blocks = bad_blocks(self._store.volumes[cached.volume], cached, verify=verify)
+        return self._store.settle(cached, blocks)
+
+    async def _heal(self, cached: CachedFile, lost: str) -> None:
+        """Its bad bytes were dropped. Sessions forget it before it is fetched again."""
+        path = os.fsdecode(self._store.index.path_of(cached.id) or b"")
+        log.warning(
+            "a cached file does not match its checksums, it is fetched again path=%s lost=%s", path, lost
+        )
+        self._progress.files_damaged += 1
+        self._progress.last_damaged = [*self._progress.last_damaged, path][-DAMAGED_KEPT:]
+        await self._on_damaged([cached.id])
+        entry = self._store.index.entry(cached.id)
+        if entry is not None:  # else its name means another version by now
+            try:
+                await self._load(entry)
+                if cached.pinned:
+                    self._store.pin(cached.id, True)
+                self._progress.files_repaired += 1
+            except HeadraceError as error:
+                log.warning("not fetched again, it will be when it is read path=%s error=%s", path, error)
+        self._save()
+
+    def _save(self) -> None:
+        self._saved_s = time.monotonic()
+        self._store.index.put_meta(META, msgspec.msgpack.encode(self._progress))
+
+
+def _saved(store: Store) -> Progress:
+    try:
+        return msgspec.msgpack.decode(store.index.meta(META) or b"", type=Progress)
+    except msgspec.MsgspecError:
+        return Progress()
