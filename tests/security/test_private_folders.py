@@ -38,10 +38,12 @@ def test_a_folder_that_was_open_is_closed_and_that_is_said_once(
     """Caches of earlier releases could be read by every user of the host."""
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o755)
+    tmp_path.chmod(0o755)
+    (folder / "upper").mkdir(mode=0o755)
     with caplog.at_level(logging.WARNING):
-        make_private(str(folder))
-        make_private(str(folder))
-    assert mode_of(folder) == 0o700
+        for name in ("", "upper", ""):
+            make_private(str(folder / name))
+    assert (mode_of(folder), mode_of(folder / "upper")) == (0o700, 0o700)
     assert [record.getMessage() for record in caplog.records] == [
         f"a folder could be entered by other users, and is closed to them folder={folder} mode=0755"
     ]

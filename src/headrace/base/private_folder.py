@@ -53,7 +53,7 @@ def _narrow(fd: int, path: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode != MODE:
         os.fchmod(fd, MODE)
-        if mode & 0o077:
+        if mode & 0o077 and os.stat(os.path.dirname(path)).st_mode & 0o077:  # else nobody came so far
             log.warning(
                 "a folder could be entered by other users, and is closed to them folder=%s mode=%04o",
                 path,

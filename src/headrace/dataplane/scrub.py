@@ -21,6 +21,7 @@ from functools import partial
 import msgspec
 
 from headrace.base.boot_clock import Moment
+from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
@@ -205,6 +206,6 @@ class Scrub:
 
 def _saved(store: Store) -> Progress:
     try:
-        return msgspec.msgpack.decode(store.index.meta(META) or b"", type=Progress)
+        return decode_msgpack(store.index.meta(META) or b"", Progress)
     except msgspec.MsgspecError:
         return Progress()
