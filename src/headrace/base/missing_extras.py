@@ -15,6 +15,7 @@ EXTRAS_OF: dict[str, tuple[str, ...]] = {
     "defusedxml": ("s3", "bench"),
     "fsspec": ("fsspec", "worlds", "ray", "bench"),
     "google_crc32c": ("bench",),
+    "grpc": ("cluster", "lab", "bench"),
     "httptools": ("s3", "webhdfs", "rest", "spark", "bench"),
     "matplotlib": ("bench",),
     "numpy": ("checkpoint", "torch", "bench"),

@@ -165,7 +165,7 @@ def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *,
 def _channel(rpc: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets) -> Any:
     if not access.tls:
         return rpc.insecure_channel(endpoint)
-    import grpc  # comes with aetcd
+    import grpc
 
     credentials = grpc.ssl_channel_credentials(
         root_certificates=secrets.authority,

@@ -39,6 +39,7 @@ ERRNO: dict[str, int] = {
     "protocol": errno.EPROTO,
     "mount.failed": errno.EIO,
     "cluster.unavailable": errno.EHOSTUNREACH,
+    "cluster.denied": errno.EHOSTUNREACH,
     "cluster.id_taken": errno.EBUSY,
     "peer.failed": errno.EIO,
     "peer.not_owner": errno.EIO,

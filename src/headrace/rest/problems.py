@@ -44,6 +44,7 @@ STATUS: dict[str, int] = {
     "node.denied": 401,
     "protocol": 502,
     "cluster.unavailable": 503,
+    "cluster.denied": 503,
     "cluster.id_taken": 500,
     "peer.failed": 502,
     "peer.not_owner": 502,

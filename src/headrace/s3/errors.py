@@ -90,6 +90,7 @@ ERROR_MAP: dict[str, str] = {
     "protocol": "InternalError",
     "mount.failed": "InternalError",
     "cluster.unavailable": "ServiceUnavailable",
+    "cluster.denied": "ServiceUnavailable",
     "cluster.id_taken": "InternalError",
     "peer.failed": "ServiceUnavailable",
     "peer.not_owner": "ServiceUnavailable",

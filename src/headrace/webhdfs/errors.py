@@ -61,6 +61,7 @@ ERROR_MAP: dict[str, str] = {
     "protocol": "RuntimeException",
     "mount.failed": "IOException",
     "cluster.unavailable": "RetriableException",
+    "cluster.denied": "RetriableException",
     "cluster.id_taken": "IOException",
     "peer.failed": "RetriableException",
     "peer.not_owner": "RetriableException",
