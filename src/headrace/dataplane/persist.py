@@ -20,6 +20,7 @@ from headrace.base.errors import (
     ConflictError,
     DirectoryNotEmptyError,
     NotADirectoryPathError,
+    NotSupportedError,
     PathExistsError,
     PathNotFoundError,
 )
@@ -245,6 +246,10 @@ class Persist:
                 )
         except PathExistsError as error:
             self._aside.keep(path, found, str(error))
+            return []
+        except NotSupportedError as error:
+            if not self._aside.keep_by_plain_name(path, error):
+                raise
             return []
         failpoint.hit("persist.made")
         with self._upper.lock:

@@ -25,6 +25,7 @@ from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
     NotADirectoryPathError,
+    NotSupportedError,
     PathNotFoundError,
     StoreError,
 )
@@ -176,6 +177,10 @@ class Puts:
                 key, source, condition=begun.condition, attributes=attributes, deadline=deadline
             )
             version = info.version
+        except NotSupportedError as error:
+            if not self._aside.keep_by_plain_name(path, error):
+                raise
+            return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)
             if same is None and not asked and await self._believed.others_put(path):

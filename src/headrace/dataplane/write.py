@@ -356,11 +356,17 @@ class WritePath:
         """What was written at and below a path is at the origin on return. The HeadraceError of the first path that
         could not be persisted; it stays dirty."""
         await self._note_below(path)
-        begun_s = time.monotonic()
+        begun_s, renamed = time.monotonic(), self._aside.count
         while True:
             mine = self._dirty.below(path, since_s=begun_s)
             if not mine and not self._put_aside():
-                return
+                if self._aside.count == renamed:
+                    return
+                begun_s, renamed = (
+                    time.monotonic(),
+                    self._aside.count,
+                )  # what got another name is to be there, too
+                continue
             errors = await self._settle([*self._aside.in_the_way(path), *mine])
             if errors:
                 raise errors[0]
