@@ -42,7 +42,7 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
 
     async def attack() -> None:
         records = EmbeddedRecords(Followers())
-        mounts = SharedMounts(records, attach=attach, detach=detach)
+        mounts = SharedMounts(records, attach=attach, detach=detach, check=lambda *_: None)
         await mounts.start({"/data": REAL}, {})
         await records.put("mounts/data", _packed(record))
         await records.put("mounts/other", _packed(MountRecord("s3://other")))

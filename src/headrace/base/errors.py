@@ -126,7 +126,7 @@ class OriginUnavailableError(OriginError):
 
 
 class OriginDeniedError(OriginError, PermissionError):
-    """Credentials are missing, wrong, or don't allow this."""
+    """Credentials are missing, wrong, or don't allow this; or the configuration allows no such origin."""
 
     code = "origin.denied"
 

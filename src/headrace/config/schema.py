@@ -55,6 +55,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mounts: Annotated[
         dict[str, MountConfig], Meta(description="Origins to attach, by their path in the namespace.")
     ] = {}
+    allowed_origins: Annotated[
+        str,
+        Meta(
+            description="What records of the cluster and the REST API may attach beside configured mounts and what is below "
+            "them: URLs, with commas between; SCHEME://* for all of a kind; endpoint=URL."
+        ),
+    ] = ""
     sync_interval_s: Annotated[
         float, Meta(description="How old a listing may be before the origin is asked again, in seconds.")
     ] = 60.0

@@ -49,6 +49,7 @@ from headrace.node.cache import (
 from headrace.node.gateways import Gateways, describe
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.node.writing import build_persister, build_writing
+from headrace.origin.allowed import AllowedOrigins
 from headrace.origin.locate import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import verifies_opens
@@ -128,6 +129,7 @@ class Node:
         self.subscribers = Subscribers()
         self.gateways = Gateways()
         self.mounts = MountTable()
+        self._allowed = AllowedOrigins(config.allowed_origins, config.mounts)
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources = (
             Sources(self.gate, timeout_s=config.origin_timeout_s) if hood is None else hood.sources(self.gate)
@@ -242,6 +244,7 @@ class Node:
             ),
             attach=self._attach_shared,
             detach=self._mount_remove_here,
+            check=self._allowed.check,
         )
         own = {
             normal_path(path): MountRecord(mount.url, dict(mount.options))
@@ -317,8 +320,8 @@ class Node:
                     mtime_ns=version.mtime_ns,
                     token=version.token,
                 )
-            case MountAdd(path=path, url=url, options=options):
-                await self._mount_add(normal_path(path), url, options)
+            case MountAdd():
+                await self._mount_add(request)
                 return Done()
             case MountRemove(path=path):
                 await self._mount_remove(normal_path(path))
@@ -462,6 +465,8 @@ class Node:
             if CONFIGURED not in record and path not in {mount.path for mount in self.mounts.all()}:
                 options = {key: value for key, value in record.items() if key != "url"}
                 try:
+                    if self.hood is not None:
+                        self._allowed.check(record["url"], options)
                     await self._attach(path, record["url"], options, check=False, known=True)
                 except HeadraceError as error:
                     log.warning("mount not attached path=%s error=%s", path, error)
@@ -491,7 +496,11 @@ class Node:
             async for ids in self.namespace.files_below(os.fsencode(path)):
                 doubt(self.store.index, ids)
 
-    async def _mount_add(self, path: str, url: str, options: dict[str, str]) -> None:
+    async def _mount_add(self, request: MountAdd) -> None:
+        """The operator of a host that is alone attaches what he likes. Of a cluster the other nodes would not."""
+        path, url, options = normal_path(request.path), request.url, request.options
+        if request.restricted or self.together is not None:
+            self._allowed.check(url, options)
         if self.together is None:
             await self._mount_add_here(path, url, options)
         else:

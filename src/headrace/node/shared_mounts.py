@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -34,11 +34,16 @@ Attach = Callable[[str, str, dict[str, str]], Awaitable[None]]
 Detach = Callable[[str], Awaitable[None]]
 
 
-class SharedMounts:
-    """attach, detach: do it on this node, for a path that is not, or is, attached here."""
+Check = Callable[[str, Mapping[str, str]], None]
 
-    def __init__(self, records: Records, *, attach: Attach, detach: Detach) -> None:
+
+class SharedMounts:
+    """attach, detach: do it on this node, for a path that is not, or is, attached here. check: raises OriginDeniedError
+    for what a record may not attach, by URL and options."""
+
+    def __init__(self, records: Records, *, attach: Attach, detach: Detach, check: Check) -> None:
         self._records = records
+        self._check = check
         self._attach = attach
         self._detach = detach
         self._own: frozenset[str] = frozenset()
@@ -139,6 +144,8 @@ class SharedMounts:
                 record.url,
             )
             return
+        if record.url:
+            self._check(record.url, record.options)
         if here is not None:
             del self._here[path]
             await self._detach(path)

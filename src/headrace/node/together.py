@@ -38,7 +38,7 @@ from headrace.namespace.cover import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.announce import Announcer
 from headrace.node.neighbourhood import Neighbourhood
-from headrace.node.shared_mounts import Attach, Detach, MountRecord, SharedMounts
+from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState
@@ -50,7 +50,8 @@ KEEP_THREADS = 8
 
 
 class Together:
-    """hood: not started yet; `stop` stops it, too. attach, detach: a mount, on this node only."""
+    """hood: not started yet; `stop` stops it, too. attach, detach: a mount, on this node only. check: raises
+    for an origin that nobody else may attach."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Together:
         persister: Callable[[str], WritePath],
         attach: Attach,
         detach: Detach,
+        check: Check,
     ) -> None:
         self._hood = hood
         self._namespace = namespace
@@ -114,7 +116,7 @@ class Together:
             replicas=config.replicas,
             bytes_s=config.rebalance_bytes_s,
         )
-        self.mounts = SharedMounts(hood.records, attach=attach, detach=detach)
+        self.mounts = SharedMounts(hood.records, attach=attach, detach=detach, check=check)
         self.jobs = ClusterJobs(hood.info.id, hood.records, jobs, view=hood.view, replicas=config.replicas)
         self._relisting: set[asyncio.Task[None]] = set()
         self._waiting: asyncio.Task[None] | None = None

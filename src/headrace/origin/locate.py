@@ -31,6 +31,8 @@ BUCKET_SCHEMES = {
     "abfss": "az",
 }
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
+_BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
+"""It becomes a part of a host's name or of a path, and nothing more."""
 _PASSWORD = re.compile(r":[^@]*@")
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
@@ -138,7 +140,7 @@ def _parse_file(text: str, rest: str) -> str:
 
 def _parse_bucket(scheme: str, rest: str) -> str:
     bucket, _, prefix = rest.partition("/")
-    if not bucket or "?" in bucket or (scheme != "az" and "@" in bucket):
+    if not _BUCKET.fullmatch(bucket) or (scheme != "az" and "@" in bucket):
         raise UsageError(f"{scheme}://…", why="no bucket name", hint=f"write {scheme}://bucket/prefix")
     if "@" in bucket:
         raise UsageError(

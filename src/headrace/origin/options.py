@@ -10,6 +10,8 @@ from headrace.origin.throttle import Limits
 
 TIMEOUT_S = 60.0
 _ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
+_NAME = re.compile(r"[A-Za-z0-9._-]*")
+"""Parts of a host's name: with more in them a request would go to another host."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
@@ -44,8 +46,17 @@ class OriginOptions:
 
 NAMES = tuple(field.name for field in fields(OriginOptions))
 _NUMBERS = ("request_limit_per_s", "bytes_limit_per_s", "concurrency_max", "timeout_s")
-_COMMON = (*_NUMBERS, "verify")
+COMMON = (*_NUMBERS, "verify")
 VERIFY_OPEN = "open"
+
+STEERING: dict[str, tuple[str, ...]] = {
+    "s3": ("endpoint", "profile"),
+    "gs": ("endpoint", "service_account_path"),
+    "az": ("endpoint", "account_name"),
+    "http": ("endpoint",),
+    "https": ("endpoint",),
+}
+"""Options that say where requests go, or with which of this host's credentials. Of other schemes any may."""
 
 
 def parse_options(url: str, options: dict[str, str]) -> OriginOptions:
@@ -60,8 +71,8 @@ def parse_options(url: str, options: dict[str, str]) -> OriginOptions:
 
 def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict[str, str]]:
     """The limits, which every origin has, and the rest, for a driver that has names of its own."""
-    common = {name: text for name, text in options.items() if name in _COMMON}
-    rest = {name: text for name, text in options.items() if name not in _COMMON}
+    common = {name: text for name, text in options.items() if name in COMMON}
+    rest = {name: text for name, text in options.items() if name not in COMMON}
     return parse_options(url, common), rest
 
 
@@ -79,6 +90,8 @@ def _value(url: str, name: str, text: str) -> str | bool | float | int:
         raise UsageError(url, why="option endpoint is a URL, as https://host:port, without a password")
     if name == "verify" and text not in ("", "off", VERIFY_OPEN):
         raise UsageError(url, why=f"option verify is off or {VERIFY_OPEN}")
+    if name in ("region", "account_name") and not _NAME.fullmatch(text):
+        raise UsageError(url, why=f"option {name} is a plain name")
     if name not in _NUMBERS:
         return text
     try:

@@ -102,7 +102,7 @@ class Handlers:
     def _add_mount(self, body: Any) -> MountRow:
         path = _path_text(body.path)
         try:
-            self._ask_done(MountAdd(path=path, url=body.url, options=body.options))
+            self._ask_done(MountAdd(path=path, url=body.url, options=body.options, restricted=True))
         except OriginError as error:  # who asks has named the origin
             raise Refusal(422, error) from error
         found = next((row for row in self._mounts() if row.path == path), None)

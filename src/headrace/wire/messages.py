@@ -85,11 +85,13 @@ class Resolve(Message, frozen=True):
 
 
 class MountAdd(Message, frozen=True):
-    """Attach an origin. options: of `origin/locate.py` (endpoint, region, …), never secrets in logs. → Done."""
+    """Attach an origin. options: of `origin/locate.py` (endpoint, region, …), never secrets in logs. restricted: only
+    where `allowed_origins` has it, as another host asks. → Done."""
 
     path: str
     url: str
     options: dict[str, str]
+    restricted: bool = False
 
 
 class MountRemove(Message, frozen=True):

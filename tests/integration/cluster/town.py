@@ -26,6 +26,7 @@ class Town:
         self.ups: list[Up] = []
         self._cluster = f"etcd://{etcd}/{base.name}"
         self._settings = {"lease_s": 2, "sync_interval_s": 3600, "log_level": "info", **settings}
+        self._settings.setdefault("allowed_origins", f"file://{base}")
 
     def add(self, **settings: object) -> Host:
         """One more host, whose node is not started yet."""

@@ -73,6 +73,7 @@ def serving(base: Path, **settings: object) -> Iterator[Api]:
     token = base / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
+    settings.setdefault("allowed_origins", f"file://{base.parent}")
     host = Host(base, rest_address="127.0.0.1:0", rest_token=token, persist_delay_s="0.1", **settings)
     for name, size in {"empty": 0, "one": 1, "small": 4096, "block": 1 << 20, "more": (1 << 20) + 1}.items():
         host.put(name, size)
