@@ -28,6 +28,7 @@ from typing import Any
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
 from headrace.cli.render import print_json, say, warn
+from headrace.config.secret_options import option_words
 from headrace.config.sizes import show_size
 
 SMALL_COUNT = 1500
@@ -167,8 +168,7 @@ def mounted(
     """`headrace up` as a process; what it said when it was ready. Unmounted on the way out."""
     command = module_command("headrace", "up", url, mountpoint, "--io", io, "--json")
     command += ["--cache", f"{os.path.join(folder, 'cache')}:4GiB"]
-    for key, value in options.items():
-        command += ["-o", f"{key}={value}"]
+    command += option_words(options, folder)
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, start_new_session=True
     )

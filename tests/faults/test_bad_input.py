@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import headrace
+from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server, free_ports
 from tests.faults.conftest import MakeDisk, MakeHost, run
 from tests.integration.cli.host import Host
@@ -47,7 +48,7 @@ def test_an_object_store_that_says_no(make_host: MakeHost, seaweed: S3Server) ->
     good = seaweed.options()
 
     def words(**changed: str) -> list[str]:
-        return [word for key, value in (good | changed).items() for word in ("-o", f"{key}={value}")]
+        return option_words(good | changed, str(host.base))
 
     url = seaweed.url("x", bucket="no-such-bucket")
     refused(host, 13, url, host.mount, *words(), says=(url, "no-such-bucket"))

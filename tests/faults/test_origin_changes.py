@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server
 from tests.faults.conftest import MakeHost
 from tests.integration.cli.host import MIB, READER, Host, wait_until
@@ -54,7 +55,7 @@ class Source:
         origin: object = self.host.truth
         if self.server is not None:
             origin = self.server.url(self.prefix)
-            words += tuple(word for pair in self.server.options().items() for word in ("-o", "=".join(pair)))
+            words += tuple(option_words(self.server.options(), str(self.host.base)))
         self.host.up(origin, self.host.mount, *words)
 
 

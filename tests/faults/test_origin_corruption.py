@@ -32,7 +32,7 @@ def spoiled(make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy) -> Host:
     sizes = {f"small-{number}": 1000 + 800 * number for number in range(SMALL)}
     for name, size in {**sizes, "large": 4 * MIB + 7, "parts": 12 * MIB + 1}.items():
         seaweed.put(f"spoiled/{name}", host.put(name, size))
-    host.up(proxy.url("spoiled"), host.mount, *options(proxy))
+    host.up(proxy.url("spoiled"), host.mount, *options(host, proxy))
     return host
 
 

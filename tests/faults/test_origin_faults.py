@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.cli.exit_codes import SOME_FAILED
+from headrace.config.secret_options import option_words
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
 from tests.faults.conftest import MakeHost
@@ -35,14 +36,14 @@ def faulty(make_host: MakeHost, seaweed: S3Server, proxy: FaultProxy) -> Host:
         for name, size in SIZES.items():
             seaweed.put(f"faults/{mode}/{name}", host.put(f"{mode}/{name}", size))
     seaweed.put("faults/warm", host.put("warm", 2 * MIB))
-    host.up(proxy.url("faults"), host.mount, *options(proxy))
+    host.up(proxy.url("faults"), host.mount, *options(host, proxy))
     host.ok("ls", "-R")
     host.ok("load", "/warm")
     return host
 
 
-def options(proxy: FaultProxy) -> list[str]:
-    return [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+def options(host: Host, proxy: FaultProxy) -> list[str]:
+    return option_words(proxy.options(), str(host.base))
 
 
 def test_lasting_faults_are_errors_in_time_and_pass(faulty: Host, proxy: FaultProxy) -> None:
@@ -95,7 +96,7 @@ def test_up_on_an_origin_that_fails(make_host: MakeHost, proxy: FaultProxy, mode
     proxy.mode = mode
     began = time.monotonic()
     done = host.headrace(
-        "up", proxy.url("faults"), host.mount, *options(proxy), "--cache", f"{host.cache}:1GiB"
+        "up", proxy.url("faults"), host.mount, *options(host, proxy), "--cache", f"{host.cache}:1GiB"
     )
     assert done.returncode == (15 if mode == "hang" else 11), done.stderr
     assert time.monotonic() - began < 6 * TIMEOUT_S
@@ -112,7 +113,7 @@ def test_a_node_whose_mounts_fail_starts_again_without_them(make_host: MakeHost,
     (host.truth / "more").rename(host.base / "more")
     with fault_proxy(seaweed) as proxy:
         host.up()
-        host.ok("mount", "add", "/more", proxy.url("more"), *options(proxy))
+        host.ok("mount", "add", "/more", proxy.url("more"), *options(host, proxy))
         host.ok("load", "/more")
         (host.base / "more").rename(host.truth / "more")
         host.assert_right()

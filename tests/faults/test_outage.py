@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import requests
 
+from headrace.config.secret_options import option_words
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
 from tests.faults.conftest import MakeHost
@@ -75,7 +76,7 @@ def test_no_read_fails_while_the_origin_is_away(
     host = make_host(sync_interval_s=3600)
     for outage in OUTAGES:
         fill(host, seaweed, outage)
-    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    options = option_words(proxy.options(), str(host.base))
     host.up(proxy.url("outage"), host.mount, *options, cache=f"{host.cache}:4GiB")
     for outage in OUTAGES:
         go_through(host, proxy, outage, lambda names: host.assert_right(*names, limit_s=120.0))
@@ -179,7 +180,7 @@ def test_down_does_not_wait_for_an_origin_that_is_away(
     host = make_host(sync_interval_s=3600)
     outage = Outage("refused", 0.0)
     fill(host, seaweed, outage)
-    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    options = option_words(proxy.options(), str(host.base))
     up = host.up(proxy.url("outage"), host.mount, *options)
     small, large = names_of(outage)[1], names_of(outage)[0]
     host.ok("ls", f"/{outage.name}")

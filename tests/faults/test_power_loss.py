@@ -18,6 +18,7 @@ from pathlib import Path
 import obstore
 import pytest
 
+from headrace.config.secret_options import option_words
 from headrace.store import checkpoint
 from headrace.store.checksum import block_checksum
 from headrace.testing.servers import S3Server
@@ -47,9 +48,7 @@ class Machine:
         words: list[object] = [self.host.truth, self.host.mount]
         if self._server is not None:
             words[0] = self._server.url(self._prefix)
-            words += [
-                word for key, value in self._server.options().items() for word in ("-o", f"{key}={value}")
-            ]
+            words += option_words(self._server.options(), str(self.host.base))
         self.host.up(*words, cache=f"{self.host.cache}:64MiB")
 
     def lose_power(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import os
@@ -18,7 +19,9 @@ from headrace.base.errors import UsageError
 from headrace.base.refusals import Refusals
 from headrace.base.secret_file import SecretFile, create_secret, read_secret
 from headrace.base.tokens import Tokens, make_token
+from headrace.config.secret_options import option_of_command, option_words, resolve_options
 from headrace.http.messages import Request, parse_head
+from headrace.node.node import Node
 from headrace.rest.gateway import Gateway as RestGateway
 from headrace.s3.credentials import make_credentials, open_credentials
 from headrace.s3.gateway import Access
@@ -223,6 +226,58 @@ def test_a_file_is_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.M
     file = SecretFile(secret(tmp_path, "x"), "setting x", str)
     monkeypatch.setattr(file, "_look", lambda: pytest.fail("looked"))
     assert file.get() == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("secret_access_key", "marker"),
+        ("session_token", "marker"),
+        ("account_key", "marker"),
+        ("token", "marker"),
+        ("password", "marker"),
+        ("client_kwargs", "marker"),
+        ("endpoint", "https://me:marker@store.example"),
+        ("other", "https://me:marker@store.example"),
+    ],
+)
+def test_a_secret_is_no_word_of_a_command(name: str, value: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        option_of_command(name, value)
+    assert "marker" not in str(raised.value)
+    assert f"-o {name}=@FILE" in str(raised.value)
+
+
+def test_a_secret_of_a_command_or_the_configuration_comes_from_a_file(tmp_path: Path) -> None:
+    path = secret(tmp_path, "s3cr3t\n")
+    assert option_of_command("secret_access_key", f"@{path}") == "s3cr3t"
+    assert resolve_options({"secret_access_key": f"@{path}", "region": "x"}) == {
+        "secret_access_key": "s3cr3t",
+        "region": "x",
+    }
+    assert option_of_command("access_key_id", "AKIA") == "AKIA"
+    Path(path).chmod(0o644)
+    with pytest.raises(UsageError, match="other users"):
+        option_of_command("secret_access_key", f"@{path}")
+    words = option_words({"region": "x", "secret_access_key": "marker"}, str(tmp_path))
+    assert "marker" not in " ".join(words)
+    assert [option_of_command(*word.split("=", 1)) for word in words[1::2]] == ["x", "marker"]
+
+
+def test_only_the_configuration_names_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else who may attach an origin by REST would have the node read any file, and send it away."""
+    path = secret(tmp_path, "of-the-host")
+    seen: list[dict[str, str]] = []
+
+    def build(url: str, options: dict[str, str]) -> Any:
+        seen.append(options)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("headrace.node.node.build_origin", build)
+    node: Any = object.__new__(Node)
+    with pytest.raises(UsageError):
+        asyncio.run(node._attach("/x", "s3://b", {"secret_access_key": f"@{path}"}, check=False))
+    assert seen == [{"secret_access_key": f"@{path}"}]
 
 
 # ---------------------------------------------------------------- the log

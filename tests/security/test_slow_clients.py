@@ -277,7 +277,7 @@ def test_a_transfer_of_the_least_rate_goes_on_for_ever() -> None:
     for _ in range(10_000):
         transfer.waited(pace.WINDOW_S / 10)
         assert transfer.left_s
-        transfer.moved(pace.WINDOW_BYTES // 9)
+        transfer.moved(pace.WINDOW_BYTES // 8)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 20_000)), max_size=60))

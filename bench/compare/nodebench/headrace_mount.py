@@ -9,6 +9,8 @@ import subprocess
 import time
 from typing import Any
 
+from headrace.config.secret_options import option_words
+
 from .machine import NotRunError, Workplace, discard, memory_bytes, run, stop, tool, unmount
 
 READY_S = 30
@@ -37,8 +39,7 @@ class HeadraceMount:
         words = [tool("headrace"), "up", self.url, self.mountpoint, "--cache", f"{self.cache}:20GiB"]
         if self.endpoint:
             words += ["--endpoint", self.endpoint]
-        for key, value in self.options.items():
-            words += ["-o", f"{key}={value}"]
+        words += option_words(self.options, self.place.folder(f"{self.name}-secrets"))
         return [*words, "--io", self.io, "--json"]
 
     def start(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
 from headrace.base.interpreter import module_command
 from headrace.bench.places import Where
+from headrace.config.secret_options import option_words
 
 READY_WITHIN_S = 60.0
 END_WITHIN_S = 15.0
@@ -292,8 +293,7 @@ class Headrace(Way):
         self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": seat.part("run")}
         words = [*seat.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]
         words += ["--cache", f"{self._cache}:{seat.cache_bytes}", "--json"]
-        for name, value in bucket.options.items():
-            words += ["-o", f"{name}={value}"]
+        words += option_words(bucket.options, seat.folder)
         log, said = os.path.join(seat.folder, "log"), os.path.join(seat.folder, "said")
         with open(log, "ab") as errors, open(said, "wb") as out:
             self._process = subprocess.Popen(

@@ -133,7 +133,8 @@ def serve_here(
     def on_ready(bound: Ready) -> None:
         url = kind.url(found, bound.address)
         setattr(state, kind.word, url)
-        state.credentials[kind.word] = bound.credentials
+        if bound.credentials:
+            state.credentials[kind.word] = bound.credentials
         write_state(found.run_folder, state)
         if json:
             about = {"url": url, "credentials": bound.credentials, "socket": state.socket}

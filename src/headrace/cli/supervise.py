@@ -114,7 +114,8 @@ class Supervisor:
             self._gateways.append(gateway)
             answer = self._await(gateway.child)
             setattr(self.state, kind.word, kind.url(self._config, answer["address"]))
-            self.state.credentials[kind.word] = str(answer["credentials"])
+            if answer["credentials"]:
+                self.state.credentials[kind.word] = str(answer["credentials"])
 
     def _may_be_served(self, mountpoint: str) -> bool:
         """Of a mount that was made by another run folder nothing is known."""

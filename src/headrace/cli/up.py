@@ -203,13 +203,16 @@ def url_of(origin: str) -> str:
 def origin_options(
     *, endpoint: str | None, region: str | None, profile: str | None, anonymous: bool, pairs: list[str]
 ) -> dict[str, str]:
-    """The flags and every -o key=value as one table; UsageError for a word that is no pair."""
+    """The flags and every -o key=value as one table, files read; UsageError for a word that is no pair, and for a
+    secret that is given literally."""
+    from headrace.config.secret_options import option_of_command
+
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise UsageError("-o option", why="not KEY=VALUE", hint="for example -o region=eu-central-1")
-        found[key] = value
+        found[key] = option_of_command(key, value)
     named = {"endpoint": endpoint, "region": region, "profile": profile}
     found.update({key: value for key, value in named.items() if value is not None})
     if anonymous:
@@ -223,6 +226,8 @@ def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
 
         fields = msgspec.to_builtins(state)
         del fields["began"]
+        if not state.credentials:
+            del fields["credentials"]
         print_json({"ready": True, "ready_s": round(took_s, 3), **fields})
         return
     what = (

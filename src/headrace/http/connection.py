@@ -10,6 +10,7 @@ import enum
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -40,6 +41,7 @@ COPIED_BYTES_MAX = 32 << 10
 STEP_BYTES = 8 << 20
 """Of content that is not whole yet so much is waited for at once."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)
 _TAKEN_AWAY = bytearray(RECEIVE_BYTES)
 """What nobody wants to know is received here, by the door's thread: the kernel drops it without a copy."""
 
@@ -387,7 +389,11 @@ class Connection:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        if self.response is not None:
+        if (
+            self.response is not None
+        ):  # not all of it was taken: the kernel is not to keep the rest for the client
             self.response.drop()
             self.response = None
+            with contextlib.suppress(OSError):
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.sock.close()

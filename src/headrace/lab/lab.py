@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, UsageError
+from headrace.config.secret_options import option_words
 from headrace.lab import network, processes, services, state
 from headrace.lab.network import Loopback, Namespaces, Network
 
@@ -295,8 +296,7 @@ class Lab:
             os.makedirs(one, exist_ok=True)
         words = [*net.inside(number), *services.python_words(), "up", now.origin, mountpoint]
         words += ["--cache", f"{cache}:{now.cache_bytes}", "--json"]
-        for key, value in now.origin_options.items():
-            words += ["--option", f"{key}={value}"]
+        words += option_words(now.origin_options, folder)
         id = f"node-{number}"
         settings = {key: value.replace("{node}", id) for key, value in now.settings.items()}
         environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}

@@ -28,6 +28,7 @@ from headrace.base.places import check_places
 from headrace.base.private_folder import make_private
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config, broker_socket_of, public_options
+from headrace.config.secret_options import resolve_options
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.scrub import Scrub
@@ -459,7 +460,10 @@ class Node:
                 self.store.index.drop_mount(path)
         for path, mount in self.config.mounts.items():
             known = remembered.get(normal_path(path), {}).get("url") == mount.url
-            await self._attach(normal_path(path), mount.url, dict(mount.options), check=check, known=known)
+            options = resolve_options(
+                mount.options
+            )  # of the configuration only: others name no files of this host
+            await self._attach(normal_path(path), mount.url, options, check=check, known=known)
             self.store.index.put_mount(normal_path(path), {"url": mount.url, CONFIGURED: "true"})
         for path, record in remembered.items():
             if CONFIGURED not in record and path not in {mount.path for mount in self.mounts.all()}:

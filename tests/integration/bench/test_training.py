@@ -16,6 +16,7 @@ import pytest
 from headrace.base.errors import UsageError
 from headrace.bench import dataset, workloads
 from headrace.bench.places import where
+from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
 from tests.integration.cli.host import Host
 
@@ -91,12 +92,19 @@ def store() -> Iterator[S3Server]:
         pytest.skip(str(error))
 
 
-def origin_words(store: S3Server) -> list[str]:
-    return [word for name, value in store.options().items() for word in ("-o", f"{name}={value}")]
+def origin_words(store: S3Server, folder: Path) -> list[str]:
+    return option_words(store.options(), str(folder))
 
 
-def test_on_an_object_store_by_both_libraries(store: S3Server) -> None:
-    words = ("unet3d", store.url("unet3d"), "--scale-sizes", SIZES["unet3d"], *SMALL, *origin_words(store))
+def test_on_an_object_store_by_both_libraries(store: S3Server, tmp_path: Path) -> None:
+    words = (
+        "unet3d",
+        store.url("unet3d"),
+        "--scale-sizes",
+        SIZES["unet3d"],
+        *SMALL,
+        *origin_words(store, tmp_path),
+    )
     made = result(bench(*words))
     found = result(bench(*words, "--by", "obstore", "--no-generate"))
     assert (made["failed"], found["failed"]) == (0, 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.manual import FIELDS
+from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host, wait_until
 
@@ -48,7 +49,7 @@ def test_the_ready_line_for_people(host: Host) -> None:
 def test_up_with_an_object_store(host: Host, seaweed: S3Server) -> None:
     for name in host.names():
         seaweed.put(f"up/{name}", (host.truth / name).read_bytes())
-    options = [word for key, value in seaweed.options().items() for word in ("-o", f"{key}={value}")]
+    options = option_words(seaweed.options(), str(host.base))
     up = host.up(seaweed.url("up"), host.mount, *options)
     host.assert_right()
     assert host.json("load")["failed_files"] == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.secret_options import option_words
 from headrace.origin.origin import HIDDEN
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.servers import S3Server
@@ -100,7 +101,7 @@ def digests(host: Host) -> dict[str, str]:
 def start(town: Town, seaweed: S3Server, proxy: FaultProxy, prefix: str) -> None:
     for name, size in BEFORE.items():
         seaweed.put(f"{prefix}/{name}", town.put(name, size))
-    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    options = option_words(proxy.options(), str(town.base))
     for _ in range(3):
         host = town.add()
         town.up(host, proxy.url(prefix), host.mount, *options)

@@ -1,0 +1,60 @@
+"""Secrets among the options of an origin: by a file, `NAME=@FILE`, and never as words of a command, which every user of
+the host can read for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from headrace.base.errors import UsageError
+from headrace.base.secret_file import read_secret
+from headrace.config.schema import PUBLIC_OPTIONS, is_secret
+
+NAMES_OF_KEYS = ("access_key_id", "account_name", "username", "user")
+"""They say who asks, and are in every log of an object store."""
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+
+def resolve_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options with the contents of files in place of `@FILE`. UsageError."""
+    return {name: _resolved(name, value) for name, value in options.items()}
+
+
+def option_of_command(name: str, value: str) -> str:
+    """Return the value of `-o NAME=VALUE`. UsageError for a secret that is given literally; it is not
+    repeated."""
+    if _PASSWORD.search(value):
+        raise UsageError(
+            f"-o {name}", why="it holds a password, which other users can read", hint=_hint(name)
+        )
+    literal = not value.startswith("@")
+    if literal and is_secret(name) and name not in PUBLIC_OPTIONS and name not in NAMES_OF_KEYS:
+        why = "it is a secret, and other users can read a command's words"
+        raise UsageError(f"-o {name}", why=why, hint=_hint(name))
+    return _resolved(name, value)
+
+
+def option_words(options: Mapping[str, str], folder: str) -> list[str]:
+    """Return the words of a command for these options: secrets by files that are written below the folder."""
+    words = []
+    for name, value in options.items():
+        if is_secret(name) and name not in NAMES_OF_KEYS:
+            path = os.path.join(folder, f"option-{name}")
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8") as out:
+                out.write(value)
+            value = f"@{path}"
+        words += ["-o", f"{name}={value}"]
+    return words
+
+
+def _resolved(name: str, value: str) -> str:
+    if not value.startswith("@"):
+        return value
+    return read_secret(os.path.expanduser(value[1:]), f"option {name}").strip()
+
+
+def _hint(name: str) -> str:
+    return f"put it into a file of mode 0600 and say -o {name}=@FILE; or use the environment or the configuration"
