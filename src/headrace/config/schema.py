@@ -58,8 +58,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_origins: Annotated[
         str,
         Meta(
-            description="What records of the cluster and the REST API may attach beside configured mounts and what is below "
-            "them: URLs, with commas between; SCHEME://* for all of a kind; endpoint=URL."
+            description="What records of the cluster and the REST API may attach beside configured mounts and what is "
+            "below them: URLs, with commas between; SCHEME://* for all of a kind; endpoint=URL."
         ),
     ] = ""
     sync_interval_s: Annotated[
