@@ -14,11 +14,13 @@ _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DiskReader:
-    """fd: of a cache file; it stays the caller's. Where the file system has no O_DIRECT, bytes that were not in memory
+    """fd: of a cache file of so many bytes; it stays the caller's. Where the file system has no O_DIRECT, bytes that were not in memory
     are let go of again."""
 
-    def __init__(self, fd: int) -> None:
-        self._buffer = mmap.mmap(-1, BLOCK_SIZE_BYTES)  # at a page, as O_DIRECT wants it
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._buffer = mmap.mmap(
+            -1, min(BLOCK_SIZE_BYTES, _pages(size_bytes))
+        )  # at a page, as O_DIRECT wants it
         self.is_direct = True
         try:
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
@@ -32,7 +34,7 @@ class DiskReader:
         """At most a block, from the beginning of one; short where the file ends. Good until the next call. OSError."""
         with memoryview(self._buffer) as whole:
             if self.is_direct:
-                count = os.preadv(self._fd, [whole], start)
+                count = os.preadv(self._fd, [whole[: _pages(length)]], start)
             else:
                 count = self._read_and_let_go(whole[:length], start)
         return memoryview(self._buffer)[: min(count, length)]
@@ -52,12 +54,17 @@ class DiskReader:
         os.close(self._fd)
 
 
+def _pages(size_bytes: int) -> int:
+    """Whole pages, and one at least."""
+    return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
 def verify_on_disk(
     fd: int, size_bytes: int, checksums: dict[int, int], *, before_read: Callable[[int], None]
 ) -> Iterator[int]:
     """As `checksum.verify_file`, of the disk. A block that can't be read is a bad one. before_read: told how many
     bytes; what it raises ends the reading."""
-    reader = DiskReader(fd)
+    reader = DiskReader(fd, size_bytes)
     try:
         for block in sorted(checksums):
             start = block * BLOCK_SIZE_BYTES

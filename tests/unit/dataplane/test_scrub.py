@@ -89,7 +89,7 @@ def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) ->
     rot(store, ids[1], 50)
     os.unlink(store.volumes[0].data_path(ids[2]))
     store.pin(ids[1], True)
-    run(host.run_until(lambda: host.progress().passes == 1))
+    run(host.run_until(lambda: host.progress().passes >= 1))
     assert host.told == host.loaded == ids[:3]
     assert {id: content(store, id) for id in ids} == host.truth
     assert (host.progress().files_damaged, host.progress().files_repaired) == (3, 3)
@@ -101,8 +101,8 @@ def test_what_rotted_is_dropped_told_and_fetched_again(open_store: OpenStore) ->
 def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     store = open_store()
     ids = filled(store, [100] * 6)
-    first = Host(store, bytes_s=(128 << 10) * 20)  # 20 files a second
-    run(first.run_until(lambda: first.progress().files == 2))
+    first = Host(store, bytes_s=(128 << 10) * 5)  # 5 files a second
+    run(first.run_until(lambda: first.progress().files >= 2))
     assert 0 < first.progress().after < ids[-1]
     after = first.progress().after
     store.close()
@@ -112,7 +112,7 @@ def test_it_goes_on_where_it_was(open_store: OpenStore) -> None:
     second.truth = {id: content(store, id) for id in ids}
     rot(store, ids[0], 5)  # the pass is beyond it
     rot(store, ids[-1], 5)
-    run(second.run_until(lambda: second.progress().passes == 1))
+    run(second.run_until(lambda: second.progress().passes >= 1))
     assert second.told == [ids[-1]]
     assert second.progress().files == len(ids)
 
@@ -121,7 +121,7 @@ def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: OpenSto
     store = open_store()
     filled(store, [100])
     host = Host(store)
-    run(host.run_until(lambda: host.progress().passes == 1))
+    run(host.run_until(lambda: host.progress().passes >= 1))
     again = Host(store)
     assert again.progress() == host.progress()
 
@@ -133,7 +133,7 @@ def test_a_pass_waits_for_its_hour_over_restarts_and_reboots(open_store: OpenSto
     run(begin())
     assert again.progress().passes == 1
     soon = Host(store, pass_s_min=0.0)
-    run(soon.run_until(lambda: soon.progress().passes == 3))
+    run(soon.run_until(lambda: soon.progress().passes >= 3))
 
 
 @pytest.mark.parametrize("saved", [b"", b"\xff nonsense", b"\x80"])
@@ -142,7 +142,7 @@ def test_what_was_kept_may_be_anything(open_store: OpenStore, saved: bytes) -> N
     store.index.put_meta(b"scrub", saved)
     filled(store, [100])
     host = Host(store)
-    run(host.run_until(lambda: host.progress().passes == 1))
+    run(host.run_until(lambda: host.progress().passes >= 1))
 
 
 def test_a_file_that_goes_meanwhile_is_not_damaged(open_store: OpenStore) -> None:
@@ -221,7 +221,7 @@ def test_a_block_that_cannot_be_read_is_a_bad_one(
         return plain(self, start, length)
 
     monkeypatch.setattr(DiskReader, "read", read)
-    run(host.run_until(lambda: host.progress().passes == 1))
+    run(host.run_until(lambda: host.progress().passes >= 1))
     assert host.loaded == [id] and content(store, id) == host.truth[id]
 
 
