@@ -10,6 +10,8 @@ PATH_BYTES_MAX = 4095
 """PATH_MAX of Linux without its NUL."""
 NAME_BYTES_MAX = 255
 """NAME_MAX of Linux."""
+DEPTH_MAX = 512
+"""Names of a path in a request: as many as a key of S3 can have. Each costs a look, or a folder to be made."""
 
 
 def check_path(path: bytes) -> None:

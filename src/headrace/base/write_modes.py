@@ -42,6 +42,10 @@ class _Promise(NamedTuple):
         return f"{self.mode}:{self.copies}" if self.copies > 1 else str(self.mode)
 
 
+LONG_BYTES = 255
+"""Of a path for which it pays to look at its beginning only."""
+
+
 class WriteModes:
     """Longest prefix wins. Immutable."""
 
@@ -51,6 +55,7 @@ class WriteModes:
         """Whether anything at all can be written."""
         self.any_waits = any(one.waits for one in promises.values())
         self.copies_max = max(one.copies for one in promises.values())
+        self._depth_max = max(path.count(b"/") for path in promises)
 
     @classmethod
     def parse(cls, text: str) -> WriteModes:
@@ -79,6 +84,10 @@ class WriteModes:
 
     def _promise(self, path: bytes) -> _Promise:
         probe = path or b"/"
+        if (
+            len(probe) > LONG_BYTES
+        ):  # a path of hundreds of names is cut to as many as those that were named have
+            probe = b"/".join(probe.split(b"/", self._depth_max + 1)[: self._depth_max + 1])
         while True:
             found = self._promises.get(probe)
             if found is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
@@ -21,6 +22,10 @@ class Mount:
     circuit: Circuit = field(default_factory=Circuit)
 
 
+MOUNT_PATH_BYTES_MAX = 511
+"""A key of the index."""
+
+
 def normal_path(path: str) -> str:
     """Absolute, no double, trailing or dot components. UsageError otherwise."""
     parts = [part for part in path.split("/") if part]
@@ -28,7 +33,12 @@ def normal_path(path: str) -> str:
         raise UsageError(
             f"mount path {path!r}", why="it must be absolute, without . and ..", hint="for example /imagenet"
         )
-    return "/" + "/".join(parts)
+    whole = "/" + "/".join(parts)
+    if len(os.fsencode(whole)) > MOUNT_PATH_BYTES_MAX or "\0" in whole:
+        raise UsageError(
+            f"mount path {path[:80]!r}…", why=f"it has {MOUNT_PATH_BYTES_MAX} bytes at most, no zeros"
+        )
+    return whole
 
 
 class MountTable:

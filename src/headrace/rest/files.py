@@ -20,6 +20,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
+from headrace.base.namespace_path import DEPTH_MAX
 from headrace.http.messages import Request, Response, http_date
 from headrace.layer.upper import join
 from headrace.rest.problems import Refusal
@@ -59,6 +60,8 @@ def path_of(text: str) -> bytes:
         raise UsageError(
             f"path {text!r}"[:300], why="a name has 1 to 255 bytes, none of them zero, and is not . or .."
         )
+    if len(names) > DEPTH_MAX:
+        raise UsageError(f"path {text!r}"[:300], why=f"it has more than {DEPTH_MAX} names")
     return b"/" + b"/".join(names)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
+from headrace.base.namespace_path import check_name
 from headrace.layer.upper import join
 from headrace.s3.facts import Facts, facts_of, is_file, is_marked
+from headrace.s3.routes import KEY_BYTES_MAX
 from headrace.sdk.looks import is_directory
 from headrace.sdk.paths import Paths
 from headrace.sdk.tree import Seen
@@ -47,7 +49,7 @@ class Listing:
     def page(self, prefix: bytes, delimiter: bytes, after: bytes, count: int) -> Page:
         """Keys and common prefixes greater than `after`, so many at most together."""
         page = Page()
-        if count == 0:
+        if count == 0 or not _is_prefix(prefix):
             return page
         seen = after if delimiter and after.startswith(prefix) and after.endswith(delimiter) else b""
         last, rows = b"", 0
@@ -126,7 +128,7 @@ class Listing:
         """Folders whose name is the beginning of the one to go on at, and whose keys come after it all the same."""
         found = []
         for end in range(1, len(resume)):
-            if resume[end] < 0x2F:  # the slash
+            if resume[end] < 0x2F and _is_name(resume[:end]):  # the slash
                 one = self._paths.find(join(folder or b"/", resume[:end]))[1]
                 if one is not None and is_directory(one):
                     found.append((resume[:end], one))
@@ -154,6 +156,20 @@ class Listing:
 
     def _path(self, key: bytes) -> bytes:
         return join(self._bucket, key) if key else self._bucket
+
+
+def _is_prefix(prefix: bytes) -> bool:
+    """Whether a key may begin so: the names before its last slash are names of folders."""
+    *names, rest = prefix.split(b"/")
+    return len(prefix) <= KEY_BYTES_MAX and all(map(_is_name, names)) and b"\0" not in rest
+
+
+def _is_name(name: bytes) -> bool:
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _group(key: bytes, prefix: bytes, delimiter: bytes) -> bytes:

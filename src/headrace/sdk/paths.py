@@ -249,11 +249,13 @@ class Paths(Looks):
         whole, found = self.find(path)
         if found is not None:
             raise PathExistsError(os.fsdecode(path), why="it is there already")
-        owner = Owner(os.geteuid(), os.getegid())
         self.check_writable(whole)
         self.get(split(whole)[0])
-        mode = 0o777 & ~self._umask
-        self._change(path, lambda: self.tree.make_directory(whole, mode, owner), flush=flush)
+        self._make_checked(whole, flush=flush)
+
+    def _make_checked(self, whole: bytes, *, flush: bool) -> None:
+        owner, mode = Owner(os.geteuid(), os.getegid()), 0o777 & ~self._umask
+        self._change(whole, lambda: self.tree.make_directory(whole, mode, owner), flush=flush)
 
     def make_directories(self, path: bytes) -> None:
         """With those above; those that are there are let be. NotADirectoryPathError."""
@@ -267,12 +269,15 @@ class Paths(Looks):
             whole, found = self.find(split(whole)[0])
         if found is not None and not is_directory(found):
             raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
+        make = self._make_directory
         while missing:
             directory = missing.pop()
-            with contextlib.suppress(PathExistsError):  # somebody was faster
-                self._make_directory(directory, flush=flush and not missing)
-            if not is_directory(self.get(directory)[1]):
-                raise PathExistsError(os.fsdecode(path), why="it is there, and is no directory")
+            try:
+                make(directory, flush=flush and not missing)
+                make = self._make_checked  # within a new one neither an origin nor anybody else has anything
+            except PathExistsError:  # somebody was faster
+                if not is_directory(self.get(directory)[1]):
+                    raise
 
     def remove(self, path: bytes) -> None:
         """A file, or a link. IsADirectoryPathError."""

@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote_from_bytes
 
+from headrace.base.namespace_path import DEPTH_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX
 from headrace.http.messages import Request
 from headrace.webhdfs.errors import RemoteError, illegal, unsupported
 
 PREFIX = b"/webhdfs/v1"
-NAME_BYTES_MAX = 255
 OPERATIONS = {
     ("GET", "OPEN"): "open",
     ("GET", "GETFILESTATUS"): "get_status",
@@ -148,6 +148,10 @@ def clean_path(path: bytes) -> bytes:
     names = [name for name in path.split(b"/") if name]
     if any(name in (b".", b"..") for name in names) or b"\0" in path:
         raise RemoteError("InvalidPathException", f"Invalid path name {path.decode('utf-8', 'replace')}")
+    if len(names) > DEPTH_MAX or len(path) > PATH_BYTES_MAX:
+        raise RemoteError(
+            "InvalidPathException", f"a path has {DEPTH_MAX} names and {PATH_BYTES_MAX} bytes at most"
+        )
     if any(len(name) > NAME_BYTES_MAX for name in names):
         raise RemoteError("InvalidPathException", f"a name has more than {NAME_BYTES_MAX} bytes")
     return b"/" + b"/".join(names)
