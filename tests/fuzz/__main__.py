@@ -66,7 +66,6 @@ def _arguments() -> argparse.Namespace:
 
 def _fuzz(name: str, arguments: argparse.Namespace) -> bool:
     """Whether nothing was found. Says so in one line, and one more for each finding."""
-    (CORPUS / name).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         report = _run_worker(name, arguments, Path(folder))
     rate = report.inputs / report.seconds if report.seconds else 0.0
@@ -80,6 +79,7 @@ def _fuzz(name: str, arguments: argparse.Namespace) -> bool:
     )
     for found in report.findings:
         path = CORPUS / name / hashlib.sha256(found.input).hexdigest()[:12]
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(found.input)
         shown = path.relative_to(ROOT)
         print(f"  {found.story}, {found.count} times: ./dev fuzz {name} --input {shown}", flush=True)

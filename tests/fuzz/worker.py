@@ -157,7 +157,8 @@ def fuzz_guided(
     for number, data in enumerate(seeds):
         Path(folder, f"{number:04d}").write_bytes(data)
     options = [f"-seed={seed % (1 << 31) + 1}", f"-max_len={fuzzer.input_bytes_max}", "-len_control=0"]
-    options += ["-timeout=300", "-rss_limit_mb=0", "-malloc_limit_mb=0", "-verbosity=0", *_SILENT, folder]
+    options += ["-timeout=300", "-rss_limit_mb=0", "-malloc_limit_mb=0", "-verbosity=0"]
+    options += ["-report_slow_units=3600", *_SILENT, folder]
     atheris.Setup([sys.argv[0], *options], take, custom_mutator=mutate)
     atheris.Fuzz()
 

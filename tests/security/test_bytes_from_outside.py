@@ -11,7 +11,7 @@ import pytest
 import torch
 import zstandard
 
-from headrace.base.decoding import decode_json, decode_msgpack
+from headrace.base.decoding import convert_words, decode_json, decode_msgpack
 from headrace.base.errors import CorruptCheckpointError, ProtocolError, UsageError
 from headrace.checkpoint import compression
 from headrace.cluster import membership
@@ -101,3 +101,9 @@ def test_broken_index_page() -> None:
     assert index_names("<a href='http://[x'><a href='good'>", "/") == ["good"]
     with pytest.raises(ValueError):
         index_names("<![0", "/")
+
+
+def test_number_that_is_no_text() -> None:
+    """As of `?limit=%b0`."""
+    with pytest.raises(msgspec.ValidationError):
+        convert_words({"capacity_bytes": "\udcb0"}, NodeInfo)

@@ -1,4 +1,4 @@
-"""Decodes JSON and msgpack that came from outside: another node, a record, a client, a file.
+"""Decodes JSON, msgpack and words that came from outside: another node, a record, a client, a file.
 
 msgspec raises its own DecodeError for most of what is wrong, but UnicodeDecodeError for text that is none, and
 RecursionError for what is nested too deep. Here all of them are a DecodeError, so that no caller forgets one.
@@ -6,7 +6,7 @@ RecursionError for what is nested too deep. Here all of them are a DecodeError, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +22,14 @@ def decode_json(data: bytes, kind: type[Kind]) -> Kind:
 def decode_msgpack(data: bytes, kind: type[Kind]) -> Kind:
     """msgspec.DecodeError for what is no msgpack of that kind."""
     return decode_with(lambda body: msgspec.msgpack.decode(body, type=kind), data)
+
+
+def convert_words(values: Mapping[str, object], kind: type[Kind]) -> Kind:
+    """Texts become numbers where the kind has some. msgspec.ValidationError, also for bytes that are no text."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except UnicodeEncodeError as error:
+        raise msgspec.ValidationError(str(error)) from error
 
 
 def decode_with(decode: Callable[[bytes], Kind], data: bytes) -> Kind:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.private_folder import make_private
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
@@ -92,7 +93,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
         if name.endswith(("_bytes", "_bytes_max")):
             values[name] = parse_size(str(value))
     try:
-        loaded = Loaded(msgspec.convert(values, Config, strict=False), sources)
+        loaded = Loaded(convert_words(values, Config), sources)
         check_run_folder(loaded.config.run_folder)
         return loaded
     except msgspec.ValidationError as error:
@@ -155,7 +156,7 @@ def _read_file(path: str) -> dict[str, Any]:
             found = tomllib.load(source)
     except OSError as error:
         raise UsageError(f"configuration file {path}", why=error.strerror or str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of TOML, of text, of a number of thousands of digits
         raise UsageError(f"configuration file {path}", why=str(error)) from error
     unknown = sorted(set(found) - set(Config.__struct_fields__))
     if unknown:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.decoding import convert_words
 from headrace.base.errors import (
     HeadraceError,
     NotAllowedError,
@@ -244,7 +245,7 @@ def _query_of(request: Request, one: Operation, found: dict[str, str]) -> Value:
             raise _malformed(f"parameter {name}"[:300], "not known here, or given twice")
         values[name] = value
     try:
-        return msgspec.convert({**values, **found}, one.query, strict=False)
+        return convert_words({**values, **found}, one.query)
     except msgspec.ValidationError as error:
         raise _malformed("parameters", str(error)) from error
 

@@ -130,6 +130,7 @@ FUZZERS = [
         [b"back", b"off,/scratch=local,/checkpoints=back:2", b"through, /a/b = off"],
         words=[b"off", b"local", b"back:2", b"through", b"=", b",", b"/a", b":", b"..", b"back:99", b"=back"],
         mutate=mutate_text,
+        input_bytes_max=512,
     ),
     Fuzzer(
         "sizes",

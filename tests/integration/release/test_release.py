@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tools import lock, release
@@ -81,11 +80,11 @@ def test_pins_are_of_what_pyproject_asks_for(name: str) -> None:
 
 def _pins(name: str) -> dict[str, str]:
     """Those for this Python."""
-    found = {}
+    found: dict[str, str] = {}
     for block in (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "").splitlines():
         if not block.startswith("#"):
             pin = Requirement(block.partition("--hash")[0].strip())
-            if pin.marker is None or pin.marker.evaluate(dict(default_environment())):
+            if pin.marker is None or pin.marker.evaluate():
                 (found[canonicalize_name(pin.name)],) = (one.version for one in pin.specifier)
     return found
 
