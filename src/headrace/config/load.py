@@ -217,6 +217,8 @@ def volume_of(word: str) -> dict[str, Any]:
 
 
 def _absolute(folder: str) -> str:
+    if "\0" in folder:
+        raise UsageError(f"folder {folder!r}", why="it has a zero byte")
     return os.path.abspath(os.path.expanduser(folder))
 
 

@@ -41,6 +41,8 @@ KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
 def parse_origin(text: str) -> str:
     """The URL in its one form: one scheme a kind, no slash at the end, plain paths as file:// URLs (absolute, not
     percent-encoded). UsageError for what can't be an origin, also for a URL that holds a password."""
+    if "\0" in text:
+        raise UsageError(ascii(text), why="a zero byte in the URL of an origin")
     scheme, separator, rest = text.partition("://")
     if not separator:
         if not text:
