@@ -253,9 +253,9 @@ class Paths(Looks):
         self.get(split(whole)[0])
         self._make_checked(whole, flush=flush)
 
-    def _make_checked(self, whole: bytes, *, flush: bool) -> None:
+    def _make_checked(self, path: bytes, *, flush: bool) -> None:
         owner, mode = Owner(os.geteuid(), os.getegid()), 0o777 & ~self._umask
-        self._change(whole, lambda: self.tree.make_directory(whole, mode, owner), flush=flush)
+        self._change(path, lambda: self.tree.make_directory(path, mode, owner), flush=flush)
 
     def make_directories(self, path: bytes) -> None:
         """With those above; those that are there are let be. NotADirectoryPathError."""

@@ -14,8 +14,8 @@ _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DiskReader:
-    """fd: of a cache file of so many bytes; it stays the caller's. Where the file system has no O_DIRECT, bytes that were
-    not in memory are let go of again."""
+    """fd: of a cache file of so many bytes; it stays the caller's. Where the file system has no O_DIRECT, bytes that
+    were not in memory are let go of again."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._buffer = mmap.mmap(
