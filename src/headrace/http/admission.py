@@ -64,6 +64,10 @@ class Admission(Generic[Connection]):
     def __len__(self) -> int:
         return len(self._connections)
 
+    def weight(self, connection: Connection) -> int:
+        """How many connections that showed nothing its address has: who has fewer is served first."""
+        return len(self._unproven.get(connection.address, ()))
+
     def enter(self, connection: Connection) -> bool:
         """Return False where there is no room that somebody else could make."""
         victim: Connection | None = None

@@ -292,11 +292,22 @@ class Connection:
         while True:
             if not self._push(more=self.at < end):
                 return False
+            if response.pieces is not None:
+                self._take_piece(response, response.pieces)
+                continue
             if content is None or self.at >= end:
                 return True
             step = end if content.fd >= 0 else min(end, self.at + STEP_BYTES)
             if not self._send_file(content.wait(self.at, step), step):
                 return False
+
+    def _take_piece(self, response: Response, pieces: Iterator[bytes]) -> None:
+        """The next chunk, or the last one, is to be sent."""
+        piece = next(pieces, b"")
+        if not piece:
+            response.pieces = None
+        self.buffer_out = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self.at += len(self.buffer_out)
 
     def _send_file(self, fd: int, end: int) -> bool:
         """False: there is no room for a while."""

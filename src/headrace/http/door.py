@@ -44,6 +44,8 @@ LINGERING_MAX = 256
 NEWCOMER_THREADS = 2
 NEWCOMER_SLICE_S = 0.002
 """How long the door's thread looks after those who have shown nothing, before it looks for others again."""
+CROWD = 32
+"""An address with more connections that showed nothing is a crowd: it has newcomers' threads of its own."""
 ACCEPTS_A_TURN = 16
 SMALL_BYTES = 64 << 10
 """An answer that fits an idle connection's buffer: it is sent without a thread."""
@@ -105,6 +107,7 @@ class Door:
         self._lingering = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
         self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new")
+        self._crowd = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-crowd")
         self._bodies = Bodies(ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"))
         self._admission: Admission[Connection] = Admission(self._displace)
         self._buffered: Buffered[Connection] = Buffered()
@@ -146,6 +149,8 @@ class Door:
                 self._woken(connection)
             else:
                 later.append(connection)
+        if len(later) > 1:
+            later.sort(key=self._admission.weight)
         until_s = time.monotonic() + NEWCOMER_SLICE_S
         for connection in later:
             if self._waiting.get(connection.number) is connection:
@@ -204,7 +209,7 @@ class Door:
             if phase is Phase.HELLO:
                 assert isinstance(connection, TlsConnection)
                 tls = connection
-                self._submit(self._newcomers, lambda: self._shake_hands(tls), connection)
+                self._submit(self._newcomers_of(tls), lambda: self._shake_hands(tls), connection)
             else:
                 self._submit(self._pool, lambda: self._go_on(connection), connection)
 
@@ -231,7 +236,7 @@ class Door:
         except BadRequestError as error:
             self._take(connection)
             why = error
-            self._submit(self._newcomers, lambda: self._refuse(connection, why), connection)
+            self._submit(self._newcomers_of(connection), lambda: self._refuse(connection, why), connection)
             return
         except HungUpError:
             self._drop(connection)
@@ -317,7 +322,7 @@ class Door:
                 found = self._waiting.get(number)
                 if found is not None:
                     self._woken(found)
-        for pool in (self._pool, self._newcomers, self._bodies.pool):
+        for pool in (self._pool, self._newcomers, self._crowd, self._bodies.pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ any thread
@@ -361,6 +366,9 @@ class Door:
     def _prove(self, connection: Connection) -> None:
         connection.proven = True
         self._admission.prove(connection)
+
+    def _newcomers_of(self, connection: Connection) -> ThreadPoolExecutor:
+        return self._crowd if self._admission.weight(connection) > CROWD else self._newcomers
 
     def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None], connection: Connection) -> None:
         with self._lock:
@@ -485,7 +493,7 @@ class Door:
         if connection.proven and not connection.has_body:
             self._submit(self._pool, lambda: self._work(connection, request), connection)
         else:
-            pool = self._pool if connection.proven else self._newcomers
+            pool = self._pool if connection.proven else self._newcomers_of(connection)
             self._submit(pool, lambda: self._admit(connection, request), connection)
 
     def _refuse(self, connection: Connection, error: BadRequestError) -> None:

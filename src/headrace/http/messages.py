@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
@@ -31,7 +31,7 @@ _REASONS = {one.value: one.phrase for one in HTTPStatus}
 class Request(msgspec.Struct):
     """path: decoded from percent signs. headers: names in lower case; of a repeated one the values with commas. secure:
     it came by TLS. address: of the client; certificate: the name in its certificate, "" without one. who: by which
-    credential it was let in, noted by the application; "": not yet."""
+    credential it was let in, noted by the application; "": not yet. takes_chunks: an answer may come in chunks."""
 
     method: str
     target: bytes
@@ -43,6 +43,7 @@ class Request(msgspec.Struct):
     address: str = ""
     certificate: str = ""
     who: str = ""
+    takes_chunks: bool = True
     arguments: dict[str, str] = {}
     """The query, of each name the first value."""
 
@@ -79,13 +80,15 @@ class Content(Protocol):
 
 
 class Response(msgspec.Struct):
-    """body, or bytes start..end of content, which whoever sends this closes. bodiless: length_bytes is told, and
+    """body, or bytes start..end of content, which whoever sends this closes, or pieces as they are made, in chunks; one
+    that fails breaks the connection off. bodiless: length_bytes is told, and
     nothing sent (HEAD). request_id: where the body names it."""
 
     status: int
     headers: list[tuple[str, str]] = []
     body: bytes = b""
     content: Content | None = None
+    pieces: Iterator[bytes] | None = None
     start: int = 0
     end: int = 0
     bodiless: bool = False
@@ -104,6 +107,7 @@ class Response(msgspec.Struct):
         if self.content is not None:
             self.content.close()
             self.content = None
+        self.pieces = None
 
 
 class _Head:
@@ -153,6 +157,7 @@ def parse_head(head: bytes) -> Request:
         parse_query(query.decode("utf-8", "surrogateescape")) if query else [],
         found.headers,
         _keeps_alive(found.headers.get("connection", "").lower(), parser.get_http_version()),
+        takes_chunks=parser.get_http_version() != "1.0",
     )
 
 
@@ -208,7 +213,9 @@ def render_head(response: Response, marks: list[tuple[str, str]], *, keep_alive:
         "Server: headrace",
     ]
     lines += [f"{name}: {_clean(value)}" for name, value in (*marks, *response.headers)]
-    if response.status not in (204, 304):
+    if response.pieces is not None:
+        lines.append("Transfer-Encoding: chunked")
+    elif response.status not in (204, 304):
         lines.append(f"Content-Length: {length}")
     if not keep_alive:
         lines.append("Connection: close")

@@ -109,6 +109,7 @@ class Gateway:
             call = route(request, self._access.domains)
             operation = call.operation
             self._let_in(request, call)
+            _check_length(request, call)
         except S3Error as error:
             response = self.error(request, error)
             self.counts.add(operation, response.status, response.body_bytes)
@@ -217,8 +218,7 @@ class Gateway:
 
     def _do(self, request: Request, call: Call, pieces: Iterator[bytes], known: Known) -> Response:
         copies = "x-amz-copy-source" in request.headers
-        if call.operation in ("put_object", "put_part") and not copies:
-            _check_length(request)
+        _check_length(request, call)
         also = (
             self._parts.wish(request, call).algorithm if call.operation == "put_part" and not copies else ""
         )
@@ -265,9 +265,11 @@ class Gateway:
             payload.release()
 
 
-def _check_length(request: Request) -> None:
+def _check_length(request: Request, call: Call) -> None:
     """A put that says neither how long it is nor that it comes in chunks would be an empty object; one that says that
     it is too long is refused before its bytes come."""
+    if call.operation not in ("put_object", "put_part") or "x-amz-copy-source" in request.headers:
+        return
     length = request.header("x-amz-decoded-content-length") or request.header("content-length")
     if not length and "transfer-encoding" not in request.headers:
         raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")

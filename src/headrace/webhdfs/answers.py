@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +24,19 @@ ENCODINGS: dict[str, Callable[[bytes], str]] = {
 
 def of(name: str, value: Any) -> Response:
     return Response(200, [JSON], body=msgspec.json.encode({name: value}))
+
+
+def of_rows(name: str, inner: str, batches: Iterator[list[Any]]) -> Response:
+    """{name: {inner: [rows]}}, sent as the batches come. No batch is empty, and there is one at least."""
+    return Response(200, [JSON], pieces=_json_of_rows(name, inner, batches))
+
+
+def _json_of_rows(name: str, inner: str, batches: Iterator[list[Any]]) -> Iterator[bytes]:
+    before = b'{"%b":{"%b":[' % (name.encode(), inner.encode())
+    for rows in batches:
+        yield before + msgspec.json.encode(rows)[1:-1]
+        before = b","
+    yield b"]}}"
 
 
 def done(status: int = 200, *, headers: list[tuple[str, str]] | None = None) -> Response:

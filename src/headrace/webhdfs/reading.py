@@ -155,8 +155,13 @@ class Reading:
         return path, found
 
     def list_status(self, call: Call) -> Response:
-        rows = [self._row(*one) for one in self._below(call, b"")]
-        return answers.of("FileStatuses", {"FileStatus": rows})
+        """A long listing is sent as it is read: its rows are never all in memory."""
+        below = self._below(call, b"")
+        rows = [self._row(*one) for one in itertools.islice(below, BATCH)]
+        if len(rows) < BATCH or not call.request.takes_chunks:
+            return answers.of("FileStatuses", {"FileStatus": [*rows, *(self._row(*one) for one in below)]})
+        batches = iter(lambda: [self._row(*one) for one in itertools.islice(below, BATCH)], [])
+        return answers.of_rows("FileStatuses", "FileStatus", itertools.chain([rows], batches))
 
     def list_batch(self, call: Call) -> Response:
         below = self._below(call, call.text("startafter").encode("utf-8", "surrogateescape"))
