@@ -4,6 +4,7 @@ may be read is what the kernel itself would let that user read."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import socket
@@ -22,17 +23,22 @@ from headrace.entry.broker import server
 from headrace.entry.broker.access import ENTER, READ, Modes, User, may, user_of
 from headrace.entry.broker.desk import Desk, Reply
 from headrace.entry.broker.server import Broker
+from headrace.entry.broker.view import _fitting, short_token
 from headrace.wire.broker_messages import (
+    ANSWER_BYTES_MAX,
     FILES_MAX,
     NAMES_MAX,
     REQUEST_BYTES_MAX,
+    ROWS_MAX,
     ListNames,
     LookAt,
     Message,
+    Names,
     OpenedFile,
     OpenedFiles,
     OpenFiles,
     Request,
+    Row,
     decode_answer,
     decode_request,
     encode,
@@ -301,6 +307,54 @@ found = "answered" if one.recv(4096) else "dropped"
         path=path,
     )
     return found
+
+
+def test_without_descriptors_nobody_is_taken_for_a_while(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in a loop that does nothing else."""
+    monkeypatch.setattr(server, "PAUSE_S", 0.05)
+    listener = running.broker._listener
+    assert listener is not None
+    descriptor = listener.fileno()
+
+    class Exhausted:
+        calls = 0
+
+        def accept(self) -> None:
+            self.calls += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self) -> int:
+            return descriptor
+
+    exhausted = Exhausted()
+    running.broker._listener = cast(socket.socket, exhausted)
+    with running.connect() as one:
+        while exhausted.calls < 2:
+            pass
+        running.broker._listener = listener
+        one.sendall(GOOD)
+        assert one.recv(4096)
+    assert "no connection can be taken" in caplog.text
+
+
+def test_a_page_of_names_fits_a_packet() -> None:
+    """Names and versions are what others make them: a packet that is too long would end the connection."""
+    rows = {
+        f"{number:03}".encode() + b"\xff" * 252: Row(
+            b"", 1 << 60, 1 << 20, 1 << 31, 1 << 31, 1 << 60, -1 << 60, "", written=True
+        )
+        for number in range(ROWS_MAX)
+    }
+    rows = {
+        name: msgspec.structs.replace(row, name=name, token=short_token("x" * 256))
+        for name, row in rows.items()
+    }
+    page = _fitting(sorted(rows), rows)
+    assert 0 < len(page) < ROWS_MAX
+    assert len(encode(Names([rows[name] for name in page], page[-1]))) < ANSWER_BYTES_MAX
+    assert len(short_token("x" * 5000)) < 40
 
 
 # ------------------------------------------------------------ who, and what

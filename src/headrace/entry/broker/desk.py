@@ -26,7 +26,7 @@ from headrace.base.errors import (
 from headrace.base.model import Entry, FileId
 from headrace.dataplane.read import ReadPath
 from headrace.entry.broker.access import READ, User, may
-from headrace.entry.broker.view import StaleError, View, not_allowed
+from headrace.entry.broker.view import StaleError, View, not_allowed, short_token
 from headrace.namespace.tree import Namespace
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
@@ -247,4 +247,4 @@ class Desk:
 
 def _opened(entry: Entry, *, whole: bool) -> OpenedFile:
     version = entry.version
-    return OpenedFile(entry.id, version.size_bytes, entry.mtime_ns, version.token, whole)
+    return OpenedFile(entry.id, version.size_bytes, entry.mtime_ns, short_token(version.token), whole)

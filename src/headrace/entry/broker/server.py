@@ -31,6 +31,7 @@ CONNECTIONS_MAX = 1024
 CONNECTIONS_OF_A_USER_MAX = 256
 WAITING_OF_A_USER_MAX = 32
 """Requests that wait for the origin; more wait for these."""
+PAUSE_S = 1.0
 _BACKLOG = 128
 _ACCEPTED_AT_ONCE = 16
 
@@ -82,8 +83,11 @@ class Broker:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listener.accept()
-            except OSError:
-                return  # nobody is there any more, or no descriptor is left
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._pause(error)
+                return
             accepted.setblocking(False)
             try:
                 user = user_of(accepted)
@@ -96,6 +100,19 @@ class Broker:
                 continue
             self._of_users[user.uid] += 1
             self._connections.add(_Connection(self, accepted, user))
+
+    def _pause(self, error: OSError) -> None:
+        """No descriptor is left, as a rule: whoever waits would be found there again at once, without end."""
+        log.warning("no connection can be taken, tried again soon error=%s", error)
+        loop, listener = asyncio.get_running_loop(), self._listener
+        assert listener is not None
+        loop.remove_reader(listener.fileno())
+
+        def go_on() -> None:
+            if listener.fileno() >= 0:
+                loop.add_reader(listener.fileno(), self._accept)
+
+        loop.call_later(PAUSE_S, go_on)
 
     def _has_room(self, user: User) -> bool:
         return (

@@ -9,6 +9,8 @@ import stat
 from itertools import islice
 from typing import NamedTuple
 
+import xxhash
+
 from headrace.base.errors import (
     NotADirectoryPathError,
     NotAllowedError,
@@ -21,7 +23,11 @@ from headrace.entry.broker.access import ENTER, READ, Modes, User, may, modes_of
 from headrace.layer.upper import Hidden, Upper, join
 from headrace.namespace.tree import Namespace
 from headrace.store.index import Index
-from headrace.wire.broker_messages import ROWS_MAX, Names, Row
+from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, Names, Row
+
+TOKEN_MAX = 256
+_ROW_BYTES = 80
+"""Of the numbers of a row, at most."""
 
 
 class StaleError(Exception):
@@ -143,7 +149,7 @@ class View:
                     rows.pop(name, None)
                 elif written is not None:
                     rows[name] = _written_row(name, written)
-        page = sorted(rows)[:ROWS_MAX]
+        page = _fitting(sorted(rows)[:ROWS_MAX], rows)
         is_more = len(rows) > len(page)
         return Names([rows[name] for name in page], page[-1] if is_more else last or b"")
 
@@ -165,9 +171,26 @@ class View:
             modes.gid,
             version.size_bytes,
             entry.mtime_ns,
-            version.token,
+            short_token(version.token),
             written=False,
         )
+
+
+def _fitting(names: list[bytes], rows: dict[bytes, Row]) -> list[bytes]:
+    """As many of the first ones as a packet takes."""
+    left = ANSWER_BYTES_MAX // 2
+    for number, name in enumerate(names):
+        left -= len(name) + len(rows[name].token) + _ROW_BYTES
+        if left < 0:
+            return names[:number]
+    return names
+
+
+def short_token(token: str) -> str:
+    """As it is, but for one that an origin made long, of which a packet could hold few."""
+    if len(token) <= TOKEN_MAX:
+        return token
+    return f'"{xxhash.xxh3_128_hexdigest(token.encode(errors="surrogateescape"))}"'
 
 
 def _written_row(name: bytes, found: os.stat_result) -> Row:
