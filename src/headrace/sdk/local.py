@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.base import boot_clock
+from headrace.base.boot_clock import now_ns
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, Extras, FileId
 from headrace.layer.told import extras_by
@@ -49,7 +49,7 @@ class LocalCache:
 
     def fresh_for_s(self, directory: FileId) -> float:
         """Seconds for which the directory's whole listing is still good; 0 when it must be asked for."""
-        return max(0.0, (self.index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
+        return max(0.0, (self.index.fresh_until_ns(directory) - now_ns()) / 1e9)
 
     def complete_path(self, id: FileId) -> str | None:
         """The cache file, when it is complete and trusted."""
@@ -61,7 +61,7 @@ class LocalCache:
     def open_whole(self, parent: FileId, name: bytes) -> tuple[int, int] | None:
         """A descriptor of the cache file, and the size, where nobody has to be asked for anything; None: else. The
         caller closes it."""
-        found = self.index.whole_file(parent, name, boot_clock.now_ns())
+        found = self.index.whole_file(parent, name, now_ns())
         if found is None:
             return None
         id, size_bytes, volume, _, _ = found
@@ -74,7 +74,7 @@ class LocalCache:
 
     def open_whole_entry(self, parent: FileId, name: bytes) -> WholeFile | None:
         """As open_whole, with all that the index says of the file."""
-        found = self.index.whole_entry(parent, name, boot_clock.now_ns())
+        found = self.index.whole_entry(parent, name, now_ns())
         if found is None:
             return None
         entry, volume, told = found

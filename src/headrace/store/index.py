@@ -195,12 +195,9 @@ class Index:
             return None
         except lmdb.Error as error:
             raise translated(self.folder, error) from error
-        past, last = fresh_range(self._boot, now_ns)
-        if (
-            cached is None
-            or head & KIND_BITS != KIND_FILE
-            or not past < int.from_bytes(fresh, "little") <= last
-        ):
+        if cached is None or head & KIND_BITS != KIND_FILE:
+            return None
+        if not self._boot_ms + now_ns // 1_000_000 < int.from_bytes(fresh, "little") <= self._boot_end:
             return None
         volume, flags = cached_head(cached)
         if flags & (COMPLETE | UNVERIFIED) != COMPLETE:
@@ -592,6 +589,7 @@ class Index:
             self._set_meta(b"clean", b"0")
             if not self.unsettled:
                 self.checkpoint()
+        self._boot_ms, self._boot_end = fresh_range(self._boot)
 
     def _begin(self) -> None:
         try:

@@ -55,12 +55,13 @@ def next_boot(number: int) -> int:
     return number % _BOOTS_MAX + 1
 
 
-def fresh_range(boot: int, now_ns: int) -> tuple[int, int]:
-    """A listing is fresh whose value, as a number, is above the first and not above the second.
+def fresh_range(boot: int) -> tuple[int, int]:
+    """A listing is fresh whose value, as a number, is above the first plus the milliseconds of now, and not above the
+    second.
 
     Older releases wrote wall clock time: such a value is of no boot. What is written now is in the past to them."""
     first = boot << _FRESH_MS_BITS
-    return first + now_ns // 1_000_000, first + _FRESH_MS_MAX
+    return first, first + _FRESH_MS_MAX
 
 
 def pack_fresh_until(boot: int, until_ns: int) -> bytes:
