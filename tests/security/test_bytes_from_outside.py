@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 import zstandard
 
 from headrace.base.decoding import convert_words, decode_json, decode_msgpack
-from headrace.base.errors import CorruptCheckpointError, ProtocolError, UsageError
+from headrace.base.errors import CorruptCheckpointError, PathNotFoundError, ProtocolError, UsageError
 from headrace.checkpoint import compression
 from headrace.cluster import membership
 from headrace.config.sizes import parse_size
@@ -22,6 +24,7 @@ from headrace.origin.web import index_names
 from headrace.ring.view import NodeInfo
 from headrace.s3 import conditions
 from headrace.wire import frame, peer_frame
+from headrace.wire.messages import Failure
 
 NO_TEXT = b'{"id": "\xff"}'
 DEEP = b"[" * 100_000
@@ -107,3 +110,12 @@ def test_number_that_is_no_text() -> None:
     """As of `?limit=%b0`."""
     with pytest.raises(msgspec.ValidationError):
         convert_words({"capacity_bytes": "\udcb0"}, NodeInfo)
+
+
+def test_failure_about_a_name_that_is_no_text() -> None:
+    """Else the answer can't be sent, and the connection ends instead."""
+    error = PathNotFoundError(os.fsdecode(b"/data/\xff"), why=os.fsdecode(b"\xfe"), hint="")
+    sent = frame.encode(frame.failure_of(error))
+    told = frame.error_of(cast(Failure, frame.decode_answer(sent[frame.HEADER_BYTES :])))
+    assert isinstance(told, PathNotFoundError)
+    assert told.what == "/data/\\udcff"

@@ -52,7 +52,12 @@ def decode_answer(body: bytes) -> Answer:
 
 
 def failure_of(error: HeadraceError) -> Failure:
-    return Failure(code=error.code, what=error.what, why=error.why, hint=error.hint)
+    """Its texts as UTF-8: they may name a file whose name is none."""
+    return Failure(error.code, *map(_utf8, (error.what, error.why, error.hint)))
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 _ERRORS = error_classes()
