@@ -39,9 +39,9 @@ def address_of(view: memoryview) -> int:
 
 
 @functools.cache
-def openat2_arguments(flags: int, resolve: int) -> tuple[Any, int]:
-    """struct open_how (openat2(2)), to be passed on, and its size."""
+def c_struct(*numbers: int) -> tuple[Any, int]:
+    """A struct of 64-bit numbers, to be passed on and not changed, and its size."""
     import ctypes
 
-    how = (ctypes.c_uint64 * 3)(flags, 0, resolve)
-    return how, ctypes.sizeof(how)
+    made = (ctypes.c_uint64 * len(numbers))(*numbers)
+    return made, ctypes.sizeof(made)

@@ -488,9 +488,8 @@ class WritePath:
             if one is None or path in works:  # of a folder that came before
                 continue
             at = self._upper.at(path)
-            try:
-                found = at.lstat()
-            except (FileNotFoundError, NotADirectoryError):
+            found = at.seen()
+            if found is None:
                 if path not in self._turns:  # else a put of it is under way, and sees to it
                     self._gone(path)
                 continue

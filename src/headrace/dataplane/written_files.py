@@ -12,13 +12,13 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from headrace.base.beneath import SafePath
+from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
 from headrace.layer.calls import seen_at_rest, tick_left_s
 from headrace.layer.extras import extras_of
 from headrace.layer.mirror import copy_of
-from headrace.layer.upper import Upper, is_removed, is_whiteout, join
+from headrace.layer.upper import is_removed, is_whiteout
 from headrace.layer.written import Means, Written, WrittenName
 from headrace.wire.peer_messages import Wanted
 
@@ -115,15 +115,14 @@ class WrittenFiles:
     def mirrored(self, writer: str, folder: bytes) -> list[WrittenName]:
         """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
         here."""
-        upper = Upper(self._folder_of(writer))
+        at = self._copy_at(writer, folder)
         try:
-            names = upper.at(folder).names()
+            return [copy_name(at / name, name) for name in at.names()]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [copy_name(upper, join(folder, name), name) for name in names]
 
     def _copy_at(self, writer: str, path: bytes) -> SafePath:
-        return Upper(self._folder_of(writer)).at(path)
+        return Root(os.fsencode(self._folder_of(writer)) + b"/tree").at(path)
 
 
 def _open_at_rest(at: SafePath) -> tuple[io.FileIO, os.stat_result]:
@@ -147,9 +146,8 @@ def own_name(at: SafePath, name: bytes) -> WrittenName:
     )
 
 
-def copy_name(upper: Upper, path: bytes, name: bytes) -> WrittenName:
+def copy_name(at: SafePath, name: bytes) -> WrittenName:
     """The same of a copy: files have the state that they have where they were written."""
-    at = upper.at(path)
     one = own_name(at, name)
     if one.means != Means.FILE:
         return one

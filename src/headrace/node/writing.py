@@ -34,7 +34,7 @@ def build_writing(
     modes = WriteModes.parse(config.write)
     upper = Upper(config.upper_folder)
     if not modes.any:
-        if os.path.isdir(upper.tree.path) and upper.at(b"/").names():
+        if upper.at(b"/").is_folder() and upper.at(b"/").names():
             log.warning(
                 "files were written with other settings, and are neither shown nor persisted folder=%s",
                 config.upper_folder,

@@ -183,9 +183,11 @@ class Paths(Looks):
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         self.check_writable(whole)
         above = split(whole)[0]
-        while parents and self.find(above)[1] is None:
+        while (there := self.find(above)[1]) is None and parents:
             above = split(above)[0]
-        if not is_directory(self.get(above)[1]):
+        if there is None:
+            raise PathNotFoundError(os.fsdecode(above), why="no such file or directory")
+        if not is_directory(there):
             raise NotADirectoryPathError(os.fsdecode(above), why="it is no directory")
         return whole
 

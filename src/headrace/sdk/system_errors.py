@@ -37,6 +37,7 @@ def _ours(error: OSError, path: str) -> HeadraceError:
     kinds: dict[int | None, type[HeadraceError]] = {
         errno.ENOENT: PathNotFoundError,
         errno.ENOTDIR: NotADirectoryPathError,
+        errno.ELOOP: NotADirectoryPathError,  # a link is in the way
         errno.EISDIR: IsADirectoryPathError,
         errno.EEXIST: PathExistsError,
         errno.ENOTEMPTY: DirectoryNotEmptyError,

@@ -1,0 +1,142 @@
+"""Finding 32: links in a folder that is an origin lead nowhere outside of it, unless its option says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, OriginDeniedError, UsageError
+from headrace.base.model import Attributes, Version
+from headrace.origin.locate import build_origin
+from headrace.origin.origin import Absent, Origin
+from headrace.origin.source import BytesSource
+from headrace.testing.origin_suite import listing_of
+
+NEVER = Deadline.never()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With links that lead out, and others that stay."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_bytes(b"secret")
+    found = tmp_path / "origin"
+    (found / "blobs").mkdir(parents=True)
+    (found / "blobs/1").write_bytes(b"data")
+    (found / "set").mkdir()
+    (found / "set/relative").symlink_to("../blobs/1")
+    (found / "set/absolute").symlink_to(found / "blobs/1")
+    (found / "set/folder").symlink_to("../blobs")
+    (found / "out").symlink_to(secret)
+    (found / "set/up").symlink_to("../../secret/key")
+    (found / "key").symlink_to(secret / "key")
+    return found
+
+
+def at(folder: Path, body: Callable[[Origin], Awaitable[None]], **options: str) -> None:
+    async def test() -> None:
+        origin = build_origin(str(folder), options)
+        try:
+            await body(origin)
+        finally:
+            await origin.close()
+
+    asyncio.run(test())
+
+
+def version_at(path: Path) -> Version:
+    found = path.stat()
+    return Version(
+        found.st_size, found.st_mtime_ns, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+    )
+
+
+async def read(origin: Origin, key: str, path: Path) -> bytes:
+    version = version_at(path)
+    return bytes((await origin.read_range(key, 0, version.size_bytes, version=version, deadline=NEVER)).body)
+
+
+async def put(origin: Origin, key: str) -> None:
+    await origin.put(
+        key, BytesSource(b"ours"), condition=Absent(), attributes=Attributes(mode=0o777), deadline=NEVER
+    )
+
+
+def test_links_that_stay_are_followed(folder: Path) -> None:
+    async def body(origin: Origin) -> None:
+        for key in ("set/relative", "set/absolute", "set/folder/1"):
+            assert (await origin.head(key, deadline=NEVER)).version == version_at(folder / "blobs/1")
+            assert await read(origin, key, folder / "blobs/1") == b"data"
+        assert set((await listing_of(origin, "set/folder")).objects) == {"set/folder/1"}
+        await put(origin, "set/folder/new")
+        assert (folder / "blobs/new").read_bytes() == b"ours"
+
+    at(folder, body)
+
+
+def test_links_that_lead_out_are_not_listed_and_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(origin: Origin) -> None:
+        top, inner = await listing_of(origin, ""), await listing_of(origin, "set")
+        assert (set(top.directories), top.objects) == ({"blobs", "set"}, {})
+        assert set(inner.objects) == {"set/relative", "set/absolute"}
+
+    at(folder, body)
+    assert caplog.text.count("leads out") == 1
+    assert "unsafe_links=true" in caplog.text
+
+
+def test_nothing_is_read_or_written_over_a_link_that_leads_out(folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    before = secret.stat()
+
+    async def body(origin: Origin) -> None:
+        for key in ("out/key", "key", "set/up"):
+            with pytest.raises(OriginDeniedError, match="unsafe_links"):
+                await origin.head(key, deadline=NEVER)
+            with pytest.raises(OriginDeniedError, match="unsafe_links"):
+                await read(origin, key, secret / "key")
+        writes: list[Callable[[], Awaitable[object]]] = [
+            lambda: put(origin, "out/new"),
+            lambda: put(origin, "out/deeper/new"),
+            lambda: put(origin, "key"),
+            lambda: origin.remove("out/key", condition=version_at(secret / "key"), deadline=NEVER),
+            lambda: origin.make_directory("out/folder", deadline=NEVER),
+            lambda: origin.remove_directory("out/key", deadline=NEVER),
+        ]
+        for write in writes:
+            with pytest.raises(HeadraceError):
+                await write()
+        with pytest.raises(HeadraceError):
+            await listing_of(origin, "out")
+
+    at(folder, body)
+    assert secret.stat() == before
+    assert os.listdir(secret) == ["key"]
+    assert (secret / "key").read_bytes() == b"secret"
+
+
+def test_the_option_follows_them(folder: Path, tmp_path: Path) -> None:
+    async def body(origin: Origin) -> None:
+        for key in ("out/key", "key", "set/up"):
+            assert await read(origin, key, tmp_path / "secret/key") == b"secret"
+        assert "out" in (await listing_of(origin, "")).directories
+        await put(origin, "out/deeper/new")
+        await put(origin, "set/folder/new")
+        assert await read(origin, "set/absolute", folder / "blobs/1") == b"data"
+
+    at(folder, body, unsafe_links="true")
+    assert (tmp_path / "secret/deeper/new").read_bytes() == b"ours"
+    assert (folder / "blobs/new").read_bytes() == b"ours"
+
+
+def test_the_option_is_a_word_of_yes_or_no(folder: Path) -> None:
+    with pytest.raises(UsageError, match="true or false"):
+        build_origin(str(folder), {"unsafe_links": "perhaps"})

@@ -1,0 +1,113 @@
+"""What lies below directories that others change is reached by `SafePath` only (base/beneath.py): no plain call is made
+with a path that was joined. mypy refuses a SafePath where a plain path belongs; this looks for the rest."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
+MODULES = (
+    *("layer/upper.py", "layer/mirror.py", "layer/snapshot.py", "layer/marks.py"),
+    *("sdk/looks.py", "sdk/paths.py", "sdk/tree.py", "sdk/shadows.py", "sdk/elsewhere.py"),
+    *("fuse/nodes.py", "fuse/upper_files.py", "fuse/writable.py", "fuse/writable_files.py"),
+    *("dataplane/aside.py", "dataplane/believed.py", "dataplane/copies.py", "dataplane/let_go.py"),
+    *("dataplane/persist.py", "dataplane/put.py", "dataplane/snapshots.py", "dataplane/superseded.py"),
+    *("dataplane/told.py", "dataplane/work.py", "dataplane/write.py", "dataplane/written_files.py"),
+    *("webhdfs/reading.py", "webhdfs/writing.py", "s3/facts.py", "s3/listing.py", "s3/objects.py"),
+    *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/place.py"),
+    "checkpoint/node_place.py",
+)
+"""Those that know what lies there."""
+BY_PATH = {
+    *(
+        "access",
+        "chdir",
+        "lchown",
+        "link",
+        "listdir",
+        "lstat",
+        "makedirs",
+        "mkdir",
+        "mkfifo",
+        "mknod",
+        "open",
+    ),
+    *("readlink", "remove", "removedirs", "rename", "renames", "replace", "rmdir", "scandir", "symlink"),
+    *("unlink", "walk", "exists", "lexists", "isdir", "isfile", "islink", "ismount", "realpath", "getsize"),
+}
+BY_EITHER = {
+    *("chmod", "chown", "getxattr", "listxattr", "removexattr", "setxattr", "stat", "statvfs", "truncate"),
+    "utime",
+}
+"""Calls that take a descriptor, too, or the path of a Pin."""
+HELD = {"fd", "file", "at", "_fd"}
+ALLOWED = {
+    ("dataplane/told.py", "exists"): "a file beside the layer",
+    ("layer/upper.py", "getxattr"): "an entry of a directory that is held",
+    ("sdk/looks.py", "open"): "a file of the cache",
+    ("sdk/paths.py", "open"): "/proc",
+    ("webhdfs/reading.py", "open"): "a file of the cache",
+    ("origin/local.py", "isdir"): "the folder itself",
+    ("checkpoint/place.py", "isdir"): "the folder itself, and those above it",
+    ("checkpoint/place.py", "mkdir"): "the folder itself, and those above it",
+    ("checkpoint/place.py", "open"): "/proc, and descriptors",
+}
+
+
+def plain_calls(path: Path) -> list[tuple[str, int]]:
+    """(call, line) of each that may be by a joined path."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        module, _, call = name.rpartition(".")
+        by_path = (
+            module == "shutil"
+            or name in ("Path", "rename")
+            or (module in ("os", "os.path") and call in BY_PATH)
+        )
+        if by_path or ((name == "open" or (module == "os" and call in BY_EITHER)) and not _is_held(node)):
+            found.append((call, node.lineno))
+    return found
+
+
+def _is_held(call: ast.Call) -> bool:
+    first = call.args[0] if call.args else None
+    name = first.id if isinstance(first, ast.Name) else first.attr if isinstance(first, ast.Attribute) else ""
+    return name in HELD or isinstance(first, ast.Call)
+
+
+def test_modules_that_know_the_layers_make_no_plain_calls() -> None:
+    found = [(name, call, line) for name in MODULES for call, line in plain_calls(SOURCES / name)]
+    assert [one for one in found if one[:2] not in ALLOWED] == []
+    assert [one for one in ALLOWED if one not in {row[:2] for row in found}] == []
+
+
+def test_a_plain_call_would_be_found(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        "import os, shutil\n"
+        "os.lstat(upper.tree.path + path)\n"
+        "os.chmod(upper.tree.path + path, 0o777)\n"
+        "shutil.rmtree(tree)\n"
+        "open(path)\n"
+        "os.fchmod(fd, 0o600)\n"
+        "os.utime(pin.at)\n"
+    )
+    assert [line for _, line in plain_calls(module)] == [2, 3, 4, 5]
+
+
+def test_nobody_else_asks_where_a_layer_lies() -> None:
+    """The path of a `Root` is for those who open it."""
+    asks = [
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr == "path"
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in ("tree", "work", "gone", "root")
+    ]
+    assert set(asks) <= {"base/beneath.py"}
