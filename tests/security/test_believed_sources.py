@@ -19,10 +19,11 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed, _unpacked
+from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE
 from headrace.sdk.client import connect
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
-from headrace.sdk.whole import SOCKET_ATTRIBUTE, PlainFiles
+from headrace.sdk.whole import PlainFiles
 from headrace.store.index import Index
 from tests.security.nobody import BECOME_NOBODY
 

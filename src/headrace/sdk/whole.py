@@ -28,13 +28,12 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import FileId, Kind
+from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, connect
 from headrace.sdk.running import find_node
 
 URL = "headrace://"
-SOCKET_ATTRIBUTE = "user.headrace.socket"
-"""Of a file in a mount: where the node listens that the mount asks."""
 PATIENCE_S = 60.0
 _MAP_NORESERVE = 0x4000
 """include/uapi/asm-generic/mman.h; Python does not name it. Else the kernel counts a mapping as memory that may be
@@ -155,8 +154,6 @@ class PlainFiles:
             if not _is_in_a_mount(path):
                 return None
             socket = os.fsdecode(os.getxattr(path, SOCKET_ATTRIBUTE))
-            if os.stat(socket).st_uid not in (0, os.geteuid()):
-                return None
         except OSError:
             return None
         with self._connecting:
@@ -215,13 +212,7 @@ def _is_in_a_mount(path: str) -> bool:
     """Tell whether a file is on a mount of Headrace's that root or this user made. OSError."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
-            kind, _, options = right.split()[:3]
-            if left.split()[2] == number and kind == "fuse.headrace":
-                return any(f"user_id={user}" in options.split(",") for user in (0, os.geteuid()))
-    return False
+    return any(mount.device == number for mount in believed_mounts())
 
 
 def _is_it(client: Client, found: os.stat_result) -> bool:

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import os
 import re
+from typing import NamedTuple
+
+from headrace.config.schema import broker_socket_of
 
 SOCKET_ATTRIBUTE = "user.headrace.socket"
 """Of what is in a mount of Headrace's: where the node listens that the mount asks."""
-_KIND = "fuse.headrace"
+_KIND = b"fuse.headrace"
 
 
 def mount_of(broker_socket: str) -> bytes | None:
     """The mountpoint of the node that hands out descriptors there; None: no mount that this user may enter."""
-    from headrace.config.schema import broker_socket_of
-
-    for mountpoint in believed_mounts():
+    for mount in believed_mounts():
         try:
-            socket = os.fsdecode(os.getxattr(mountpoint, SOCKET_ATTRIBUTE))
+            socket = os.fsdecode(os.getxattr(mount.path, SOCKET_ATTRIBUTE))
         except OSError:
             continue
         if broker_socket_of(socket) == broker_socket:
-            return mountpoint
+            return mount.path
     return None
 
 
-def believed_mounts() -> list[bytes]:
-    """Mountpoints of Headrace's that root or this user made: anybody may mount a file system of his own by FUSE."""
+class Mounted(NamedTuple):
+    """device: "major:minor"."""
+
+    path: bytes
+    device: str
+
+
+def believed_mounts() -> list[Mounted]:
+    """Mounts of Headrace's that root or this user made: anybody may mount a file system of his own by FUSE."""
     found = []
+    makers = {b"user_id=%d" % user for user in (0, os.geteuid())}
     with open("/proc/self/mountinfo", "rb") as rows:
         for row in rows:
             left, _, right = row.partition(b" - ")
             kind, _, options = right.split()[:3]
-            makers = [b"user_id=%d" % user for user in (0, os.geteuid())]
-            if kind == _KIND.encode() and any(maker in options.split(b",") for maker in makers):
-                found.append(_plain(left.split()[4]))
+            if kind == _KIND and makers & set(options.split(b",")):
+                words = left.split()
+                found.append(Mounted(_plain(words[4]), words[2].decode()))
     return found
 
 
