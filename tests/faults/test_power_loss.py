@@ -56,7 +56,7 @@ class Machine:
         self._disk.break_down()
         self.host.close()
         self._disk.mount_again()
-        set_boot_id(self.host.cache / "index", "another boot")
+        _set_boot_id(self.host.cache / "index", "another boot")
 
     def origin(self) -> Tree:
         if self._server is None:
@@ -202,7 +202,7 @@ for name in {names!r}:
 """
 
 
-def set_boot_id(index: Path, boot_id: str) -> None:
+def _set_boot_id(index: Path, boot_id: str) -> None:
     path = index / "checkpoint"
     raw = path.read_bytes()
     page = raw[checkpoint._HEADER.size :]
