@@ -136,11 +136,9 @@ class Scrub:
                 await self._pass()
             except _StoppedError:
                 return
-            except HeadraceError as error:
-                log.warning("scrub failed, it goes on in a while error=%s", error)
-                await asyncio.sleep(SAVE_S)
             except Exception:
                 log.exception("scrub failed")  # and must go on
+                self._progress.after += 1
                 await asyncio.sleep(SAVE_S)
 
     async def _pass(self) -> None:
@@ -148,9 +146,12 @@ class Scrub:
         if not self._progress.after:
             self._progress = msgspec.structs.replace(self._progress, files=0, size_bytes=0)
         while files := self._store.index.cached_batch(self._progress.after):
-            for cached in files:
-                await self._check(cached)
-                self._progress.after = cached.id
+            for one in files:
+                try:
+                    await self._check(one.id)
+                except HeadraceError as error:  # the next pass tries it again
+                    log.warning("a cached file can't be compared id=%x error=%s", one.id, error)
+                self._progress.after = one.id
                 if time.monotonic() - self._saved_s > SAVE_S:
                     self._save()
         self._progress.after = 0
@@ -161,11 +162,10 @@ class Scrub:
         )
         self._save()
 
-    async def _check(self, cached: CachedFile) -> None:
-        if self._store.volumes[cached.volume] is self._store.spill:
+    async def _check(self, id: FileId) -> None:
+        cached = self._store.index.cached(id)
+        if cached is None or self._store.volumes[cached.volume] is self._store.spill:
             return
-        if self._store.index.cached(cached.id) != cached:
-            return  # it changed since the batch was read: the next pass has it
         blocks = await asyncio.get_running_loop().run_in_executor(self._thread, self._settle, cached)
         self._progress.files += 1
         self._progress.size_bytes += cached.size_bytes

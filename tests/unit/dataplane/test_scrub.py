@@ -225,6 +225,30 @@ def test_a_block_that_cannot_be_read_is_a_bad_one(
     assert host.loaded == [id] and content(store, id) == host.truth[id]
 
 
+def test_a_file_that_cannot_be_opened_holds_nobody_up(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store()
+    ids = filled(store, [100] * 3)
+    host = Host(store)
+    host.truth = {id: content(store, id) for id in ids}
+    rot(store, ids[2], 5)
+    plain, path = os.open, store.volumes[0].data_path(ids[1])
+
+    def refuse(at: str, *rest: int, **words: int) -> int:
+        if at == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(at, *rest, **words)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        run(host.run_until(lambda: host.progress().passes >= 1))
+    assert host.told == [ids[2]]
+    assert content(store, ids[1]) == host.truth[ids[1]]
+    assert "can't be compared" in caplog.text
+    caplog.clear()
+
+
 def test_a_node_that_ends_waits_for_no_pace() -> None:
     pace = Pace(1.0)
     pace.stop()
