@@ -22,7 +22,8 @@ from headrace.http.messages import Request
 from headrace.integrations import safetensors
 from headrace.origin.web import index_names
 from headrace.ring.view import NodeInfo
-from headrace.s3 import conditions
+from headrace.s3 import conditions, signature
+from headrace.s3.errors import S3Error
 from headrace.wire import frame, peer_frame
 from headrace.wire.messages import Failure
 
@@ -119,3 +120,14 @@ def test_failure_about_a_name_that_is_no_text() -> None:
     told = frame.error_of(cast(Failure, frame.decode_answer(sent[frame.HEADER_BYTES :])))
     assert isinstance(told, PathNotFoundError)
     assert told.what == "/data/\\udcff"
+
+
+def test_region_that_is_no_text() -> None:
+    """By whoever knows the id of a key, and not its secret."""
+    credential = "AKID/20261123/\udcff/s3/aws4_request"
+    header = f"AWS4-HMAC-SHA256 Credential={credential}, SignedHeaders=host, Signature=ab"
+    headers = {"host": "h", "authorization": header, "x-amz-date": "20261123T120000Z"}
+    with pytest.raises(S3Error, match="Credential must be"):
+        signature.claim_of(Request("GET", b"/", b"/", [], headers, True))
+    with pytest.raises(S3Error, match="Credential must be"):
+        signature.claim_of_form(credential, "ab", "20261123T120000Z")

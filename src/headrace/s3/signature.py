@@ -115,7 +115,7 @@ def _claim(
     credential: str, headers: str, signature: str, amz_date: str, *, wrong: str, expires_s: int | None = None
 ) -> Claim:
     words = credential.rsplit("/", 4)
-    if len(words) != 5 or words[3] != "s3" or words[4] != "aws4_request":
+    if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
         raise S3Error(wrong, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
     if seconds_of(amz_date) is None or not amz_date.startswith(words[1]):
         raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
