@@ -54,7 +54,8 @@ _HEADS = [
     "x-amz-mp-object-size: 5\r\nx-amz-checksum-sha256: AAAA\r\n",
 ]  # fmt: skip
 _WORDS = [
-    b"/\xff/s3/aws4_request", b"\xff", b"Authorization: ", b"Credential=", b"SignedHeaders=", b"Signature=", b"AWS4-HMAC-SHA256", b"aws4_request",
+    b"/\xff/s3/aws4_request", b"\xff",
+    b"Authorization: ", b"Credential=", b"SignedHeaders=", b"Signature=", b"AWS4-HMAC-SHA256", b"aws4_request",
     b"x-amz-date: ", b"X-Amz-Expires=604800", b"X-Amz-Signature=", b"x-amz-content-sha256: ", b"bytes=-5", b"bytes=5-",
     b"uploads", b"uploadId=", b"versionId=null", b"tagging", b"partNumber=10000", b"If-Range: ", b"Date: ",
     b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER", b"20261123T120000Z", b"99991231T235959Z", b"-0001", b"+0000",
