@@ -280,6 +280,14 @@ def test_only_the_configuration_names_files(monkeypatch: pytest.MonkeyPatch, tmp
     assert seen == [{"secret_access_key": f"@{path}"}]
 
 
+def test_no_thread_waits_for_a_form_of_whoever() -> None:
+    """Its fields say who sends it: in chunks they could be long in coming."""
+    form = "Content-Type: multipart/form-data; boundary=b\r\nTransfer-Encoding: chunked"
+    refused = s3_gateway().admit(sent("POST", "/bucket", form))
+    assert refused is not None
+    assert refused.status == 411
+
+
 # ---------------------------------------------------------------- the log
 
 

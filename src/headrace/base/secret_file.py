@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import stat
 import threading
 import time
@@ -77,7 +78,7 @@ def create_secret(path: str, make: Callable[[], str]) -> bool:
     processes that create it at one time one does. UsageError where it can't be written."""
     if os.path.lexists(path):
         return False
-    draft = f"{path}.{os.getpid()}"
+    draft = f"{path}.{secrets.token_hex(8)}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -267,11 +267,18 @@ class Gateway:
 
 def _check_length(request: Request, call: Call) -> None:
     """A put that says neither how long it is nor that it comes in chunks would be an empty object; one that says that
-    it is too long is refused before its bytes come."""
+    it is too long is refused before its bytes come. A form says how long it is, as browsers do: nobody knows yet who
+    sends it, and no thread waits for it."""
+    if call.operation == "post_object" and "content-length" not in request.headers:
+        raise _no_length()
     if call.operation not in ("put_object", "put_part") or "x-amz-copy-source" in request.headers:
         return
     length = request.header("x-amz-decoded-content-length") or request.header("content-length")
     if not length and "transfer-encoding" not in request.headers:
-        raise S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")
+        raise _no_length()
     if is_number(length) and int(length) > OBJECT_BYTES_MAX:
         raise too_large()
+
+
+def _no_length() -> S3Error:
+    return S3Error("MissingContentLength", "You must provide the Content-Length HTTP header.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import secrets
 
 from headrace.base.errors import UsageError
 from headrace.http.messages import Request
@@ -41,7 +42,7 @@ def token_file(token: str, services: list[str]) -> bytes:
 
 def write_token_file(path: str, token: str, services: list[str]) -> None:
     """Replace the file at once; mode 0600. UsageError where it can't be written."""
-    draft = f"{path}.{os.getpid()}"
+    draft = f"{path}.{secrets.token_hex(8)}"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as out:
