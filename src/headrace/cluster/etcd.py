@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 from headrace.base import boot_clock
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
+from headrace.base.refusals import Refusals
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
-from headrace.cluster.records import Followers, Heard
+from headrace.cluster.records import Followers, Heard, Seals
+from headrace.identity.names import StrangerError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ DENIED_PAUSE_S = 5.0
 """Where etcd refuses this node; each password that it compares costs it much."""
 PROBLEM_CHARACTERS_MAX = 400
 """Of what grpc says of a connection that fails."""
+SEAL_AGAIN_S = 60.0
 LEASE_PARTS = 4
 """A lease is renewed so often within its time."""
 
@@ -51,7 +54,13 @@ class EtcdRecords:
         prefix: str,
         lease_s: float,
         access: EtcdAccess | None = None,
+        seals: Seals | None = None,
     ) -> None:
+        self._seals = seals
+        self._raw: dict[
+            str, tuple[bytes, bytes]
+        ] = {}  # of sealed records: what was opened of it, and as it is
+        self._refusals = Refusals(log, "records")
         self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)
         self._endpoints = endpoints
         self._prefix = prefix
@@ -107,11 +116,14 @@ class EtcdRecords:
 
     async def get(self, key: str) -> bytes | None:
         found = await self._call(lambda client: client.get(self._key(key)))
-        return None if found is None else bytes(found.value)
+        if found is None:
+            return None
+        return self._opened(key, bytes(found.value), newest=False) or b""
 
     async def list(self, prefix: str) -> builtins.dict[str, bytes]:
         found = await self._call(lambda client: client.get_prefix(self._key(prefix)))
-        return {self._name(one.key): bytes(one.value) for one in found}
+        raw = {self._name(one.key): bytes(one.value) for one in found}
+        return self._all_opened(raw, newest=False)
 
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
         if leased:
@@ -119,20 +131,24 @@ class EtcdRecords:
         else:
             self._leased.pop(key, None)
         lease = await self._own_lease() if leased else None
-        await self._call(lambda client: client.put(self._key(key), value, lease=lease))
+        closed = self._closed(key, value)
+        await self._call(lambda client: client.put(self._key(key), closed, lease=lease))
+        self._wrote(key, value, closed)
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
         lease = await self._own_lease() if leased else None
-        name = self._key(key)
+        name, closed = self._key(key), self._closed(key, value)
 
         async def ask(client: Any) -> bool:
             words = client.transactions
             done, _ = await client.transaction(
-                compare=[words.version(name) == 0], success=[words.put(name, value, lease)], failure=[]
+                compare=[words.version(name) == 0], success=[words.put(name, closed, lease)], failure=[]
             )
             return bool(done)
 
         created = await self._call(ask)
+        if created:
+            self._wrote(key, value, closed)
         if created and leased:
             self._leased[key] = value
         return created
@@ -140,16 +156,24 @@ class EtcdRecords:
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         leased = leased or key in self._leased
         lease = await self._own_lease() if leased else None
-        name = self._key(key)
+        name, closed = self._key(key), self._closed(key, new)
+        opened, raw = self._raw.get(key) or (old, old)
+        if opened != old:  # another one is there, or was when this node last looked
+            await self.get(key)
+            opened, raw = self._raw.get(key) or (old, old)
+        if opened != old:
+            return False
 
         async def ask(client: Any) -> bool:
             words = client.transactions
             done, _ = await client.transaction(
-                compare=[words.value(name) == old], success=[words.put(name, new, lease)], failure=[]
+                compare=[words.value(name) == raw], success=[words.put(name, closed, lease)], failure=[]
             )
             return bool(done)
 
         replaced = await self._call(ask)
+        if replaced:
+            self._wrote(key, new, closed)
         if replaced and leased:
             self._leased[key] = new
         return replaced
@@ -176,6 +200,55 @@ class EtcdRecords:
     def disown(self, key: str) -> None:
         """A leased record that another node has now: it is not written again."""
         self._leased.pop(key, None)
+
+    # ------------------------------------------------------------ seals
+
+    def _closed(self, key: str, value: bytes) -> bytes:
+        if self._seals is None or not self._seals.covers(key):
+            return value
+        return self._seals.close(key, value)
+
+    def _wrote(self, key: str, value: bytes, closed: bytes) -> None:
+        if closed is not value:
+            self._raw[key] = value, closed
+
+    def _opened(self, key: str, raw: bytes, *, newest: bool = True) -> bytes | None:
+        """What is believed of a record; None, and a line in the log, where it is not."""
+        if self._seals is None or not self._seals.covers(key):
+            return raw
+        try:
+            opened = self._seals.open(key, raw, newest=newest)
+        except StrangerError as error:
+            self._refusals.add(str(error), address=key)
+            self._raw[key] = b"", raw
+            return None
+        self._raw[key] = opened, raw
+        return opened
+
+    def _all_opened(
+        self, records: builtins.dict[str, bytes], *, newest: bool = True
+    ) -> builtins.dict[str, bytes]:
+        """In place of those that are not believed what was there before, if anything."""
+        opened = {
+            key: self._opened(key, raw, newest=newest) or self._followers.mirror.get(key)
+            for key, raw in records.items()
+        }
+        return {key: value for key, value in opened.items() if value is not None}
+
+    async def _seal_again(self) -> None:
+        """Records whose seal ends some day: by who may, and is the first."""
+        if self._seals is None:
+            return
+        for key, (opened, raw) in list(self._raw.items()):
+            if not opened or not self._seals.may_close(key) or key not in self._followers.mirror:
+                continue
+            try:
+                if self._seals.is_aging(raw):
+                    await self.replace(key, opened, opened)
+            except StrangerError:
+                continue  # too late: whoever has what it says writes it anew
+            except ClusterUnavailableError:
+                return
 
     # ------------------------------------------------------------ inside
 
@@ -257,7 +330,7 @@ class EtcdRecords:
             self.away_since_s = None
         self.revision = found.header.revision
         self._denied = None
-        self._followers.tell_all({self._name(one.key): bytes(one.value) for one in found})
+        self._followers.tell_all(self._all_opened({self._name(one.key): bytes(one.value) for one in found}))
         await self._write_leased_again()
         self._first.set()
         checking = asyncio.ensure_future(self._check(client))
@@ -279,14 +352,22 @@ class EtcdRecords:
             self.revision = max(self.revision, event.kv.mod_revision)
             gone = event.kind == deleted
             name = self._name(event.kv.key)
-            self._followers.tell(name, None if gone else bytes(event.kv.value))
+            value = None if gone else self._opened(name, bytes(event.kv.value))
+            if gone:
+                self._raw.pop(name, None)
+            if gone or value is not None:
+                self._followers.tell(name, value)
             if gone and name in self._leased:
                 log.error("own record is gone: this node was out of the cluster key=%s", name)
                 await self._write_leased_again()
 
     async def _check(self, client: Any) -> None:
+        sealed_s = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_S)
+            if time.monotonic() - sealed_s >= SEAL_AGAIN_S:
+                sealed_s = time.monotonic()
+                await self._seal_again()
             if self._connector.renewed:
                 raise _RenewedError
             async with asyncio.timeout(CALL_S):

@@ -41,7 +41,7 @@ class LastView:
                 kept = decode_json(file.read(), _Kept)
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             log.warning("last members can't be read path=%s error=%s", self._path, error)
             return {}
         if (kept.cluster, kept.node) != (self._cluster, self._node):

@@ -176,6 +176,9 @@ class Membership:
     def _heard(self, key: str, value: bytes | None) -> None:
         id = key.removeprefix(PREFIX)
         info = None if value is None else _unpacked(value)
+        if info is not None and info.id != id:
+            log.warning("node record not taken key=%s why=it is that of %s", key, info.id)
+            return
         if id == self._info.id:
             if info is not None and info.instance != self._info.instance:
                 if info.instance not in self._displaced:  # else it is old news

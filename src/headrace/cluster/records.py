@@ -38,6 +38,22 @@ class Records(Protocol):
         ...
 
 
+class Seals(Protocol):
+    """What makes records that nobody else can make."""
+
+    def covers(self, key: str) -> bool: ...
+
+    def may_close(self, key: str) -> bool: ...
+
+    def close(self, key: str, record: bytes) -> bytes: ...
+
+    def open(self, key: str, raw: bytes, *, newest: bool = True) -> bytes:
+        """StrangerError. newest: none that is older will do from now on."""
+        ...
+
+    def is_aging(self, raw: bytes) -> bool: ...
+
+
 class LeasedRecords(Records, Protocol):
     """lease_until_s: until when, at least, the others let this node's leased records stand, of CLOCK_BOOTTIME.
     leases_lost: how often they did not."""

@@ -26,6 +26,7 @@ from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import NODE
+from headrace.identity.seals import Seals
 from headrace.namespace.elsewhere import Elsewhere
 from headrace.namespace.shared import OwnersNames
 from headrace.peer.peers import Peers
@@ -66,6 +67,7 @@ class Neighbourhood:
             prefix=f"/headrace/{self.name}/",
             lease_s=config.lease_s,
             access=access_of(config),
+            seals=Seals(self._tls) if self._tls is not None else None,
         )
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)

@@ -58,7 +58,8 @@ class SharedMounts:
         for path, record in own.items():
             await self._publish(path, record)
         for path, record in remembered.items():
-            await self._records.create(_key(path), _packed(record))
+            if not await self._records.create(_key(path), _packed(record)):
+                await self._records.replace(_key(path), b"", _packed(record))
         self._here |= {**remembered, **own}
         await self._records.follow(f"{PREFIX}/", self._heard)
         self._work = asyncio.ensure_future(self._follow())
@@ -101,10 +102,10 @@ class SharedMounts:
             return
         raw = await self._records.get(_key(path))
         try:
-            there = None if raw is None else _unpacked(raw)
+            there = _unpacked(raw) if raw else None  # b"": nobody believes what is there
         except msgspec.DecodeError as error:
             raise UsageError(f"mount {path}", why=f"its record is not understood: {error}") from error
-        if raw is not None and there is not None and not there.url:
+        if raw is not None and (there is None or not there.url):
             await self._records.replace(_key(path), raw, _packed(record))
         elif there is not None and there.url != record.url:
             raise UsageError(

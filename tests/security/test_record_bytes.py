@@ -1,0 +1,55 @@
+"""Whatever bytes somebody writes to etcd, a node that reads them goes on (finding 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+import pytest
+
+from headrace.cluster.embedded import EmbeddedRecords
+from headrace.cluster.membership import Membership
+from headrace.cluster.records import Followers
+from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
+from headrace.ring.view import ClusterView, NodeInfo
+
+NONSENSE = [b"", b"{}", b"\x80", b"[]", b'{"url":"\x80"}', b'{"id":"\xff"}', b'{"url":7}', b"{" * 5000]
+
+
+@pytest.mark.parametrize("raw", NONSENSE, ids=range(len(NONSENSE)))
+def test_a_record_that_is_none_stops_nobody(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    attached: dict[str, str] = {}
+    views: list[ClusterView] = []
+
+    async def attach(path: str, url: str, options: dict[str, str]) -> None:
+        attached[path] = url
+
+    async def detach(path: str) -> None:
+        del attached[path]
+
+    async def alive(_: NodeInfo) -> bool:
+        return False
+
+    async def work() -> None:
+        records = EmbeddedRecords(Followers())
+        records.start = lambda: asyncio.sleep(0)  # type: ignore[attr-defined]
+        me, other = (NodeInfo(id, f"run-{id}", "127.0.0.1:1", "", 1 << 30, "0", 1) for id in ("me", "b"))
+        member = Membership(records, me, on_view=views.append, is_alive=alive)  # type: ignore[arg-type]
+        mounts = SharedMounts(records, attach=attach, detach=detach, check=lambda *_: None)
+        await member.start()
+        await mounts.start({}, {})
+        for key in ("nodes/x", "mounts/x"):
+            await records.put(key, raw)
+        await records.put("nodes/b", msgspec.json.encode(other))
+        await records.put("mounts/y", _packed(MountRecord("s3://y")))
+        while not (attached and set(views[-1].nodes) == {"me", "b"}):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await mounts.stop()
+        for task in (member._joining, member._work):
+            if task is not None:
+                task.cancel()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+    assert attached == {"y": "s3://y"} or attached == {"/y": "s3://y"}
