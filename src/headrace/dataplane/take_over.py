@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Awaitable, Callable
 
 from headrace.base import failpoint
+from headrace.base.beneath import Root
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.dataplane.holders import HolderRecords
@@ -139,7 +139,7 @@ class TakeOver:
         for name in os.listdir(folder):
             path = os.path.join(folder, name)
             if os.path.isdir(path):
-                shutil.rmtree(path)
+                Root(os.fsencode(folder)).at(b"/" + os.fsencode(name)).throw_away()
             elif not name.startswith(TAKEN):
                 os.unlink(path)
 

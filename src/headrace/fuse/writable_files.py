@@ -229,6 +229,8 @@ class WritableOperations(WritableNames):
                     return work(file.fd)
             fd = self._upper.at(self._path(node)).open(os.O_RDWR | os.O_NONBLOCK)
             try:
+                if not _is_node(node, os.fstat(fd)):
+                    return errno.ESTALE  # another process of the host gave the name to another file
                 return work(fd)
             finally:
                 os.close(fd)
@@ -249,7 +251,7 @@ class WritableOperations(WritableNames):
             path = self._path_to_change(node)
             empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
             with self._tree.at_upper(path, content=not empties).pinned() as pin:
-                if node & UPPER and UPPER | pin.fstat().st_ino != node:
+                if not _is_node(node, pin.fstat()):
                     return errno.ESTALE  # another process of the host gave the name to another file
                 _set_attributes(pin.at, fields)
                 self._noted([path])
@@ -306,7 +308,7 @@ class WritableOperations(WritableNames):
             if not node & UPPER and node >> 48:
                 return errno.ESTALE
             with at.pinned() as pin:
-                if node & UPPER and UPPER | pin.fstat().st_ino != node:
+                if not _is_node(node, pin.fstat()):
                     return errno.ESTALE
                 change(pin.at)
             return 0
@@ -354,6 +356,11 @@ def _drop_set_ids(at: bytes | int) -> None:
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and stat.S_ISREG(mode):
         give_mode(at, stat.S_IMODE(kept))
+
+
+def _is_node(node: int, found: os.stat_result) -> bool:
+    """Whether what was opened by a name is what the kernel asks for; of a folder of the origin only the name tells."""
+    return not node & UPPER or (found.st_ino ^ node) & (UPPER - 1) == 0
 
 
 def _ns(seconds: int, rest: int) -> int:

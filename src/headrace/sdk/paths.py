@@ -306,9 +306,20 @@ class Paths(Looks):
         if not is_directory(found):
             self._remove(path, wait=False)
             return
-        for name, one in list(self.children(path)):
+        folders, pending = [], [path]
+        while pending:
+            folder = pending.pop()
+            folders.append(folder)
             with contextlib.suppress(PathNotFoundError):
-                self._remove_all(join(path, name), one)
+                for name, one in list(self.children(folder)):
+                    if is_directory(one):
+                        pending.append(join(folder, name))
+                    else:
+                        with contextlib.suppress(PathNotFoundError):
+                            self._remove(join(folder, name), wait=False)
+        for folder in reversed(folders[1:]):
+            with contextlib.suppress(PathNotFoundError):
+                self._remove_directory(folder, wait=False)
         self._remove_directory(path, wait=False)
 
     def _remove(self, path: bytes, *, wait: bool) -> None:
