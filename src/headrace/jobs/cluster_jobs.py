@@ -261,7 +261,7 @@ class ClusterJobs:
                 if known.record is not None and known.record.attempt != record.attempt:
                     known.shown = Figures()
                 known.raw, known.record = value, record
-        except ValueError as error:  # also of text that is none
+        except (ValueError, RecursionError) as error:
             log.warning("job record not understood key=%s error=%s", key, error)
         self._wake.set()
 
