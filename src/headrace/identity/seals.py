@@ -73,6 +73,7 @@ class Seals:
         self._store_of: object = None
         self._signers: dict[bytes, _Signer] = {}
         self._newest: dict[str, tuple[int, bytes]] = {}
+        self._latest_ns: dict[str, int] = {}
 
     def covers(self, key: str) -> bool:
         return key.startswith(SEALED)
@@ -84,7 +85,7 @@ class Seals:
     def close(self, key: str, record: bytes) -> bytes:
         """The record with its seal. record: a JSON object that is not empty."""
         private, chain = self._own.get()
-        at_ns = max(time.time_ns(), self._newest.get(key, (0, b""))[0] + 1)
+        at_ns = max(time.time_ns(), self._latest_ns.get(key, 0) + 1)
         seal = _Seal(at_ns, chain, _sign(private, self._message(key, at_ns, record)))
         return record[:-1] + _MARK + msgspec.json.encode(seal) + b"}"
 
@@ -102,6 +103,7 @@ class Seals:
         known_ns, known = self._newest.get(key, (0, b""))
         if seal.at_ns < known_ns or (seal.at_ns == known_ns and seal.signature != known):
             raise StrangerError("it is older than one that was there before")
+        self._latest_ns[key] = max(seal.at_ns, self._latest_ns.get(key, 0))
         if newest:
             self._newest[key] = seal.at_ns, seal.signature
         return record
