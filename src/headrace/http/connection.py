@@ -57,7 +57,8 @@ class Phase(enum.Enum):
 
 
 class Connection:
-    """client: its address; address: by what its connections are counted."""
+    """client: its address; address: by what its connections are counted. plain: the last request has no body, and
+    another may follow it."""
 
     secure = False
     """Whether what is said on it is encrypted."""
@@ -88,6 +89,7 @@ class Connection:
         self._chunked = False
         self._owes_continue = False
         self._reusable = True
+        self.plain = False
         self._lingered_bytes = 0
         self.buffer_out = b""
         self.at = 0
@@ -107,7 +109,9 @@ class Connection:
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
         request = parse_head(head)
-        request.secure, request.address, request.certificate = self.secure, self.client, self.certificate
+        request.address = self.client
+        if self.secure:
+            request.secure, request.certificate = True, self.certificate
         self._begin(request)
         return request
 
@@ -128,6 +132,7 @@ class Connection:
         self._reusable = (
             request.keep_alive and not self._chunked
         )  # what follows the last chunk is not kept apart
+        self.plain = self._reusable and not (self._left_bytes or self._owes_continue)
         if self._left_bytes or self._chunked:
             self.pace = Pace()
 
@@ -228,7 +233,7 @@ class Connection:
     def head_of(self, response: Response, marks: list[tuple[str, str]]) -> bytes:
         """marks: as of render_head. Says that the connection ends with it, where a body is left that nobody will
         read."""
-        if self.has_body and not self.is_whole:
+        if not self.plain and self.has_body and not self.is_whole:
             response.close = True
         keep_alive = self._reusable and not response.close
         return render_head(response, marks, keep_alive=keep_alive)

@@ -146,19 +146,27 @@ class Door:
             if connection is None:
                 accepting = accepting or number == self._listening.fileno()
             elif connection.proven:
-                self._woken(connection)
+                if connection.phase is Phase.HEAD:
+                    self._readable(connection)
+                else:
+                    self._woken(connection)
             else:
                 later.append(connection)
-        if len(later) > 1:
-            later.sort(key=self._admission.weight)
+        if later:
+            self._look_after(later)
+        if accepting:
+            self._accept()  # last: a new connection may get the number of one that ended
+
+    def _look_after(self, newcomers: list[Connection]) -> None:
+        """For a moment; those that are left are told of again."""
+        if len(newcomers) > 1:
+            newcomers.sort(key=self._admission.weight)
         until_s = time.monotonic() + NEWCOMER_SLICE_S
-        for connection in later:
+        for connection in newcomers:
             if self._waiting.get(connection.number) is connection:
                 self._woken(connection)
             if time.monotonic() >= until_s:
-                break  # the others are told of again
-        if accepting:
-            self._accept()  # last: a new connection may get the number of one that ended
+                return
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_TURN):
@@ -213,21 +221,14 @@ class Door:
             else:
                 self._submit(self._pool, lambda: self._go_on(connection), connection)
 
-    def _received(self, connection: Connection) -> bool:
-        """Takes what has come; False: nothing has, or the connection ended."""
-        piece = connection.receive_now(RECEIVE_BYTES)
-        if piece is None:
-            return False
-        if not piece:
-            self._drop(connection)
-            return False
-        connection.buffer += piece
-        return True
-
     def _readable(self, connection: Connection) -> None:
         begun = bool(connection.buffer)
-        if not self._received(connection):
+        piece = connection.receive_now(RECEIVE_BYTES)
+        if not piece:
+            if piece is not None:
+                self._drop(connection)
             return
+        connection.buffer += piece
         try:
             while (request := connection.next_request()) is not None:
                 if not self._answer_now(connection, request):
@@ -252,9 +253,8 @@ class Door:
 
     def _answer_now(self, connection: Connection, request: Request) -> bool:
         """Whether the connection is still the door's."""
-        plain = connection.reusable and not connection.has_body
-        response = self._application.cached(request) if plain else None
-        if request.who and not connection.proven:
+        response = self._application.cached(request) if connection.plain else None
+        if not connection.proven and request.who:
             self._prove(connection)
         if response is None:
             self._take(connection)
@@ -276,8 +276,12 @@ class Door:
 
     def _gather(self, connection: Connection) -> None:
         """The beginning of a body."""
-        if not self._received(connection):
+        piece = connection.receive_now(RECEIVE_BYTES)
+        if not piece:
+            if piece is not None:
+                self._drop(connection)
             return
+        connection.buffer += piece
         if connection.gathers:
             self._hold(connection)
             return

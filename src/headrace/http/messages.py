@@ -141,11 +141,12 @@ def parse_head(head: bytes) -> Request:
         if isinstance(error.__context__, BadRequestError):
             raise error.__context__ from None
         raise BadRequestError(Fault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
-    if parser.get_http_version() not in ("1.0", "1.1"):
-        raise BadRequestError(Fault.NO_REQUEST, f"HTTP/{parser.get_http_version()} is not spoken here")
+    version = parser.get_http_version()
+    if version not in ("1.0", "1.1"):
+        raise BadRequestError(Fault.NO_REQUEST, f"HTTP/{version} is not spoken here")
     if b"#" in found.target:
         raise BadRequestError(Fault.NO_REQUEST, "the request's target has a fragment")
-    if "host" not in found.headers and parser.get_http_version() != "1.0":
+    if "host" not in found.headers and version != "1.0":
         raise BadRequestError(Fault.NO_REQUEST, "the Host header is missing")
     path, _, query = found.target.partition(b"?")
     if not path.startswith(b"/"):
@@ -156,8 +157,8 @@ def parse_head(head: bytes) -> Request:
         unquote_to_bytes(path) if b"%" in path else path,
         parse_query(query.decode("utf-8", "surrogateescape")) if query else [],
         found.headers,
-        _keeps_alive(found.headers.get("connection", "").lower(), parser.get_http_version()),
-        takes_chunks=parser.get_http_version() != "1.0",
+        _keeps_alive(found.headers.get("connection", "").lower(), version),
+        takes_chunks=version != "1.0",
     )
 
 
