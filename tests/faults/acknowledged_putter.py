@@ -25,6 +25,7 @@ GONE = "gone"
 
 State = list[int] | None
 """What a name has: numbers of the contents that follow each other; None: it is not there."""
+States = dict[str, bytes | None]
 
 
 def content(seed: str, number: int) -> bytes:
@@ -181,21 +182,36 @@ class Putter:
         os.write(self._log, json.dumps(row).encode() + b"\n")
 
 
-def replay(log: Path) -> tuple[dict[str, bytes | None], dict[str, bytes | None]]:
-    """What each name must be; and what those may be instead that a change had begun of."""
-    promised: dict[str, bytes | None] = {}
-    begun: dict[str, dict[str, bytes | None]] = {}
-    for line in log.read_text().splitlines():
+def replay(log: Path, moment_bytes: int) -> tuple[States, dict[str, list[bytes | None]]]:
+    """What each name must be; and what those may be instead of which a change was not answered when the log had
+    `moment_bytes`, just before power was lost."""
+    promised: States = {}
+    begun: dict[str, States] = {}
+    under_way: dict[str, list[bytes | None]] = {}
+    written_bytes = 0
+    for line in log.read_bytes().splitlines(keepends=True):
+        written_bytes += len(line)
         row = json.loads(line)
-        if "done" in row:
+        if "done" not in row:
+            begun[row["thread"]] = {name: _data(row["seed"], state) for name, state in row["states"].items()}
+            if written_bytes > moment_bytes:
+                _may_be(under_way, begun[row["thread"]])
+        elif written_bytes <= moment_bytes:
             promised |= begun.pop(row["done"])
         else:
-            begun[row["thread"]] = {
-                name: None if state is None else b"".join(content(row["seed"], number) for number in state)
-                for name, state in row["states"].items()
-            }
-    under_way = {name: data for states in begun.values() for name, data in states.items()}
+            _may_be(under_way, begun[row["done"]])
+    for states in begun.values():
+        _may_be(under_way, states)
     return promised, under_way
+
+
+def _may_be(under_way: dict[str, list[bytes | None]], states: States) -> None:
+    for name, data in states.items():
+        under_way.setdefault(name, []).append(data)
+
+
+def _data(seed: str, state: State) -> bytes | None:
+    return None if state is None else b"".join(content(seed, number) for number in state)
 
 
 def main() -> None:

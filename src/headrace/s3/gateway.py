@@ -21,6 +21,7 @@ from headrace.base.refusals import Refusals
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import trouble_with_sender
+from headrace.layer.durable_writes import DurableWrites
 from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import Attributes
 from headrace.s3.body import OBJECT_BYTES_MAX, Payload, too_large
@@ -72,7 +73,8 @@ class Gateway:
         self._access = access
         self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
-        self.uploads = Uploads(os.fsencode(paths.client.upper) + b"/uploads", paths.durable)
+        uploads = os.fsencode(paths.client.upper) + b"/uploads"
+        self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: paths.client.local.durable_puts))
         self._attributes = Attributes(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = Counts()
