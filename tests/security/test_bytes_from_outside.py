@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import cast
@@ -131,3 +133,16 @@ def test_region_that_is_no_text() -> None:
         signature.claim_of(Request("GET", b"/", b"/", [], headers, True))
     with pytest.raises(S3Error, match="Credential must be"):
         signature.claim_of_form(credential, "ab", "20261123T120000Z")
+
+
+def test_long_authorization_costs_nothing() -> None:
+    """One request of 60 KB, from whoever reaches the gateway, kept it from all others for three minutes."""
+    code = "from headrace.http.messages import Request; from headrace.s3 import signature\n"
+    code += "header = 'AWS4-HMAC-SHA256 ' + 'a' * 60_000\n"
+    code += "request = Request('GET', b'/', b'/', [], {'authorization': header}, True)\n"
+    code += "try: signature.claim_of(request)\n"
+    code += "except Exception as error: print(error.code)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "AuthorizationHeaderMalformed\n"

@@ -8,12 +8,12 @@ from headrace.base.errors import UsageError
 
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?b)?\s*", re.IGNORECASE | re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?b)?", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
     """Bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. UsageError otherwise."""
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"size {text!r}", why="not a size", hint="for example 500GiB")
     number, letter, suffix = match.groups()

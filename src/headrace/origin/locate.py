@@ -33,7 +33,6 @@ BUCKET_SCHEMES = {
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
 """It becomes a part of a host's name or of a path, and nothing more."""
-_PASSWORD = re.compile(r":[^@]*@")
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
 
@@ -63,7 +62,7 @@ def parse_origin(text: str) -> str:
         parse_shape(text)
         return f"synthetic://{rest}"
     _known_to_fsspec(scheme)
-    if _PASSWORD.search(rest.partition("/")[0]):
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
         raise UsageError(f"{scheme}://…", why="a password in the URL", hint="give it as an option")
     return f"{scheme}://{rest.rstrip('/')}"
 
