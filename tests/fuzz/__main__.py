@@ -24,6 +24,8 @@ CORPUS = Path(__file__).parent / "corpus"
 TOLD_BYTES_MAX = 300
 SILENCE_S = 60.0
 """A worker without a new input for so long hangs where Python can't end it."""
+START_S = 300.0
+"""So long it may import what its parser needs."""
 
 
 def main() -> int:
@@ -123,7 +125,7 @@ def _watch(worker: subprocess.Popen[bytes], board: Board) -> bool:
             pass
         if board.inputs != last:
             last, since_s = board.inputs, time.monotonic()
-        elif time.monotonic() - since_s > SILENCE_S:
+        elif time.monotonic() - since_s > (SILENCE_S if last else START_S):
             return True
 
 

@@ -136,7 +136,8 @@ def _drop(data: bytes, words: list[bytes], chance: random.Random) -> bytes:
 
 def _repeat(data: bytes, words: list[bytes], chance: random.Random) -> bytes:
     start, end = _span(data, chance)
-    return data[:end] + data[start:end] * chance.choice((1, 2, 3, 40)) + data[end:]
+    times = chance.choice((1, 1, 2, 2, 3, 3, 40, 40, 5000))
+    return data[:end] + data[start:end] * times + data[end:]
 
 
 def _flip(data: bytes, words: list[bytes], chance: random.Random) -> bytes:

@@ -154,6 +154,7 @@ FUZZERS = [
             b"offset=-1",
         ],
         mutate=mutate_text,
+        input_bytes_max=20_000,
     ),
     Fuzzer(
         "rest-requests",
@@ -173,6 +174,7 @@ FUZZERS = [
             b"1e999",
         ],
         mutate=mutate_text,
+        input_bytes_max=20_000,
     ),
     Fuzzer(
         "rest-answers",

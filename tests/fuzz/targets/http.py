@@ -72,6 +72,7 @@ FUZZERS = [
         [head.removesuffix(HEAD_END) for head in HEADS],
         words=HEAD_WORDS,
         mutate=mutate_text,
+        input_bytes_max=20_000,
     ),
     Fuzzer(
         "http-bodies",

@@ -245,6 +245,7 @@ FUZZERS = [
         [head.encode() for head in _HEADS],
         words=HEAD_WORDS + _WORDS,
         mutate=mutate_text,
+        input_bytes_max=20_000,
     ),
     Fuzzer(
         "s3-bodies",
