@@ -221,7 +221,9 @@ def test_records_that_nodes_did_not_write_change_nothing(
             await node.close()
 
     run(work())
-    lines = [record.getMessage() for record in caplog.records if "refused interface=records" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "refused interface=records" in record.getMessage()
+    ]
     assert any("no seal" in line for line in lines) and any("older" in line for line in lines)
     assert len(lines) <= 8  # two nodes, and one line for each reason
 

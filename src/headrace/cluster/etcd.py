@@ -219,7 +219,7 @@ class EtcdRecords:
         try:
             opened = self._seals.open(key, raw, newest=newest)
         except StrangerError as error:
-            self._refusals.add(str(error), address=key)
+            self._refusals.add(str(error), address=key.replace("/", ":", 1))
             self._raw[key] = b"", raw
             return None
         self._raw[key] = opened, raw
