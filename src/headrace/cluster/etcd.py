@@ -31,6 +31,7 @@ CHECK_S = 1.0
 PAUSE_S = 0.3
 DENIED_PAUSE_S = 5.0
 """Where etcd refuses this node; each password that it compares costs it much."""
+CANCEL_S = 0.5
 PROBLEM_CHARACTERS_MAX = 400
 """Of what grpc says of a connection that fails."""
 SEAL_AGAIN_S = 60.0
@@ -102,10 +103,8 @@ class EtcdRecords:
 
     async def close(self) -> None:
         """Leased records are gone on return, where etcd answers."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        tasks, self._tasks = self._tasks, []
+        await _end(tasks)
         if self._lease is not None:
             with contextlib.suppress(ClusterUnavailableError):
                 await self._call(lambda client: client.revoke_lease(self._lease))
@@ -340,9 +339,7 @@ class EtcdRecords:
             for one in done:
                 one.result()
         finally:
-            for one in (checking, watching):
-                one.cancel()
-            await asyncio.gather(checking, watching, return_exceptions=True)
+            await _end([checking, watching])
 
     async def _watch(self, client: Any, revision: int) -> None:
         async with asyncio.timeout(CALL_S):
@@ -426,6 +423,17 @@ def _being_cancelled() -> bool:
 
 def list_of(table: dict[str, bytes]) -> builtins.list[tuple[str, bytes]]:
     return builtins.list(table.items())
+
+
+async def _end(tasks: builtins.list[asyncio.Task[None]]) -> None:
+    """Ended on return. Cancelled once more where the library lost it: wait_for of Python 3.11 does, when what it waits
+    for happens just then."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _line(text: object) -> str:
