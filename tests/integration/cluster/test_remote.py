@@ -258,6 +258,7 @@ def test_who_may_not_ask_and_who_is_not_there(city: City, monkeypatch: pytest.Mo
     town, nodes = city.town, city.nodes
     wrong = town.base / "wrong"
     wrong.write_text("guess")
+    wrong.chmod(0o600)
     monkeypatch.setenv("HEADRACE_REST_TOKEN", str(wrong))
     with pytest.raises(NotAllowedError):
         headrace.connect(nodes)

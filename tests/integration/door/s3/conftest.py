@@ -94,6 +94,14 @@ def fill(host: Host) -> Path:
     return host.truth
 
 
+def write_keys(folder: Path) -> Path:
+    """The credentials of these tests, for a gateway."""
+    keys = folder / "keys"
+    keys.write_text(f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
+    keys.chmod(0o600)
+    return keys
+
+
 def start(host: Host) -> str:
     """A node and a gateway that asks for signatures; the gateway's URL."""
     base = host.base
@@ -103,9 +111,7 @@ def start(host: Host) -> str:
     config.write_text(
         f'[mounts."/{READ}"]\nurl = "{host.truth}"\n[mounts."/{WRITE}"]\nurl = "{base / "origin"}"\n'
     )
-    keys = base / "keys"
-    keys.write_text(f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n")
-    keys.chmod(0o600)
+    keys = write_keys(base)
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
     return str(host.start("s3", "--address", "127.0.0.1:0", "--credentials", keys).wait_ready()["url"])
 

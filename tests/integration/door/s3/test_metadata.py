@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host
-from tests.integration.door.s3.conftest import S3, code_of, program
+from tests.integration.door.s3.conftest import S3, code_of, program, write_keys
 from tests.integration.door.s3.test_clients import run
 
 PREFIX = "lake"
@@ -36,7 +36,8 @@ def start(origin: S3Server, base: Path, **settings: object) -> S3:
     config = host.base / "config.toml"
     config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
-    url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
+    gateway = host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(host.base))
+    url = gateway.wait_ready()["url"]
     return S3(url, host.truth, host.truth, host)
 
 

@@ -15,7 +15,7 @@ import pytest
 from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
 from tests.integration.cli.host import wait_until
-from tests.integration.door.s3.conftest import S3
+from tests.integration.door.s3.conftest import S3, write_keys
 from tests.integration.door.s3.test_metadata import GIVEN, PREFIX, start, straight, told
 
 MIB = 1 << 20
@@ -69,7 +69,7 @@ def test_a_cold_object_is_asked_for_its_bytes_alone(origin: S3Server, lake: S3, 
     assert got(lake, part, Range="bytes=100-199") == (data[part][100:200], GIVEN)
     lake.host.ok("load", f"/{PREFIX}/{loaded}")
     before = asked(lake), before[1]
-    other = lake.host.start("s3", "--address", "127.0.0.1:0")
+    other = lake.host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(lake.host.base))
     fresh = S3(other.wait_ready()["url"], lake.truth, lake.origin, lake.host)
     for s3 in (fresh, lake):
         for name in names:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host
-from tests.integration.door.s3.conftest import S3
+from tests.integration.door.s3.conftest import S3, write_keys
 
 PREFIX = "lake"
 
@@ -25,7 +25,8 @@ def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         config = host.base / "config.toml"
         config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
         host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
-        url = host.start("s3", "--address", "127.0.0.1:0").wait_ready()["url"]
+        gateway = host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(host.base))
+        url = gateway.wait_ready()["url"]
         yield S3(url, host.truth, host.truth, host)
     finally:
         host.close()
