@@ -126,7 +126,7 @@ def measure(puts: list[Put], seconds: float) -> Turn:
 def turn(base: Path, seconds: float, *, durable: bool) -> dict[tuple[str, int, int], Turn]:
     import headrace
 
-    found = {}
+    measured = {}
     with node(base, durable=durable) as url, headrace.connect() as cache:
         for size in (4096, 8 << 20):
             data = os.urandom(size)
@@ -136,12 +136,12 @@ def turn(base: Path, seconds: float, *, durable: bool) -> dict[tuple[str, int, i
                     "library": [by_library(cache, client, data) for client in range(clients)],
                 }
                 for door, puts in doors.items():
-                    found[door, size, clients] = measure(puts, seconds)
-    return found
+                    measured[door, size, clients] = measure(puts, seconds)
+    return measured
 
 
 def shown(turns: list[Turn], place: int) -> str:
-    values = [one[place] for one in turns]
+    values = [figures[place] for figures in turns]
     return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
@@ -161,7 +161,7 @@ def main() -> None:
     )
     for case in turns[True][0]:
         for durable in (True, False):
-            of_case = [one[case] for one in turns[durable]]
+            of_case = [cases[case] for cases in turns[durable]]
             door, size, clients = case
             cells = " | ".join(shown(of_case, place) for place in range(3))
             print(f"| {door} | {size} | {clients} | {'on' if durable else 'off'} | {cells} |")

@@ -146,12 +146,12 @@ class Scrub:
         if not self._progress.after:
             self._progress = msgspec.structs.replace(self._progress, files=0, size_bytes=0)
         while files := self._store.index.cached_batch(self._progress.after):
-            for one in files:
+            for file in files:
                 try:
-                    await self._check(one.id)
+                    await self._check(file.id)
                 except HeadraceError as error:  # the next pass tries it again
-                    log.warning("a cached file can't be compared id=%x error=%s", one.id, error)
-                self._progress.after = one.id
+                    log.warning("a cached file can't be compared id=%x error=%s", file.id, error)
+                self._progress.after = file.id
                 if time.monotonic() - self._saved_s > SAVE_S:
                     self._save()
         self._progress.after = 0

@@ -179,23 +179,23 @@ class Jobs:
 
     def _origin_of(self, cached: CachedFile) -> str:
         path = self.store.index.path_of(cached.id)
-        found = None if path is None else self.namespace.place_of(path)
-        return "" if found is None else found[0].url
+        place = None if path is None else self.namespace.place_of(path)
+        return "" if place is None else place[0].url
 
     def _drop_wrong(self, digests: NamedDigests) -> list[Fault]:
-        wrong = [one for one in digests.wrong() if self.store.index.cached(one.id) == one]
-        for one in wrong:
-            self.store.free(one.id)
-        return [
-            (one.id, "its bytes are not those of which its origin names the checksum; dropped")
-            for one in wrong
-        ]
+        wrong = [cached for cached in digests.wrong() if self.store.index.cached(cached.id) == cached]
+        for cached in wrong:
+            self.store.free(cached.id)
+        why = "its bytes are not those of which its origin names the checksum; dropped"
+        return [(cached.id, why) for cached in wrong]
 
     async def _fsck(self, progress: _Progress) -> None:
         stop = threading.Event()
         progress.listing = False
         store = self.store
-        digests = NamedDigests(self._origin_of, lambda one: store.volumes[one.volume].data_path(one.id))
+        digests = NamedDigests(
+            self._origin_of, lambda cached: store.volumes[cached.volume].data_path(cached.id)
+        )
 
         def seen(files: int, files_total: int, size_bytes: int, bytes_total: int) -> None:
             if stop.is_set():

@@ -54,11 +54,11 @@ def flush_file_system(fd: int) -> None:
 
 def _file_system(fd: int) -> int:
     """Its number in the kernel (linux/magic.h)."""
-    found = bytearray(STATFS_BYTES)
-    if c_library().fstatfs(fd, address_of(memoryview(found))) != 0:
+    statistics = bytearray(STATFS_BYTES)
+    if c_library().fstatfs(fd, address_of(memoryview(statistics))) != 0:
         number = last_errno()
         raise OSError(number, os.strerror(number))
-    return int.from_bytes(found[:8], sys.byteorder)
+    return int.from_bytes(statistics[:8], sys.byteorder)
 
 
 def sync_folder(path: str) -> None:
