@@ -7,7 +7,6 @@ from typing import Any, cast
 import pytest
 
 from headrace.http.messages import Request, parse_head
-from headrace.layer.durable_writes import DurableWrites
 from headrace.s3.gateway import Access
 from headrace.s3.gateway import Gateway as S3Gateway
 from headrace.webhdfs.gateway import Gateway as WebHdfsGateway
@@ -24,7 +23,6 @@ class NoPaths:
     """Whatever gets through the door fails loudly."""
 
     client = Client()
-    durable = DurableWrites(b"/nowhere", lambda: True)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"paths.{name} was reached")

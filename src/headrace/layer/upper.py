@@ -84,7 +84,7 @@ class Upper:
 
     def make(self) -> None:
         """The folders; the node calls it, at its start."""
-        make_private(os.path.dirname(os.fsdecode(self.tree.path)))
+        make_private(os.fsdecode(self._mount.path))
         self.tree.make(0o755)
         self.work.make(0o700)
         self.gone.make(0o700)

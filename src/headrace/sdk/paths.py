@@ -52,7 +52,7 @@ class Paths(Looks):
         tree = Tree(client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed)
         super().__init__(client, tree)
         self._to_wait_for: list[bytes] = []
-        self.durable = DurableWrites(tree.upper.work.path, lambda: client.local.durable_puts)
+        self.durable = DurableWrites(os.fsencode(client.upper), lambda: client.local.durable_puts)
         self._umask = _umask()
         alive = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _reset_after_fork(alive()))
