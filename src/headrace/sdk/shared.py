@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import atexit
-import os
-import threading
 from typing import cast
 
 from headrace.base.errors import NodeUnavailableError
 from headrace.sdk.client import Client
 from headrace.sdk.paths import TELL_S_MAX, Paths
 from headrace.sdk.running import configured_nodes, find_node
+from headrace.sdk.shared_paths import SharedPaths
 
 
-class Hosts:
+class Hosts(SharedPaths[Paths]):
     """One `Paths` a node for all of this process: an index may be open in it once only."""
 
     def __init__(self) -> None:
-        self._paths: dict[str, Paths] = {}
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
+        super().__init__()
         atexit.register(self._end_telling)
 
     def get(self, socket: str, patience_s: float) -> Paths:
-        with self._lock:
-            found = self._paths.get(socket)
-            if found is None or found.client.closed:
-                found = self._paths[socket] = Paths(Client(socket, role="sdk", patience_s=patience_s))
-            return found
-
-    def close(self) -> None:
-        """All connections and descriptors; who calls again makes new ones."""
-        with self._lock:
-            for one in self._paths.values():
-                one.close()
-            self._paths.clear()
+        return self.reach(socket, lambda: Paths(Client(socket, role="sdk", patience_s=patience_s)))
 
     def _end_telling(self) -> None:
         """All else stays open: files that nobody closed are closed after this."""
-        for one in self._paths.values():
-            one.client.end_telling(TELL_S_MAX)
-
-    def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        for paths in self.made.values():
+            paths.client.end_telling(TELL_S_MAX)
 
 
 HOSTS = Hosts()

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 
 from headrace.base.errors import UsageError
 from headrace.config.load import SYSTEM_RUN_FOLDER, load
 from headrace.config.schema import broker_socket_of, public_folder_of, socket_path_of
 from headrace.sdk.brokered.link import Link
 from headrace.sdk.brokered.paths import BrokeredPaths
+from headrace.sdk.shared_paths import SharedPaths
 
 
-class Brokers:
+class Brokers(SharedPaths[BrokeredPaths]):
     """One `BrokeredPaths` for each socket."""
 
-    def __init__(self) -> None:
-        self._paths: dict[str, BrokeredPaths] = {}
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
-
     def get(self, path: str, patience_s: float, *, any_owner: bool) -> BrokeredPaths:
-        with self._lock:
-            found = self._paths.get(path)
-            if found is None or found.closed:
-                link = Link(path, patience_s=patience_s, any_owner=any_owner)
-                found = self._paths[path] = BrokeredPaths(link)
-            return found
-
-    def close(self) -> None:
-        with self._lock:
-            for one in self._paths.values():
-                one.close()
-            self._paths.clear()
-
-    def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        return self.reach(path, lambda: BrokeredPaths(Link(path, patience_s=patience_s, any_owner=any_owner)))
 
 
 BROKERS = Brokers()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import ssl
-import threading
 
 from headrace.base.errors import UsageError
 from headrace.base.tokens import Tokens
@@ -13,34 +11,17 @@ from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
 from headrace.sdk.remote.paths import RemotePaths
+from headrace.sdk.shared_paths import SharedPaths
 
 SCHEMES = ("http", "https", "headrace", "unix")
 
 
-class Remotes:
+class Remotes(SharedPaths[RemotePaths]):
     """One `RemotePaths` for each list of addresses."""
-
-    def __init__(self) -> None:
-        self._paths: dict[tuple[str, float], RemotePaths] = {}
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._reset_after_fork)
 
     def get(self, nodes: str, patience_s: float) -> RemotePaths:
         """nodes: as the setting. NodeUnavailableError where none of them answers, NotAllowedError, UsageError."""
-        with self._lock:
-            found = self._paths.get((nodes, patience_s))
-            if found is None or found.closed:
-                found = self._paths[nodes, patience_s] = reach_nodes(nodes, patience_s)
-            return found
-
-    def close(self) -> None:
-        with self._lock:
-            for one in self._paths.values():
-                one.close()
-            self._paths.clear()
-
-    def _reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        return self.reach((nodes, patience_s), lambda: reach_nodes(nodes, patience_s))
 
 
 REMOTES = Remotes()
