@@ -384,7 +384,9 @@ def test_half_handshakes_hold_nobody_up(served_by_tls: Served, pem: Path) -> Non
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("first", [b"", client_hello()[:20], client_hello()])
+@pytest.mark.parametrize(
+    "first", [b"", client_hello()[:20], client_hello()], ids=["nothing", "a beginning", "a hello"]
+)
 def test_a_handshake_has_a_deadline_as_a_whole(served_by_tls: Served, first: bytes) -> None:
     with served_by_tls.connect() as sock:
         sock.sendall(first)
@@ -505,7 +507,11 @@ def greeting(cluster: str = CLUSTER) -> bytes:
     return encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), cluster, "slow"))
 
 
-@pytest.mark.parametrize("first", [b"", greeting()[:9], greeting(), greeting() + b"\0\0\x10\0"])
+@pytest.mark.parametrize(
+    "first",
+    [b"", greeting()[:9], greeting(), greeting() + b"\0\0\x10\0"],
+    ids=["nothing", "a beginning", "a hello", "a length"],
+)
 def test_a_peers_hello_and_request_have_deadlines_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
