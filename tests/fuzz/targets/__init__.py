@@ -7,7 +7,7 @@ import importlib
 from tests.fuzz.fuzzer import Fuzzer
 
 _MODULES = {
-    "frames": ("host-requests", "host-answers", "peer-requests", "peer-answers"),
+    "frames": ("host-requests", "host-answers", "peer-requests", "peer-answers", "broker-requests", "broker-answers"),
     "http": ("http-heads", "http-bodies"),
     "s3": ("s3-requests", "s3-bodies", "s3-chunks", "s3-forms", "s3-policies", "s3-xml"),
     "gateways": ("webhdfs-requests", "rest-requests", "rest-answers"),

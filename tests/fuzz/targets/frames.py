@@ -9,7 +9,7 @@ from headrace.base.model import Version
 from headrace.base.namespace_path import check_name, check_path
 from headrace.layer.snapshot import Shape, Snapshot
 from headrace.layer.written import Means, WrittenName
-from headrace.wire import frame, messages, peer_frame, peer_messages
+from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
 from headrace.wire.messages import Message
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
@@ -62,6 +62,22 @@ _PEER_ANSWERS: list[Message] = [
     messages.Failure("peer.not_owner", "/a", "", ""),
     messages.Done(),
 ]
+_BROKER_REQUESTS: list[broker_messages.Message] = [
+    broker_messages.OpenFiles([b"/data/a", b"/data/b"], 0, 1 << 20),
+    broker_messages.LookAt(b"/data/a"),
+    broker_messages.ListNames(b"/data", b"a"),
+]
+_BROKER_ANSWERS: list[broker_messages.Message] = [
+    broker_messages.OpenedFiles(
+        [
+            broker_messages.OpenedFile(7, 1 << 20, 5, "token", True),
+            broker_messages.WrittenFile(),
+            broker_messages.Refusal("path.not_found", "/a", "no such file", ""),
+        ]
+    ),
+    broker_messages.Looked(broker_messages.Row(b"a", 7, 0o100644, 0, 0, 3, 5, "token", False)),
+    broker_messages.Names([broker_messages.Row(b"a", 7, 0o40755, 0, 0, 3, 5, "", True)], b"a"),
+]
 _MUTATE = mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode)
 _WORDS = [b"type", b"path", b"/a/b", b"writer", b"..", b"snapshots"]
 
@@ -103,7 +119,25 @@ def _peer_answer(data: bytes) -> None:
     _same_again(answer, peer_frame.decode_answer)
 
 
-def _check_paths(request: Message) -> None:
+def _broker_request(data: bytes) -> None:
+    request = broker_messages.decode_request(data)
+    _check_paths(request)
+    if isinstance(request, broker_messages.OpenFiles):
+        assert 0 <= request.start <= request.end <= request.start + broker_messages.RANGE_BYTES_MAX
+        assert 1 <= len(request.paths) <= broker_messages.FILES_MAX
+    again = broker_messages.decode_request(broker_messages.encode(request))
+    assert again == request
+
+
+def _broker_answer(data: bytes) -> None:
+    answer = broker_messages.decode_answer(data)
+    for part in answer.files if isinstance(answer, broker_messages.OpenedFiles) else [answer]:
+        if isinstance(part, broker_messages.Refusal):
+            broker_messages.error_of(part)
+    assert broker_messages.decode_answer(broker_messages.encode(answer)) == answer
+
+
+def _check_paths(request: Message | broker_messages.Message) -> None:
     for name in request.__struct_fields__:
         value = getattr(request, name)
         if name == "path":
@@ -182,6 +216,24 @@ FUZZERS = [
         _peer_answer,
         (ProtocolError,),
         _bodies(_PEER_ANSWERS),
+        words=_WORDS,
+        mutate=_MUTATE,
+    ),
+    Fuzzer(
+        "broker-requests",
+        "messages of programs of other users (wire/broker_messages.py)",
+        _broker_request,
+        (ProtocolError,),
+        [broker_messages.encode(message) for message in _BROKER_REQUESTS],
+        words=_WORDS,
+        mutate=_MUTATE,
+    ),
+    Fuzzer(
+        "broker-answers",
+        "what they are answered (wire/broker_messages.py)",
+        _broker_answer,
+        (ProtocolError,),
+        [broker_messages.encode(message) for message in _BROKER_ANSWERS],
         words=_WORDS,
         mutate=_MUTATE,
     ),
