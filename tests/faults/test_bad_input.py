@@ -88,8 +88,10 @@ def test_cache_folders(host: Host, make_disk: MakeDisk) -> None:
 
     file, locked, full = host.base / "file", host.base / "locked", host.base / "full"
     file.write_bytes(b"mine")
-    refused(host, 21, host.truth, host.mount, cache=cache(file), says=(str(file), "File exists", "--cache"))
-    refused(host, 21, host.truth, host.mount, cache=cache(file / "in"), says=(str(file), "Not a directory"))
+    refused(
+        host, 21, host.truth, host.mount, cache=cache(file), says=(str(file), "Not a directory", "--cache")
+    )
+    refused(host, 21, host.truth, host.mount, cache=cache(file / "in"), says=(str(file), "File exists"))
     assert file.read_bytes() == b"mine"
     make_disk(locked, "bind").remount("ro,bind")
     refused(

@@ -92,7 +92,7 @@ def test_no_request_of_a_gateway_fails_while_the_origin_is_away(
     host = make_host(sync_interval_s=3600)
     for outage in outages:
         fill(host, seaweed, outage)
-    options = [word for key, value in proxy.options().items() for word in ("-o", f"{key}={value}")]
+    options = option_words(proxy.options(), str(host.base))
     host.up(proxy.url("outage"), host.mount, *options, cache=f"{host.cache}:4GiB")
     url_of = serve(host, gateway)
 
@@ -109,7 +109,7 @@ def test_no_request_of_a_gateway_fails_while_the_origin_is_away(
 
 def serve(host: Host, gateway: str) -> Callable[[str], str]:
     """Starts it. Returns what gives the URL of a file."""
-    url = host.start(gateway, "--address", "127.0.0.1:0").wait_ready()["url"]
+    url = host.start(gateway, "--insecure", "--address", "127.0.0.1:0").wait_ready()["url"]
     if gateway == "s3":
         return lambda name: f"{url}/{name}"
     return lambda name: f"{url}/webhdfs/v1/{name}?op=OPEN&user.name=root"

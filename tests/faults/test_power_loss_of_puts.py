@@ -48,6 +48,8 @@ class Machine:
             f"[tests]\naws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n"
         )
         (host.base / "token").write_text(f"{TOKEN}\n")
+        for secret in ("keys", "token"):
+            (host.base / secret).chmod(0o600)
         (host.base / "config.toml").write_text(f'[mounts."{TOP}"]\nurl = "{self.origin}"\n')
 
     def node(self) -> None:

@@ -306,16 +306,25 @@ def s3_gateway() -> S3Gateway:
     return S3Gateway(cast(Any, NoPaths()), Access(lambda: {"AK": "the-secret"}, ()))
 
 
-CASES: dict[str, tuple[Callable[[], Any], Request, str]] = {
-    "no key": (s3_gateway, sent("PUT", "/b/k"), "who=- why=AccessDenied"),
-    "a wrong key": (s3_gateway, sent("GET", "/b/k", signed("OTHER")), "who=OTHER why=InvalidAccessKeyId"),
-    "a wrong signature": (s3_gateway, sent("GET", "/b/k", signed("AK")), "who=AK why=SignatureDoesNotMatch"),
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], Request], str]] = {
+    "no key": (s3_gateway, lambda: sent("PUT", "/b/k"), "who=- why=AccessDenied"),
+    "a wrong key": (
+        s3_gateway,
+        lambda: sent("GET", "/b/k", signed("OTHER")),
+        "who=OTHER why=InvalidAccessKeyId",
+    ),
+    "a wrong signature": (
+        s3_gateway,
+        lambda: sent("GET", "/b/k", signed("AK")),
+        "who=AK why=SignatureDoesNotMatch",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_who_was_refused_is_in_the_log(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    make, request, line = CASES[case]
+    make, send, line = CASES[case]
+    request = send()
     request.address = "10.1.2.3"
     with caplog.at_level(logging.WARNING):
         assert make().answer(request, iter(())).status == 403

@@ -50,7 +50,8 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     config, token = base / "config.toml", base / "token"
     config.write_text(f'[mounts."/data"]\nurl = "{host.truth}"\n[mounts."/out"]\nurl = "{base / "origin"}"\n')
     token.write_text("token-of-this-test")
-    address = ("--address", "127.0.0.1:0")
+    token.chmod(0o600)
+    address = ("--insecure", "--address", "127.0.0.1:0")
     try:
         host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
         yield Gateways(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.base.errors import UsageError
 
@@ -27,8 +26,7 @@ class StrangerError(Exception):
     """The other side is not who it must be. The text is for this node's log: nothing of it goes over the wire."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     cluster: str
     role: str
     name: str

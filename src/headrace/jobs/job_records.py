@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -24,16 +25,19 @@ FAILED_KEPT_MAX = 100
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""Sums of those of all nodes are still numbers that every message can have."""
+
 
 class Figures(msgspec.Struct, frozen=True):
     """How far something is. failed: (path, reason) of the first FAILED_KEPT_MAX of failed_files. listing: more files
     may be found. bytes_s: over the last seconds. took_s: by the clock of the node that says it."""
 
-    files_done: int = 0
-    files_total: int = 0
-    bytes_done: int = 0
-    bytes_total: int = 0
-    failed_files: int = 0
+    files_done: Count = 0
+    files_total: Count = 0
+    bytes_done: Count = 0
+    bytes_total: Count = 0
+    failed_files: Count = 0
     failed: list[tuple[str, str]] = []
     listing: bool = True
     bytes_s: float = 0.0
@@ -44,7 +48,7 @@ class PartRecord(msgspec.Struct, frozen=True):
     """ring: by which ring the files were split (`ring_mark`). attempt: of the job, when this was done."""
 
     ring: str
-    attempt: int
+    attempt: Count
     done: bool
     figures: Figures
 
@@ -59,7 +63,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     options: dict[str, str]
     node: str
     state: str = RUNNING
-    attempt: int = 1
+    attempt: Count = 1
     paths: list[str] = []
     summary: Figures | None = None
 

@@ -24,6 +24,7 @@ _FILES = ("mtime", "mode", "uid", "gid")
 HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
 _MTIME = re.compile(r"(-?\d{1,11})(?:\.(\d{1,9})\d*)?")
 _NUMBER = re.compile(r"\d{1,10}")
+NUMBER_MAX = (1 << 32) - 2
 
 
 def to_metadata(attributes: Attributes) -> dict[str, str]:
@@ -90,7 +91,9 @@ def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if _NUMBER.fullmatch(text) else None
+    """None for what is no number, or none that a file system takes: the last one means "as it is" to chown(2)."""
+    number = int(text) if _NUMBER.fullmatch(text) else NUMBER_MAX + 1
+    return number if number <= NUMBER_MAX else None
 
 
 def _mtime_ns(text: str) -> int | None:

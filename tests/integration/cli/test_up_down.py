@@ -67,8 +67,7 @@ def test_control_c_at_any_moment_of_the_start_leaves_nothing(host: Host) -> None
         status = up.wait()
         # before our handlers: by the signal itself, or as Python says it
         assert status in (0, 130, -signal.SIGTERM, -signal.SIGINT), up.said
-        if number > 3:
-            assert "Traceback" not in up.said
+        assert ", in main\n" not in up.said, up.said  # a trace of Python's own, while it imports, is not ours
         host.assert_nothing_left()
     host.up()
     host.assert_right()
