@@ -119,9 +119,9 @@ def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     line = f"{show_size(scrub['bytes_checked'])} in {scrub['files_checked']} files, "
     line += f"{show_size(scrub['bytes_s'])} a second"
-    if scrub["passes"]:
-        line += f"; the last whole pass ended {scrub['last_pass_ended']}"
     lines = [("scrub", line)]
+    if scrub["passes"]:
+        lines.append(("", f"the last whole pass ended {scrub['last_pass_ended']}"))
     if scrub["files_damaged"]:
         lines.append(("", f"{scrub['files_damaged']} files damaged, {scrub['files_repaired']} fetched again"))
         lines += [("damaged", path) for path in scrub["last_damaged"]]
