@@ -19,6 +19,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId
 from headrace.cluster.records import Records
 from headrace.jobs.files import Span
+from headrace.jobs.job_records import Count
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.options import Priority
 from headrace.jobs.walk import walk
@@ -37,7 +38,7 @@ class PinRecord(msgspec.Struct, frozen=True):
     """replicas: owners that pin it; 0: as many as the cluster keeps."""
 
     pinned: bool
-    replicas: int = 0
+    replicas: Count = 0
 
 
 class Pins:

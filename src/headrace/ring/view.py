@@ -39,6 +39,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
         check_node_id(self.id)
         if not 0 <= self.capacity_bytes < 1 << 62:
             raise ValueError(f"a capacity of {self.capacity_bytes} bytes")
+        if not 0 <= self.protocol < 1 << 31:
+            raise ValueError(f"protocol {self.protocol}")
 
 
 @dataclass(frozen=True, slots=True)
