@@ -351,10 +351,11 @@ def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
 
 
 def _drop_set_ids(at: bytes | int) -> None:
-    """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid)."""
+    """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid), and by
+    chown(2) whoever calls it; a device, too, whose bits are in an attribute."""
     mode = as_given(os.stat(at), at).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
-    if kept != mode and stat.S_ISREG(mode):
+    if kept != mode and not stat.S_ISDIR(mode):
         give_mode(at, stat.S_IMODE(kept))
 
 
