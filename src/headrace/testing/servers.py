@@ -8,6 +8,7 @@ signal comes when the *thread* that started the process ends.
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import functools
 import hashlib
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.testing.gcs_front import GcsFront
 
 READY_WITHIN_S = 60.0
+_FIRST_PORT = 10_000
 _ENDED_WITH_PARENT = """
 import ctypes, os, sys
 PR_SET_PDEATHSIG, SIGKILL = 1, 9
@@ -95,17 +97,34 @@ class S3Server(Server):
     secret_key: str = field(default="", repr=False)
 
 
+_PORTS_KEPT = 256
+_kept_ports: collections.deque[socket.socket] = collections.deque(maxlen=_PORTS_KEPT)
+"""Reservations of this process, the oldest given back first: a server takes its port within seconds."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago, and below those that Linux gives to connections (ip_local_port_range): until
-    a server takes one, no connection does. All are held at once, so they differ."""
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        while len(ports) < count:
-            one, port = held.enter_context(socket.socket()), 10_000 + secrets.randbelow(22_000)
-            with contextlib.suppress(OSError):
-                one.bind(("127.0.0.1", port))
-                ports.append(port)
-        return ports
+    """Reserve ports that nobody uses, below those that Linux gives to connections (ip_local_port_range).
+
+    A server takes its port a second later. Until then no connection does, and no other process that asks here: the name
+    of an abstract socket, one for each port, is the reservation. It ends with this process."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as bounds:
+        end = int(bounds.read().split()[0])
+    if end <= _FIRST_PORT + count:
+        raise RuntimeError(f"ip_local_port_range begins at {end}: no ports are left for servers below it")
+    ports: list[int] = []
+    while len(ports) < count:
+        port = _FIRST_PORT + secrets.randbelow(end - _FIRST_PORT)
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0headrace-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            reservation.close()
+            continue
+        _kept_ports.append(reservation)
+        ports.append(port)
+    return ports
 
 
 @contextlib.contextmanager
