@@ -165,7 +165,24 @@ def _read_file(path: str) -> dict[str, Any]:
             why=f"no setting is called {', '.join(unknown)}",
             hint="see `headrace config explain`",
         )
+    for name, value in found.items():
+        if _has_nul(value):
+            raise UsageError(f"configuration file {path}", why=f"setting {name} has a NUL character")
     return found
+
+
+def _has_nul(value: object) -> bool:
+    """Return whether a text anywhere in a value of TOML has one; no path, host or URL can."""
+    unseen = [value]
+    while unseen:
+        part = unseen.pop()
+        if isinstance(part, str) and "\0" in part:
+            return True
+        if isinstance(part, dict):
+            unseen += [*part, *part.values()]
+        elif isinstance(part, list):
+            unseen += part
+    return False
 
 
 def _environment() -> dict[str, Any]:

@@ -62,6 +62,9 @@ def test_later_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "origin_timeout_s = nan",
         "sync_interval_s = inf",
         "persist_delay_s = -1",
+        'run_folder = "/run/\\u0000"',
+        '[mounts."/x"]\nurl = "s3://b/\\u0000"',
+        '[mounts."/x\\u0000"]\nurl = "s3://b"',
     ],
 )
 def test_refused(tmp_path: Path, text: str) -> None:
