@@ -1,10 +1,15 @@
-"""How the suite is spread when pytest runs several processes of it (`./dev test` without a path)."""
+"""What holds for all tests: what of this machine is none of their business, and how the suite is spread when pytest
+runs several processes of it (`./dev test` without a path)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from headrace.config import load
+from headrace.sdk.brokered import reach
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -16,6 +21,16 @@ TOGETHER = {
     "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_node_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A program without a node of its own would read from one that root runs here, and that is open to others."""
+    folder = str(tmp_path_factory.mktemp("nobody") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "SYSTEM_RUN_FOLDER", folder)
+        patch.setattr(reach, "SYSTEM_RUN_FOLDER", folder)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

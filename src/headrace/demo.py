@@ -243,15 +243,19 @@ def _show(epochs: list[Epoch], ready: dict[str, Any], *, as_json: bool) -> None:
         rows = [asdict(one) | {"bytes_s": one.bytes_s, "files_s": one.files_s} for one in epochs]
         print_json({"epochs": rows, "verified": True, "ready_s": ready["ready_s"], "io": ready["io"]})
         return
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     first = epochs[0]
     table = Table(
-        title=f"{first.files} files, {show_size(first.bytes_read)}, every byte checked, {THREADS} threads"
+        title=f"{first.files} files, {show_size(first.bytes_read)}, every byte checked, {THREADS} threads",
+        box=box.SIMPLE,
+        pad_edge=False,
+        collapse_padding=True,  # 80 columns are enough
     )
     table.add_column("reading")
-    for name in ("seconds", "GB/s", "files/s", "from origin", "requests", "from cache"):
+    for name in ("seconds", "GB/s", "files/s", "from\norigin", "requests", "from\ncache"):
         table.add_column(name, justify="right")
     for one in epochs:
         ours = one.name.endswith("epoch")

@@ -194,8 +194,8 @@ def test_a_full_disk_at_an_owner(town: Town) -> None:
         for name, row in owner.read(*names, limit_s=LIMIT_S).items():
             assert row["wrong"] == -1, (name, row)
             assert row["error"] in ("", "ENOSPC", "EIO"), (name, row)
-        town.wait_for(lambda: is_full(town, owner, ballast), LIMIT_S)
-        assert f"the disk of {owner.cache} is full" in owner.ok("status")
+        full = f"the disk of {owner.cache} is full"
+        town.wait_for(lambda: is_full(town, owner, ballast) and full in owner.ok("status"), LIMIT_S)
         assert "cache disk is full" in log_of(owner)
     finally:
         ballast.unlink()

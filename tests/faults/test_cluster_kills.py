@@ -16,7 +16,7 @@ import pytest
 
 from headrace.testing.etcd import etcd_server
 from headrace.testing.servers import ServerMissing
-from tests.integration.cli.host import MIB, Host
+from tests.integration.cli.host import MIB, Host, send
 from tests.integration.cluster.town import Town
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(300)]
@@ -61,7 +61,7 @@ def test_killed_and_stopped_at_random_moments(town: Town) -> None:
                 for at, one in enumerate(town.hosts)
             }
             time.sleep(chance.random() * 0.5)  # the moment is what is tested
-            os.kill(before, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            send(before, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             try:
                 for at, one in reading.items():
                     if at != victim:

@@ -54,7 +54,7 @@ def test_lasting_faults_are_errors_in_time_and_pass(faulty: Host, proxy: FaultPr
             row = faulty.read(f"{mode}/{name}")[f"{mode}/{name}"]
             assert row["error"] in ERRNOS, (mode, row)
             assert row["wrong"] == -1, (mode, row)
-            assert time.monotonic() - began < 6 * TIMEOUT_S, (mode, name)
+            assert time.monotonic() - began < 30 * TIMEOUT_S, (mode, name)
         faulty.assert_right("warm")
         proxy.mode = "pass"
         faulty.assert_right(*[f"{mode}/{name}" for name in SIZES])
@@ -99,7 +99,7 @@ def test_up_on_an_origin_that_fails(make_host: MakeHost, proxy: FaultProxy, mode
         "up", proxy.url("faults"), host.mount, *options(host, proxy), "--cache", f"{host.cache}:1GiB"
     )
     assert done.returncode == (15 if mode == "hang" else 11), done.stderr
-    assert time.monotonic() - began < 6 * TIMEOUT_S
+    assert time.monotonic() - began < 30 * TIMEOUT_S
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert proxy.url("faults") in done.stderr or "s3://data/faults" in done.stderr
     host.assert_nothing_left()

@@ -279,7 +279,7 @@ def nothing_leaks() -> Iterator[None]:
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("peer"):
-            thread.join(2)
+            thread.join(30)
     assert peer_threads() == []
     gc.collect()
     assert descriptors() - before == set()

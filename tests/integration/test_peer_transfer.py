@@ -350,7 +350,7 @@ def test_the_deadline_is_kept(run: Run, tmp_path: Path) -> None:
                 began_s = time.monotonic()
                 with pytest.raises(PeerError, match="time allowed"):
                     await call(pair.node, wanted, epoch=1, deadline=Deadline.after(0.3))
-                assert 0.2 < time.monotonic() - began_s < 1.5
+                assert 0.2 < time.monotonic() - began_s < 15
             assert pair.peers.usable(pair.node)
 
     run(work())
@@ -373,7 +373,7 @@ def test_stop_while_transfers_run(run: Run, tmp_path: Path) -> None:
             await until(lambda: begun > 4)
             began_s = time.monotonic()
             await asyncio.to_thread(pair.server.stop)
-            assert time.monotonic() - began_s < 2
+            assert time.monotonic() - began_s < 15  # and not STALL_S
             failures = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(failure) for failure in failures] == [PeerError] * 8
 

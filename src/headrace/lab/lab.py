@@ -195,7 +195,7 @@ class Lab:
         self._with(number)
         reached = processes.send(self.folder(number), signal.SIGSTOP)
         until_s = time.monotonic() + STOP_WITHIN_S
-        while not all(_stopped(pid) for pid in reached if os.path.exists(f"/proc/{pid}")):
+        while not all(processes.stopped(pid) for pid in reached if os.path.exists(f"/proc/{pid}")):
             if time.monotonic() > until_s:
                 raise DeadlineExceededError(f"node {number} does not stop")
             time.sleep(0.005)  # a signal is seen on the way out of the kernel
@@ -358,17 +358,9 @@ def _running(found: Mapping[int, str]) -> str:
     """yes, no, stopped, or partly: what supervises runs and the daemon does not."""
     if not found:
         return "no"
-    if all(_stopped(pid) for pid in found):
+    if all(processes.stopped(pid) for pid in found):
         return "stopped"
     return "yes" if any(_is_daemon(command) for command in found.values()) else "partly"
-
-
-def _stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[0] == b"T"
-    except OSError:
-        return False
 
 
 def _unmount_below(folder: str) -> None:

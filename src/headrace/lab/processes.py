@@ -94,6 +94,15 @@ def send(folder: str, number: signal.Signals, *, among: Callable[[str], bool] | 
     return reached
 
 
+def stopped(pid: int) -> bool:
+    """Whether it stands still: SIGSTOP ends the kill call at once, and each thread of the process a little later."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return all(_state(f"/proc/{pid}/task/{thread}/stat") in (b"T", b"Z", b"X") for thread in threads)
+
+
 def end(folder: str, *, patience_s: float) -> None:
     """SIGTERM to all of the folder's, SIGKILL to those left after patience_s. Blocks until they are gone."""
     send(folder, signal.SIGCONT)
@@ -182,3 +191,12 @@ def _command(pid: int) -> str:
             return source.read().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _state(stat: str) -> bytes:
+    """Of a process or thread, a letter of proc(5); X: it is gone."""
+    try:
+        with open(stat, "rb") as source:
+            return source.read().rpartition(b")")[2].split()[0]
+    except OSError:
+        return b"X"

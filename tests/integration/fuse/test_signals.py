@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fuse.conftest import Mounted, Mounter, wait_until
+from tests.integration.cli.host import wait_until
+from tests.integration.fuse.conftest import Mounted, Mounter
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
 MODES = ["passthrough", "splice", "noopen"]

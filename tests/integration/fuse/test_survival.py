@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from headrace.fuse import device
-from tests.integration.fuse.conftest import Mounted, Mounter, wait_until
+from tests.integration.cli.host import send, wait_until
+from tests.integration.fuse.conftest import Mounted, Mounter
 
 pytestmark = [pytest.mark.fuse, pytest.mark.timeout(60)]
 FILES = {f"f{n}": os.urandom(40_000 + n) for n in range(40)} | {"big": os.urandom(6_000_000)}
@@ -110,7 +111,7 @@ def test_stopping_unmounts(mounter: Mounter) -> None:
     m = mounter("passthrough", FILES)
     with open(m.mount / "f1", "rb") as file:  # busy
         m.holder.send_signal(signal.SIGTERM)
-        assert m.holder.wait(10) == 0
+        assert m.holder.wait(30) == 0
         assert device.mounted_at(str(m.mount)) is None
         assert file.read() == FILES["f1"]
     assert not m.session_pids()
@@ -120,7 +121,7 @@ def test_stopping_unmounts(mounter: Mounter) -> None:
 def test_unmount_by_somebody_else_ends_all(mounter: Mounter) -> None:
     m = mounter("passthrough", FILES)
     assert device.unmount(str(m.mount), detach=False) == 0
-    assert m.holder.wait(10) == 0
+    assert m.holder.wait(30) == 0
     assert not m.session_pids()
 
 
@@ -129,12 +130,12 @@ def test_a_dead_mount_is_cleaned_and_a_living_one_is_busy(mounter: Mounter) -> N
     busy = Mounted(m.folder, "passthrough", allow_failure=True)
     assert busy.ready["error"] == "mount.failed"
     assert "unmount" in busy.ready["hint"]
-    busy.holder.wait(5)
+    busy.holder.wait(30)
     for pid in m.holder_pids() + m.session_pids():
-        os.kill(pid, signal.SIGSTOP)
+        send(pid, signal.SIGSTOP)
     for pid in m.holder_pids() + m.session_pids():
         os.kill(pid, signal.SIGKILL)
-    m.holder.wait(5)
+    m.holder.wait(30)
     wait_until(lambda: not m.session_pids())
     wait_until(partial(_not_connected, m))
     again = mounter("passthrough")

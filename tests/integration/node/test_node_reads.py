@@ -201,7 +201,7 @@ def test_it_stops_in_order(running: Running) -> None:
     assert not os.path.exists(running.config.socket_path)
 
 
-def wait_for(condition: object, limit_s: float = 10) -> None:
+def wait_for(condition: object, limit_s: float = 60) -> None:
     give_up = time.monotonic() + limit_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < give_up

@@ -64,7 +64,7 @@ def test_what_is_removed_while_the_node_is_dead_does_not_come_back(
     died = tmp_path / "died"
     host = make_host(write="back", persist_delay_s=0.02, failpoint=f"persist.put:1:{died}")
     up = host.up()
-    os.kill(up.pid, signal.SIGSTOP)  # so that it starts no node yet
+    up.signal(signal.SIGSTOP)  # so that it starts no node yet
     writer = Writer(host.mount)
     writer.run("open('f', 'w').write('f')")
     wait_until(lambda: died.exists(), 30.0)
@@ -101,7 +101,7 @@ def test_what_is_written_while_the_node_is_dead_is_no_conflict(make_host: MakeHo
     died = tmp_path / "died"
     host = make_host(write="back", persist_delay_s=0.02, failpoint=f"persist.put:1:{died}")
     up = host.up()
-    os.kill(up.pid, signal.SIGSTOP)  # so that it starts no node yet
+    up.signal(signal.SIGSTOP)  # so that it starts no node yet
     writer = Writer(host.mount)
     writer.run("open('f', 'w').write('first')")
     wait_until(died.exists, 30.0)

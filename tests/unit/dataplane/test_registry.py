@@ -28,9 +28,15 @@ from headrace.wire.peer_messages import AskWritten, Stirred, WrittenNames, Yield
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(test(), 20)
+        await asyncio.wait_for(test(), 60)
 
     asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """What a task does in its time; `run` bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 def view_of(*ids: str) -> ClusterView:
@@ -111,13 +117,9 @@ def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert here.records.writes == writes
         here.write(b"/d/new", means=Means.DIRECTORY)
         await here.registry.enter([b"/d/new"])
-        async with asyncio.timeout(5):
-            while not here.cover().covers(b"/d/new/deep/er"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: here.cover().covers(b"/d/new/deep/er"))
         here.names.clear()
-        async with asyncio.timeout(5):
-            while here.cover():  # noqa: ASYNC110 - the registry looks now and then
-                await asyncio.sleep(0.01)
+        await until(lambda: not here.cover())
         assert b"/d" in here.unmarked
         await here.registry.stop()
 
@@ -164,8 +166,9 @@ def test_others_are_told_a_few_times_a_second() -> None:
         for number in range(300):
             here.write(b"/d/%d" % number)
             await asyncio.sleep(0)
-        await asyncio.sleep(0.25)
-        assert 1 <= len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
+        await until(lambda: here.peers.heard)
+        await asyncio.sleep(2 * registry_module.TELL_S)  # one more would be said by now
+        assert len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
         assert here.peers.heard[0] == ("n1", Stirred("n0", [b"/d"]))
         await here.registry.stop()
 
@@ -262,9 +265,7 @@ def test_while_the_records_are_away_it_goes_on(monkeypatch: pytest.MonkeyPatch) 
         await here.registry.enter([b"/d/1"])
         assert not here.cover()
         here.records.away = False
-        async with asyncio.timeout(5):
-            while not here.cover().covers(b"/d"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: here.cover().covers(b"/d"))
         await here.registry.stop()
 
     run(test)
@@ -342,13 +343,12 @@ def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
         await two.rights["n0"].claim(b"/d")
         assert two.has("n0")
         two.records["n0"].lease_until_s = 0.0  # nobody renews it
-        await asyncio.sleep(0.3)
-        assert not two.has("n0")
+        await until(lambda: not two.has("n0"))
         two.records["n0"].lease_until_s = float("inf")
         two.records["n0"].leases_lost += 1
-        await asyncio.sleep(0.3)
+        while await two.records["n0"].get("rights//d") is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         assert not two.has("n0")
-        assert await two.records["n0"].get("rights//d") is None
         await two.rights["n0"].stop()
 
     run(test)

@@ -86,8 +86,8 @@ def test_a_stores_wish_is_heard(server: _Server, status: int, waits: bool) -> No
 
     async def body() -> None:
         with pytest.raises(OriginUnavailableError):
-            await origin.head("f", deadline=Deadline.after(0.3))
-        assert (server.requests == 2) == waits
+            await origin.head("f", deadline=Deadline.after(10 if waits else 0.3))
+        assert not waits or server.requests == 2
         assert origin.circuit.closed != waits
         assert (float(origin.statistics()["next_try_s"]) > 15) == waits
         await origin.close()

