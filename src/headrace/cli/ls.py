@@ -34,7 +34,7 @@ def ls(
     from headrace.cli.ask import client_of
 
     with client_of(socket, cache, path) as (client, target):
-        for name, entry in _walk(client, os.fsencode(target.path), b"", recursive=recursive):
+        for name, entry in _walk(client, os.fsencode(target.path), recursive=recursive):
             row = _row(name, entry)
             if json:
                 print_json(row)
@@ -42,15 +42,20 @@ def ls(
                 say(printable(_line(row) if long else row["name"]))
 
 
-def _walk(client: Client, path: bytes, below: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
+def _walk(client: Client, path: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
     from headrace.base.model import Kind
 
-    for entry in client.list_path(path):
+    levels = [(path, b"", iter(client.list_path(path)))]
+    while levels:
+        path, below, entries = levels[-1]
+        entry = next(entries, None)
+        if entry is None:
+            levels.pop()
+            continue
         yield below + entry.name, entry
         if recursive and entry.kind is Kind.DIRECTORY:
-            yield from _walk(
-                client, path.rstrip(b"/") + b"/" + entry.name, below + entry.name + b"/", recursive=True
-            )
+            path = path.rstrip(b"/") + b"/" + entry.name
+            levels.append((path, below + entry.name + b"/", iter(client.list_path(path))))
 
 
 def _row(name: bytes, entry: Entry) -> dict[str, Any]:

@@ -7,14 +7,15 @@ when the writer is gone is in take_over.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
+import stat
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
 from headrace.base import failpoint
+from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
 from headrace.dataplane.concurrency import all_of
@@ -173,10 +174,9 @@ def forget_persisted(folder: str) -> None:
 
 def _bytes_below(folder: str) -> int:
     total = 0
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    for _, status in Root(os.fsencode(folder)).at(b"/").walk():
+        if not stat.S_ISDIR(status.st_mode):
+            total += status.st_blocks * 512
     return total
 
 

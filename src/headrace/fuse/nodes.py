@@ -125,14 +125,43 @@ class Nodes:
         likely = self._likely(node)
         if likely is not None and self._is(likely, node):
             return likely
+        return self._path_by_names(node)
+
+    def _path_by_names(self, node: int) -> bytes | None:
+        """Another session moved it, or a directory above it: those above are looked for first, each once, however many
+        there are, and though names may form a ring."""
+        paths: dict[int, bytes | None] = {}
+        entered: set[int] = set()
+        pending = [node]
+        while pending:
+            node = pending[-1]
+            if node not in entered:
+                entered.add(node)
+                path = b"/" if node == ROOT_ID else self._likely(node)
+                if path is not None and self._is(path, node):
+                    paths[node] = path
+                elif above := [parent for parent, _ in self._places(node) or () if parent not in entered]:
+                    pending += above
+                    continue
+            if node not in paths:
+                paths[node] = self._path_below_known(node, paths)
+            pending.pop()
+        return paths[node]
+
+    def _places(self, node: int) -> list[tuple[int, bytes]] | None:
+        """None: the kernel was told none; empty: it has none any more."""
         with self._lock:
             known = self._known.get(node)
-            places = list(known.names) if known is not None else []
-        for parent, name in reversed(places):
-            directory = self.path(parent)
+            return None if known is None else list(known.names)
+
+    def _path_below_known(self, node: int, paths: dict[int, bytes | None]) -> bytes | None:
+        """paths: of the directories that it may be in."""
+        places = self._places(node)
+        for parent, name in reversed(places or ()):
+            directory = paths.get(parent)
             if directory is not None and self._is(path := join(directory, name), node):
                 return path
-        if known is not None and not places:
+        if places is not None and not places:
             return None  # removed
         if not node & UPPER:
             return self._path_below(FileId(node & FILE_ID_MAX))

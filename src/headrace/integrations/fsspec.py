@@ -187,10 +187,23 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> Iterator[Any]:
         """on_error "omit": what is gone meanwhile is left out; an origin that is away is no empty folder."""
         seen_by = _raise_unless_gone if on_error == "omit" else on_error
-        found: Iterator[Any] = super().walk(
-            path, maxdepth=maxdepth, topdown=topdown, on_error=seen_by, **options
-        )
-        return found
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
+        folders: Iterator[str] = iter([self._strip_protocol(path)])
+        levels: list[tuple[Iterator[str], Any]] = [(folders, None)]
+        while levels:
+            folders, row = levels[-1]
+            folder = next(folders, None)
+            if folder is None:
+                levels.pop()
+                if row is not None and not topdown:
+                    yield row
+                continue
+            for row in super().walk(folder, maxdepth=1, on_error=seen_by, **options):
+                if topdown:
+                    yield row
+                names = row[1] if maxdepth is None or len(levels) < maxdepth else ()
+                levels.append((iter([f"{folder.rstrip('/')}/{name}" for name in names]), row))
 
     def modified(self, path: str) -> datetime:
         return datetime.fromtimestamp(self.info(path).get("mtime", 0.0), UTC)

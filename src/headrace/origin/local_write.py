@@ -211,19 +211,22 @@ def folder_of(path: SafePath) -> SafePath:
 def make_folders(folder: SafePath, top: SafePath) -> None:
     """With those above it, durable. FileExistsError when a file has the name. FileNotFoundError when the top isn't
     there: the disk that is mounted at it may be away, and nothing may be written beneath."""
-    try:
-        folder.mkdir(0o777)
-    except FileNotFoundError:
-        if folder.path == top.path or not top.is_folder():
-            raise
-        make_folders(folder_of(folder), top)
-        make_folders(folder, top)
-        return
-    except FileExistsError:
-        if not folder.resolved().is_folder():
-            raise
-        return
-    sync_folder(folder_of(folder))
+    missing = [folder]
+    while missing:
+        folder = missing[-1]
+        try:
+            folder.mkdir(0o777)
+        except FileNotFoundError:
+            if folder.path == top.path or not top.is_folder():
+                raise
+            missing.append(folder_of(folder))
+            continue
+        except FileExistsError:
+            if not folder.resolved().is_folder():
+                raise
+        else:
+            sync_folder(folder_of(folder))
+        missing.pop()
 
 
 def sync_folder(folder: SafePath) -> None:

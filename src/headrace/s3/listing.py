@@ -82,27 +82,33 @@ class Listing:
 
     def _walk(self, at: bytes, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[Row]:
         """The keys below a folder whose key is `at`, of names that begin with prefix."""
-        folder = self._path(at.rstrip(b"/"))
-        for key, name, found in self._level(at, folder, prefix, after):
-            if not is_directory(found):
-                row = self._file(key, join(folder, name), found)
+        levels = [self._level(at, prefix, after)]
+        while levels:
+            try:
+                entry = next(levels[-1], None)
+            except (PathNotFoundError, NotADirectoryPathError):
+                if len(levels) == 1:
+                    raise
+                entry = None  # removed meanwhile
+            if entry is None:
+                levels.pop()
+                continue
+            key, path, seen = entry
+            if not is_directory(seen):
+                row = self._file(key, path, seen)
                 if row is not None and key > after:
                     yield row
             elif flat:
                 if not after.startswith(key):
                     yield Row(key, None)
             else:
-                if key > after and self._is_shown(join(folder, name), key):
+                if key > after and self._is_shown(path, key):
                     yield Row(key, None)
-                try:
-                    yield from self._walk(key, b"", after, flat=False)
-                except (PathNotFoundError, NotADirectoryPathError):
-                    continue  # removed meanwhile
+                levels.append(self._level(key, b"", after))
 
-    def _level(
-        self, at: bytes, folder: bytes, prefix: bytes, after: bytes
-    ) -> Iterator[tuple[bytes, bytes, Seen]]:
-        """Of one folder: (key, name, what is there) in the order of keys; that of a folder ends in a slash."""
+    def _level(self, at: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, Seen]]:
+        """Of one folder: (key, path, what is there) in the order of keys; that of a folder ends in a slash."""
+        folder = self._path(at.rstrip(b"/"))
         resume = after[len(at) :].partition(b"/")[0] if after.startswith(at) else b""
         if after > at and not after.startswith(at):
             return  # all of it comes before
@@ -111,7 +117,7 @@ class Listing:
         earlier = self._folders_that_sort_later(folder, resume) if resume > prefix else []
         for name, found in earlier:
             if name.startswith(prefix) and name <= begin:
-                heapq.heappush(waiting, (at + name + b"/", name, found))
+                heapq.heappush(waiting, (at + name + b"/", join(folder, name), found))
         for name, found in self._paths.children(folder or b"/", after=begin):
             while waiting and waiting[0][0] <= at + name:
                 yield heapq.heappop(waiting)
@@ -120,7 +126,7 @@ class Listing:
                     break
                 continue
             key = at + name + (b"/" if is_directory(found) else b"")
-            heapq.heappush(waiting, (key, name, found))
+            heapq.heappush(waiting, (key, join(folder, name), found))
         while waiting:
             yield heapq.heappop(waiting)
 
@@ -152,7 +158,10 @@ class Listing:
             return False
         if is_marked(self._paths.tree.upper.at(folder)):
             return True
-        return next(iter(self._paths.children(folder)), None) is None
+        try:
+            return next(iter(self._paths.children(folder)), None) is None
+        except (PathNotFoundError, NotADirectoryPathError):
+            return False  # removed meanwhile
 
     def _path(self, key: bytes) -> bytes:
         return join(self._bucket, key) if key else self._bucket

@@ -189,37 +189,43 @@ class Cache:
 
     def walk(self, path: str = "/") -> Iterator[tuple[str, builtins.list[str], builtins.list[str]]]:
         """As os.walk: a folder, the names of folders in it, those of all else. Folders may be taken out of the list."""
-        found = list(self.list(path))
-        folders = [one.name for one in found if one.is_directory]
-        yield path, folders, [one.name for one in found if not one.is_directory]
-        for name in folders:
-            yield from self.walk(f"{path.rstrip('/')}/{name}")
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            entries = list(self.list(path))
+            folders = [entry.name for entry in entries if entry.is_directory]
+            yield path, folders, [entry.name for entry in entries if not entry.is_directory]
+            pending += [f"{path.rstrip('/')}/{name}" for name in reversed(folders)]
 
     def glob(self, pattern: str) -> Iterator[str]:
         """Paths that match, by name: `*`, `?`, `[…]` within a name, `**` for any folders. Names that begin with
         a dot are no exception."""
-        yield from self._matching("/", [word for word in pattern.split("/") if word])
+        pending = [("/", [word for word in pattern.split("/") if word])]
+        while pending:
+            path, words = pending.pop()
+            if words:
+                pending += reversed(self._next_matches(path, words))
+            else:
+                yield path
 
-    def _matching(self, at: str, words: builtins.list[str]) -> Iterator[str]:
-        if not words:
-            yield at
-            return
+    def _next_matches(
+        self, path: str, words: builtins.list[str]
+    ) -> builtins.list[tuple[str, builtins.list[str]]]:
+        """Paths that match the first word, each with the words that are left for it, in the order of names."""
         word, rest = words[0], words[1:]
         if not re.search(r"[*?[]", word):
-            below = f"{at.rstrip('/')}/{word}"
-            if self.exists(below):
-                yield from self._matching(below, rest)
-            return
-        if word == "**":
-            yield from self._matching(at, rest or ["*"])
-        if not self._paths_is_directory(at):
-            return
-        matches = re.compile(fnmatch.translate(word)).match
-        for one in list(self.list(at)):
+            below = f"{path.rstrip('/')}/{word}"
+            return [(below, rest)] if self.exists(below) else []
+        matches = [(path, rest or ["*"])] if word == "**" else []
+        if not self._paths_is_directory(path):
+            return matches
+        is_match = re.compile(fnmatch.translate(word)).match
+        for entry in self.list(path):
             if word == "**":
-                yield from self._matching(one.path, words) if one.is_directory else ()
-            elif matches(one.name):
-                yield from self._matching(one.path, rest)
+                matches += [(entry.path, words)] if entry.is_directory else []
+            elif is_match(entry.name):
+                matches.append((entry.path, rest))
+        return matches
 
     def _paths_is_directory(self, path: str) -> bool:
         found = self._paths.find(os.fsencode(path))[1]

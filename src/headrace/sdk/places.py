@@ -123,15 +123,18 @@ class FolderPlace:
                 os.stat(self._folder)
             raise NotADirectoryPathError(self._folder, why="it is no directory")
         with told(self._folder):
-            return sorted(self._below(self._folder, ""))
+            return sorted(self._names_below())
 
-    def _below(self, folder: str, below: str) -> Iterator[str]:
-        with os.scandir(folder) as entries:
-            for one in entries:
-                if one.is_dir():
-                    yield from self._below(one.path, f"{below}{one.name}/")
-                else:
-                    yield below + one.name
+    def _names_below(self) -> Iterator[str]:
+        pending = [(self._folder, "")]
+        while pending:
+            folder, below = pending.pop()
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        pending.append((entry.path, f"{below}{entry.name}/"))
+                    else:
+                        yield below + entry.name
 
     def read_many(self, names: Sequence[str]) -> list[bytes]:
         if len(names) == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.base.beneath import SafePath
-from headrace.base.model import Entry, FileId, Kind
+from headrace.base.model import Entry, FileId, Kind, Version
 from headrace.layer.upper import Base, Upper, base_at, join, make_removed, make_whiteout, set_base
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
@@ -40,67 +40,86 @@ class Shadows:
 
     def fill(self, made: SafePath, path: bytes, entry: Entry | None) -> None:
         """A folder gets what hides all that the origin has at that path."""
+        pending = [(made, path, entry)]
+        while pending:
+            pending += self._fill(*pending.pop())
+
+    def _fill(
+        self, folder: SafePath, path: bytes, entry: Entry | None
+    ) -> list[tuple[SafePath, bytes, Entry | None]]:
+        """Return the folders that it has now: they are still empty."""
+        folders: list[tuple[SafePath, bytes, Entry | None]] = []
         hidden = {name for name, visible in self._names(path) if not visible}
         children = [] if entry is None else list(self._lower.children(entry.id))
         for child in children:
-            one, at = join(path, child.name), made / child.name
             hidden.discard(child.name)
+            child_path = join(path, child.name)
             if child.kind is Kind.DIRECTORY:
-                make_removed(at)
-                self.fill(at, one, child)
+                folders.append((folder / child.name, child_path, child))
             else:
-                make_whiteout(at)
-                set_base(at, Base(one, self._upper.base_of(one) or child.version))
+                self._hide(folder / child.name, child_path, self._upper.base_of(child_path) or child.version)
         for name in hidden:
-            one, at = join(path, name), made / name
-            if self._upper.at(one).is_folder():
-                make_removed(at)
-                self.fill(at, one, None)
+            child_path = join(path, name)
+            if self._upper.at(child_path).is_folder():
+                folders.append((folder / name, child_path, None))
             else:
-                make_whiteout(at)
-                base = self._upper.base_of(one)
-                if base is not None:
-                    set_base(at, Base(one, base))
+                self._hide(folder / name, child_path, self._upper.base_of(child_path))
+        for removed, _, _ in folders:
+            make_removed(removed)
+        return folders
 
-    def hide_below(self, at: SafePath, path: bytes, entry: Entry) -> None:
+    @staticmethod
+    def _hide(whiteout: SafePath, path: bytes, base: Version | None) -> None:
+        make_whiteout(whiteout)
+        if base is not None:
+            set_base(whiteout, Base(path, base))
+
+    def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
         """A directory that comes to lie over one of the origin hides what is in that."""
-        for child in self._lower.children(entry.id):
-            one, there = at / child.name, join(path, child.name)
-            if child.kind is Kind.DIRECTORY:
-                if not one.exists():
-                    make_removed(one)
-                if one.is_folder():
-                    self.hide_below(one, there, child)
-            elif not one.exists():
-                make_whiteout(one)
-                set_base(one, Base(there, child.version))
-            elif base_at(one, there) is None:
-                set_base(one, Base(there, child.version))
+        pending = [(folder, path, entry)]
+        while pending:
+            folder, path, entry = pending.pop()
+            for child in self._lower.children(entry.id):
+                over, child_path = folder / child.name, join(path, child.name)
+                if child.kind is Kind.DIRECTORY:
+                    if not over.exists():
+                        make_removed(over)
+                    if over.is_folder():
+                        pending.append((over, child_path, child))
+                elif not over.exists():
+                    self._hide(over, child_path, child.version)
+                elif base_at(over, child_path) is None:
+                    set_base(over, Base(child_path, child.version))
 
     def take_over(self, target: bytes, source: bytes) -> None:
         """What an (empty) directory hides, the one that takes its place must hide too; the file in whose place it is,
         and each of those in it."""
-        base = self._upper.base_of(target)
-        if base is not None:
-            set_base(self._upper.at(source), Base(target, base))
-        for name, _ in self._names(target):
-            one, other = join(target, name), join(source, name)
-            if self._upper.at(one).is_folder():
-                if not self._upper.at(other).exists():
-                    self._upper.at(other).mkdir(0o755)
-                    self._upper.mark_removed(other)
-                if self._upper.at(other).is_folder():
-                    self.take_over(one, other)
-                else:
-                    self._upper.put_away(one)  # a file comes into its place
-            elif not self._upper.at(other).exists():
-                base = self._upper.base_of(one)
-                made = self._upper.new()
-                make_whiteout(made)
-                if base is not None:
-                    set_base(made, Base(one, base))
-                made.rename(self._upper.at(other))
-            else:
-                base = self._upper.base_of(one)
-                if base is not None:
-                    set_base(self._upper.at(other), Base(one, base))
+        pending = [(target, source)]
+        while pending:
+            target, source = pending.pop()
+            base = self._upper.base_of(target)
+            if base is not None:
+                set_base(self._upper.at(source), Base(target, base))
+            for name, _ in self._names(target):
+                if self._take_over_name(join(target, name), join(source, name)):
+                    pending.append((join(target, name), join(source, name)))
+
+    def _take_over_name(self, hidden: bytes, path: bytes) -> bool:
+        """Whether both are folders: what is in them is to be taken over."""
+        taker = self._upper.at(path)
+        if self._upper.at(hidden).is_folder():
+            if not taker.exists():
+                taker.mkdir(0o755)
+                self._upper.mark_removed(path)
+            if taker.is_folder():
+                return True
+            self._upper.put_away(hidden)  # a file comes into its place
+            return False
+        base = self._upper.base_of(hidden)
+        if not taker.exists():
+            whiteout = self._upper.new()
+            self._hide(whiteout, hidden, base)
+            whiteout.rename(taker)
+        elif base is not None:
+            set_base(taker, Base(hidden, base))
+        return False

@@ -635,14 +635,17 @@ class Tree:
 
     def _is_whole(self, path: bytes, entry: Entry) -> bool:
         """Whether all that shows in a directory of the origin is in the upper layer."""
-        for child in self._lower.children(entry.id):
-            one = join(path, child.name)
-            found = self.upper.look(one)
-            if found is None:
-                return False
-            is_folder = isinstance(found, os.stat_result) and stat.S_ISDIR(found.st_mode)
-            if is_folder and child.kind is Kind.DIRECTORY and not self._is_whole(one, child):
-                return False
+        pending = [(path, entry)]
+        while pending:
+            path, entry = pending.pop()
+            for child in self._lower.children(entry.id):
+                child_path = join(path, child.name)
+                status = self.upper.look(child_path)
+                if status is None:
+                    return False
+                is_folder = isinstance(status, os.stat_result) and stat.S_ISDIR(status.st_mode)
+                if is_folder and child.kind is Kind.DIRECTORY:
+                    pending.append((child_path, child))
         return True
 
     def _hides_any(self, path: bytes) -> bool:
