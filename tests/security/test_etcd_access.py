@@ -131,6 +131,7 @@ def test_a_certificate_is_a_user(secured: Secured) -> None:
 
 def test_a_user_with_a_password(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "password").write_text(PASSWORD + "\n")
+    (tmp_path / "password").chmod(0o600)
     access = replace(secured.access("any"), user="pat", password=str(tmp_path / "password"))
     run(use(secured.records(access)))
 
@@ -139,6 +140,7 @@ def test_who_has_no_role_is_refused_in_one_line(
     secured: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "wrong").write_text("wrong")
+    (tmp_path / "wrong").chmod(0o600)
     known = secured.access("nobody")
     headrace = EtcdAccess(
         True,
@@ -195,6 +197,7 @@ def test_certificates_and_passwords_are_taken_anew(
     monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
     password = tmp_path / "password"
     password.write_text(PASSWORD)
+    password.chmod(0o600)
     access = replace(secured.access("renewed"), user="pat", password=str(password))
 
     async def work() -> None:

@@ -14,10 +14,11 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.base import refusals, secret_file
+from headrace.base import refusals, reloaded
 from headrace.base.errors import UsageError
 from headrace.base.refusals import Refusals
-from headrace.base.secret_file import SecretFile, create_secret, read_secret
+from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import create_secret, read_secret
 from headrace.base.tokens import Tokens, make_token
 from headrace.config.secret_options import option_of_command, option_words, resolve_options
 from headrace.http.messages import Request, parse_head
@@ -189,8 +190,8 @@ def test_a_link_that_lies_there_already_is_not_followed(tmp_path: Path) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Files are looked at each time."""
-    monkeypatch.setattr(secret_file, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(secret_file, "UNSETTLED_S", 60.0)
+    monkeypatch.setattr(reloaded, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "UNSETTLED_S", 60.0)
     yield
 
 
@@ -223,7 +224,8 @@ def test_half_of_a_change_changes_nothing(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_a_file_is_looked_at_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = SecretFile(secret(tmp_path, "x"), "setting x", str)
+    path = secret(tmp_path, "x")
+    file = Reloaded([path], lambda: Path(path).read_text(), name="x")
     monkeypatch.setattr(file, "_look", lambda: pytest.fail("looked"))
     assert file.get() == "x"
 

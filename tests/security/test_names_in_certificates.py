@@ -361,6 +361,7 @@ def _copied(files: TlsFiles, folder: Path) -> TlsFiles:
     folder.mkdir(exist_ok=True)
     for source, name in zip(files.names(), ("certificate.pem", "key.pem", "authority.pem"), strict=True):
         (folder / f"{name}.new").write_bytes(Path(source).read_bytes())
+        (folder / f"{name}.new").chmod(0o600)
         os.replace(folder / f"{name}.new", folder / name)
     return TlsFiles(*(str(folder / name) for name in ("certificate.pem", "key.pem", "authority.pem")))
 

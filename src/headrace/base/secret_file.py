@@ -1,76 +1,58 @@
-"""Reads files that hold secrets: keys, tokens. Refuses a file that other users can read or write, and takes a changed
-file anew while the process runs, so that a key is exchanged without a restart.
+"""Reads files that hold secrets: keys, tokens, passwords. Refuses a file that other users can read or write. What is
+built of them, and again when they change, is for reloaded.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import stat
-import threading
-import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.base.errors import UsageError
+from headrace.base.reloaded import FILE_BYTES_MAX
 
-log = logging.getLogger(__name__)
-
-SECRET_BYTES_MAX = 1 << 20
-LOOK_EVERY_S = 1.0
-UNSETTLED_S = 0.1
-"""A file that changed so short a time ago may change once more within the clock's tick: it is read again."""
-Value = TypeVar("Value")
-Stamp = tuple[int, ...] | None
+if TYPE_CHECKING:
+    import ssl
 
 
 def read_secret(path: str, subject: str) -> str:
     """Return the file's text. subject: what names the file, for the message. UsageError for a file that can't be read,
     is too large or no UTF-8, or that another user owns, reads or writes."""
-    return _read(path, subject)[0]
+    with open_secret(path, subject) as file:
+        try:
+            data = file.read(FILE_BYTES_MAX + 1)
+            text = data.decode("utf-8")
+        except OSError as error:
+            raise UsageError(f"{subject} = {path}", why=error.strerror or str(error)) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{subject} = {path}", why="it is not UTF-8") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise UsageError(f"{subject} = {path}", why=f"it has more than {FILE_BYTES_MAX} bytes")
+    return text
 
 
-class SecretFile(Generic[Value]):
-    """A parsed file, which is parsed again within a second of its change. A file that became unusable changes nothing:
-    the value before stays, and the log says why. Constructing reads: UsageError. parse: raises UsageError."""
+@contextlib.contextmanager
+def open_secret(path: str, subject: str) -> Iterator[BinaryIO]:
+    """The open file, for what reads it itself: what was looked at is what is read. UsageError as of read_secret."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{subject} = {path}", why=error.strerror or str(error)) from error
+    if why := exposure_of(fd):
+        os.close(fd)
+        raise UsageError(f"{subject} = {path}", why=why, hint=f"chmod 600 {path}")
+    with open(fd, "rb") as file:
+        yield file
 
-    def __init__(self, path: str, subject: str, parse: Callable[[str], Value]) -> None:
-        self.path = path
-        self._subject = subject
-        self._parse = parse
-        text, self._stamp = _read(path, subject)
-        self._value = parse(text)
-        self._refused: Stamp = None
-        self._looked_s = time.monotonic()
-        self._lock = threading.Lock()
 
-    def get(self) -> Value:
-        if time.monotonic() - self._looked_s >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
-            try:
-                self._look()
-            finally:
-                self._lock.release()
-        return self._value
-
-    def _look(self) -> None:
-        self._looked_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            stamp = _stamp(os.stat(self.path))
-            if stamp is not None and stamp in (self._stamp, self._refused):
-                return
-            try:
-                text, self._stamp = _read(self.path, self._subject)
-                value = self._parse(text)
-            except UsageError as error:
-                if stamp is not None:
-                    log.warning("secrets not taken error=%s", error)
-                self._refused = stamp
-                return
-            if value != self._value:
-                self._value = value
-                log.info("secrets taken anew file=%s", self.path)
+def load_key(context: ssl.SSLContext, certificate: str, key: str, subject: str) -> None:
+    """A context shows this certificate from now on. subject: of the key. UsageError where the key may not be used;
+    OSError and ssl.SSLError where one of the files is none of these. A key with a password is not asked for it."""
+    with open_secret(key or certificate, subject) as file:
+        context.load_cert_chain(certificate, f"/proc/self/fd/{file.fileno()}", password=lambda: "")
 
 
 def create_secret(path: str, make: Callable[[], str]) -> bool:
@@ -97,27 +79,11 @@ def create_secret(path: str, make: Callable[[], str]) -> bool:
     return True
 
 
-def _read(path: str, subject: str) -> tuple[str, Stamp]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as source:
-            status = os.fstat(fd)
-            if why := _exposure(status):
-                raise UsageError(f"{subject} = {path}", why=why, hint=f"chmod 600 {path}")
-            data = source.read(SECRET_BYTES_MAX + 1)
-        text = data.decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{subject} = {path}", why=error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{subject} = {path}", why="it is not UTF-8") from error
-    if len(data) > SECRET_BYTES_MAX:
-        raise UsageError(f"{subject} = {path}", why=f"it has more than {SECRET_BYTES_MAX} bytes")
-    return text, _stamp(status)
-
-
-def _exposure(status: os.stat_result) -> str:
-    """Return who else reads or writes the file; "" for nobody. Members of a group of ours may read a file of root's, as
-    service managers and Kubernetes hand secrets to a process."""
+def exposure_of(fd: int) -> str:
+    """Return who else reads or writes an open file; "" for nobody. Members of a group of ours may read a file of
+    root's, as service managers hand secrets to a process, and so may everybody where kubelet put it: its volume is
+    the container's alone."""
+    status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
     if status.st_uid not in (0, os.geteuid()):
@@ -125,20 +91,30 @@ def _exposure(status: os.stat_result) -> str:
     allowed = 0o700
     if status.st_uid == 0 and status.st_gid in (os.getegid(), *os.getgroups()):
         allowed |= 0o040
-    if stat.S_IMODE(status.st_mode) & 0o777 & ~allowed:
+    if status.st_uid == 0 and _is_of_kubelet(fd):
+        allowed |= 0o044
+    if status.st_mode & 0o777 & ~allowed:
         return f"other users can read or write it (mode {stat.S_IMODE(status.st_mode):04o})"
     return ""
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    """None: the file may still be changing."""
-    if abs(time.time_ns() - status.st_ctime_ns) < UNSETTLED_S * 1e9:
-        return None
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_mode,
-    )
+def writers_of(fd: int) -> str:
+    """Return who else writes an open file; "" for nobody. The group that is a user's own is no other."""
+    status = os.fstat(fd)
+    shared = 0o002 if status.st_gid in (os.getegid(), status.st_uid) else 0o022
+    if status.st_mode & shared:
+        return f"other users can write it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _is_of_kubelet(fd: int) -> bool:
+    """Whether it lies in a volume of Kubernetes, VOLUME/..TIME/NAME, where a link of root's, VOLUME/..data, leads to
+    the folder of the latest time. Nobody but root makes that link."""
+    folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
+    if not os.path.basename(folder).startswith(".."):
+        return False
+    try:
+        link = os.lstat(os.path.join(os.path.dirname(folder), "..data"))
+    except OSError:
+        return False
+    return stat.S_ISLNK(link.st_mode) and link.st_uid == 0

@@ -8,7 +8,8 @@ import hmac
 import secrets
 
 from headrace.base.errors import UsageError
-from headrace.base.secret_file import SecretFile
+from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import read_secret
 
 TOKENS_MAX = 2
 TOKEN_BYTES = 32
@@ -20,7 +21,9 @@ class Tokens:
 
     def __init__(self, path: str, setting: str) -> None:
         subject = f"setting {setting}"
-        self._file = SecretFile(path, subject, lambda text: _parse(text, f"{subject} = {path}"))
+        self._file = Reloaded(
+            [path], lambda: _parse(read_secret(path, subject), f"{subject} = {path}"), name=setting
+        )
 
     @property
     def newest(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.base.errors import ClusterDeniedError, UsageError
 from headrace.base.missing_extras import needs_extra
 from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import read_secret
 
 _REFUSALS = {
     "permission denied": "permission denied",
@@ -112,12 +113,12 @@ class EtcdConnector:
 
     def _read(self) -> _Secrets:
         access = self._access
-        password = _content(access.password, "cluster_password")
+        password = _secret(access.password, "cluster_password")
         return _Secrets(
             _content(access.authority, "cluster_authority"),
             _content(access.certificate, "cluster_certificate"),
-            _content(access.key, "cluster_key"),
-            (password or b"").decode("utf-8", "replace").strip(),
+            _secret(access.key, "cluster_key"),
+            (password or b"").decode().strip(),
         )
 
 
@@ -129,6 +130,10 @@ def _content(path: str, setting: str) -> bytes | None:
             return file.read()
     except OSError as error:
         raise UsageError(f"setting {setting} = {path}", why=error.strerror or str(error)) from error
+
+
+def _secret(path: str, setting: str) -> bytes | None:
+    return read_secret(path, f"setting {setting}").encode() if path else None
 
 
 def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *, timeout_s: float) -> Any:

@@ -14,7 +14,9 @@ import msgspec
 from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.private_folder import make_private
+from headrace.base.secret_file import exposure_of, writers_of
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
+from headrace.config.secret_options import literal_secret
 from headrace.config.sizes import parse_size
 
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
@@ -81,10 +83,10 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
             sources[name] = source or f"environment, {variable_of(name)}"
 
     for path in (SYSTEM_FILE, user_file()):
-        if os.path.exists(path):
-            put(_read_file(path), path)
+        if os.path.exists(path) and not _is_of_root_alone(path):
+            put(_read_file(path, named=False), path)
     if file is not None:
-        put(_read_file(file), file)
+        put(_read_file(file, named=True), file)
     put(_environment(), None)
     put(flags or {}, "flag")
     values.setdefault("run_folder", default_run_folder())
@@ -148,12 +150,19 @@ def remember_capacity(config: Config) -> None:
             ) from error
 
 
-def _read_file(path: str) -> dict[str, Any]:
+def _is_of_root_alone(path: str) -> bool:
+    """Other users go without what root keeps to its own processes."""
+    return path == SYSTEM_FILE and os.geteuid() != 0 and not os.access(path, os.R_OK)
+
+
+def _read_file(path: str, *, named: bool) -> dict[str, Any]:
+    """named: by who called, who may name a file of another user."""
     import tomllib  # not before there is a file
 
     try:
         with open(path, "rb") as source:
             found = tomllib.load(source)
+            _check_users(path, source.fileno(), literal_secret(found.get("mounts")), named=named)
     except OSError as error:
         raise UsageError(f"configuration file {path}", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:  # of TOML, of text, of a number of thousands of digits
@@ -183,6 +192,19 @@ def _has_nul(value: object) -> bool:
         elif isinstance(part, list):
             unseen += part
     return False
+
+
+def _check_users(path: str, fd: int, secret: str, *, named: bool) -> None:
+    """Refuse what another user wrote, and secrets that another user reads. secret: the name of one in the file."""
+    owner, me = os.fstat(fd).st_uid, os.geteuid()
+    why, hint = writers_of(fd), f"chmod go-w {path}"
+    if not why and owner not in (0, me) and not named:
+        why, hint = f"it belongs to user {owner}", f"name it with --config, or chown it to user {me}"
+    if not why and secret and owner == me and (exposed := exposure_of(fd)):
+        why = f"{secret} is a secret, and {exposed}"
+        hint = f"chmod 600 {path}; or put the secret into a file of mode 0600 and say @FILE"
+    if why:
+        raise UsageError(f"configuration file {path}", why=why, hint=hint)
 
 
 def _environment() -> dict[str, Any]:

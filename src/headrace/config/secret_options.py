@@ -36,6 +36,21 @@ def option_of_command(name: str, value: str) -> str:
     return _resolved(name, value)
 
 
+def literal_secret(mounts: object) -> str:
+    """Return the name of a secret that stands in a table of mounts itself, as a configuration file has it; "" for
+    none."""
+    for path, mount in mounts.items() if isinstance(mounts, dict) else ():
+        table = mount if isinstance(mount, dict) else {}
+        if _PASSWORD.search(str(table.get("url", ""))):
+            return f"mounts.{path}.url"
+        options = table.get("options")
+        for name, value in options.items() if isinstance(options, dict) else ():
+            literal = is_secret(name) and name not in PUBLIC_OPTIONS and name not in NAMES_OF_KEYS
+            if _PASSWORD.search(str(value)) or (literal and not str(value).startswith("@")):
+                return f"mounts.{path}.options.{name}"
+    return ""
+
+
 def option_words(options: Mapping[str, str], folder: str) -> list[str]:
     """Return the words of a command for these options: secrets by files that are written below the folder."""
     words = []

@@ -13,10 +13,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 
 from headrace.base.errors import UsageError
 from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import load_key
 from headrace.http.connection import RECEIVE_BYTES, Connection
 from headrace.http.errors import HungUpError
 from headrace.http.messages import Response
@@ -61,7 +63,10 @@ def server_tls(certificate: str, key: str, setting: str, *, authority: str = "")
         return None
     files = [file for file in (certificate, key, authority) if file]
     try:
-        return ServerTls(Reloaded(files, lambda: _context(certificate, key, authority), name=setting).get)
+        build = partial(
+            _context, certificate, key, authority, f"setting {setting.replace('certificate', 'key')}"
+        )
+        return ServerTls(Reloaded(files, build, name=setting).get)
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
             f"setting {setting} = {certificate!r}, and its key {key!r}",
@@ -168,13 +173,11 @@ def _name_of(certificate: object) -> str:
     return str(names[0]) if names else "certificate"
 
 
-def _context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
+def _context(certificate: str, key: str, authority: str, subject: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(ALPN)
-    context.load_cert_chain(
-        certificate, key, password=lambda: ""
-    )  # a key with a password is refused, and not asked for
+    load_key(context, certificate, key, subject)
     if authority:
         context.load_verify_locations(authority)
         context.verify_mode = ssl.CERT_REQUIRED

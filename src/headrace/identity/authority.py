@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, StoreError, UsageError
 from headrace.base.missing_extras import needs_extra
+from headrace.base.secret_file import read_secret
 from headrace.identity.names import (
     DEFAULT_FORM,
     NODE,
@@ -365,8 +366,9 @@ def _read_key(path: str) -> ec.EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    text = read_secret(path, "key")
     try:
-        key = load_pem_private_key(_read(path), password=None)
+        key = load_pem_private_key(text.encode(), password=None)
     except (ValueError, TypeError) as error:
         raise UsageError(
             f"key {path}", why="not understood: no PEM file of one without a password"

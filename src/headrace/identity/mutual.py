@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from headrace.base.errors import UsageError
 from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import load_key
 from headrace.identity.names import DEFAULT_FORM, NODE, Identity, NameForm, StrangerError, uris_of
 
 HANDSHAKE_STEPS_MAX = 10
@@ -153,7 +154,7 @@ def _shown_to(server: ssl.SSLContext, files: TlsFiles) -> ssl._PeerCertRetDictTy
     """The own certificate as a server with that context gets it. SSLError where it is not taken."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # that half is not what is looked at
-    context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    load_key(context, files.certificate, files.key, "setting tls_key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(to_client, to_server)
     asked = server.wrap_bio(to_server, to_client, server_side=True)
@@ -176,7 +177,7 @@ def _context(side: int, files: TlsFiles) -> ssl.SSLContext:
     if side == ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # sessions are not resumed: connections are kept
     try:
-        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+        load_key(context, files.certificate, files.key, "setting tls_key")
     except (OSError, ssl.SSLError) as error:
         raise UsageError(
             f"settings tls_certificate {files.certificate}, tls_key {files.key}",

@@ -23,6 +23,7 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import UsageError
 from headrace.base.missing_extras import needs_extra
 from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import read_secret
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import NODE, Identity, StrangerError
 
@@ -162,8 +163,9 @@ class Seals:
         from cryptography.hazmat.primitives.serialization import Encoding
 
         files = self._tls.files
+        text = read_secret(files.key, "setting tls_key")
         try:
-            private = self._load_key(_content(files.key), password=None)
+            private = self._load_key(text.encode(), password=None)
             chain = _certificates(files.certificate)
             if private.public_key() != chain[0].public_key():
                 raise ValueError("they don't belong together")

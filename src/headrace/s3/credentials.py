@@ -18,7 +18,8 @@ import re
 import secrets
 
 from headrace.base.errors import UsageError
-from headrace.base.secret_file import SecretFile, create_secret
+from headrace.base.reloaded import Reloaded
+from headrace.base.secret_file import create_secret, read_secret
 
 SETTING = "s3_credentials"
 FILE_NAME = "s3-credentials"
@@ -33,9 +34,11 @@ export AWS_REGION=us-east-1
 """
 
 
-def open_credentials(path: str) -> SecretFile[dict[str, str]]:
+def open_credentials(path: str) -> Reloaded[dict[str, str]]:
     """Secrets by access key. UsageError for a file that can't be used; it names no secret."""
-    return SecretFile(path, f"setting {SETTING}", lambda text: parse_credentials(text, path))
+    return Reloaded(
+        [path], lambda: parse_credentials(read_secret(path, f"setting {SETTING}"), path), name=SETTING
+    )
 
 
 def make_credentials(path: str) -> None:

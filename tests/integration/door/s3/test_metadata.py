@@ -35,6 +35,7 @@ def start(origin: S3Server, base: Path, **settings: object) -> S3:
     options = ", ".join(f'{key} = "{value}"' for key, value in origin.options().items())
     config = host.base / "config.toml"
     config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
+    config.chmod(0o600)
     host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
     gateway = host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(host.base))
     url = gateway.wait_ready()["url"]

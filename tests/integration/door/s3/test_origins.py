@@ -24,6 +24,7 @@ def lake(origin: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         options = ", ".join(f'{key} = "{value}"' for key, value in origin.options().items())
         config = host.base / "config.toml"
         config.write_text(f'[mounts."/{PREFIX}"]\nurl = "{origin.url()}"\noptions = {{ {options} }}\n')
+        config.chmod(0o600)
         host.start("node", "run", "--config", config, "--cache", f"{host.cache}:1GiB").wait_ready()
         gateway = host.start("s3", "--address", "127.0.0.1:0", "--credentials", write_keys(host.base))
         url = gateway.wait_ready()["url"]
