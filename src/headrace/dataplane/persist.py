@@ -204,6 +204,15 @@ class Persist:
         below = self._known.below(path).values() if row.is_directory else ()
         return [row, *(one for one in below if not one.is_absent)]
 
+    def unheard(self) -> list[Row]:
+        """Rows of puts that had begun when their node died, or when their answer was lost, and of which nothing is
+        here any more: they may have landed. A session that removed what was put, or renamed a folder above it, did not
+        know of it, and tells of the folder alone. What is put aside is removed with its folder."""
+        upper = self._upper
+        waiting = [path for path in self._known.unsure if path not in self._turns]
+        gone = [path for path in waiting if not upper.at(path).exists() and not upper.is_going(path)]
+        return [row for path in gone if (row := self._known.get(path)) is not None]
+
     def drop_marker(self, path: bytes, at: SafePath) -> None:
         with self._upper.lock:
             found = at.seen()

@@ -180,6 +180,7 @@ class Puts:
         except NotSupportedError as error:
             if not self._aside.keep_by_plain_name(path, error):
                 raise
+            self._known.drop(path)  # nothing was put
             return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)

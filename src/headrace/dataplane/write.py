@@ -181,7 +181,6 @@ class WritePath:
         for top in self._modes.tops():
             self._upper.at(top).make_folders(0o755)
         await self._clear_work()
-        self._hide_what_went()
         self._namespace.unsure.append(self._known.unsure)
         await self._superseded.expect(await self.look_over())
         self._task = asyncio.ensure_future(self._run())
@@ -218,12 +217,8 @@ class WritePath:
         if self._put_aside():
             self._gone_due_s = 0.0
 
-    def _hide_what_went(self) -> None:
-        """A put that had begun when the node died may have landed; what it put may have been removed since, by a
-        session that could not know of it. The origin's object, if it is there, is to be removed too."""
-        self._hide(self._known.begun())
-
     def _hide(self, rows: list[Row]) -> None:
+        """What these are of is to be removed at the origin, if it is there."""
         with self._upper.lock:
             hidden = [self._upper.hide_missing(row.path, None, directory=row.is_directory) for row in rows]
         self._changed_here([path for path in hidden if path is not None])
@@ -268,6 +263,7 @@ class WritePath:
     async def look_over(self) -> list[tuple[Row, os.stat_result]]:
         """Finds whatever is dirty. Reads all names of the layer, in a thread. → what is clean."""
         self._known.forget_old_removals()
+        self._hide(self._persist.unheard())
         rows = {row.path: row for row in self._known.all()}
         found: list[tuple[bytes, int]]
         clean: list[tuple[Row, os.stat_result]]
@@ -362,10 +358,8 @@ class WritePath:
             if not mine and not self._put_aside():
                 if self._aside.count == renamed:
                     return
-                begun_s, renamed = (
-                    time.monotonic(),
-                    self._aside.count,
-                )  # what got another name is to be there, too
+                # what got another name is to be there, too
+                begun_s, renamed = time.monotonic(), self._aside.count
                 continue
             errors = await self._settle([*self._aside.in_the_way(path), *mine])
             if errors:
@@ -383,6 +377,7 @@ class WritePath:
         self._wake.set()
 
     async def _note_below(self, path: bytes) -> None:
+        self._hide(self._persist.unheard())
         rows = {path: self._known.get(path), **self._known.below(path)}
 
         def dirty() -> list[tuple[bytes, int]]:
@@ -439,6 +434,7 @@ class WritePath:
 
     async def _settle(self, paths: list[bytes]) -> list[HeadraceError]:
         """One round. What was removed waits for what was put: a file that was renamed is at its new name first."""
+        self._hide(self._persist.unheard())
         works = self._works_of(paths)
         changed = self._folders_of(works)
         try:

@@ -6,13 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,27 +17,16 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError
 from headrace.base.model import ROOT_ID
-from headrace.origin.origin import ListPage
 from headrace.sdk.tree import NeedsContentError
 from headrace.store.schema import FOREVER_NS
+from tests.model.dataplane.scene import Scene, play
 from tests.model.dataplane.writer_lives import tree_of
-from tests.model.dataplane.writer_node import NEVER_S, Here, Moody, Session
 
 pytestmark = pytest.mark.timeout(300)
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))
 SEEDS = 8
 CALLS = ("put", "remove", "make_directory", "remove_directory")
-
-
-@pytest.fixture(autouse=True)
-def _needs_root() -> Iterator[None]:
-    """And the umask of this process is afterwards what it was: a session takes it."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root, for whiteouts")
-    mask = os.umask(0o022)
-    yield
-    os.umask(mask)
 
 
 @pytest.mark.parametrize("part", range(EXAMPLES))
@@ -50,109 +36,6 @@ def test_what_was_acknowledged_is_at_the_origin_and_nothing_else(tmp_path: Path,
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-class Held:
-    """An origin that does as it is told with the calls of one kind."""
-
-    def __init__(self, origin: Moody) -> None:
-        self._origin = origin
-        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
-
-    def lose(self, name: str) -> None:
-        """The answer of the next call of that name."""
-        real = getattr(self._origin, name)
-
-        async def call(*args: Any, **more: Any) -> Any:
-            setattr(self._origin, name, real)
-            await real(*args, **more)
-            raise OriginUnavailableError(name, why="its answer was lost")
-
-        setattr(self._origin, name, call)
-
-    def hold(self, name: str) -> None:
-        """The next call of that name waits for `go_on`, which `begun` says."""
-        real = getattr(self._origin, name)
-
-        async def call(*args: Any, **more: Any) -> Any:
-            setattr(self._origin, name, real)
-            self.begun.set()
-            await self.go_on.wait()
-            return await real(*args, **more)
-
-        setattr(self._origin, name, call)
-
-    def hold_listing(self) -> None:
-        """The next one has read all, and waits with that for `go_on`."""
-        real = self._origin.list_directory
-
-        async def listing(key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-            setattr(self._origin, "list_directory", real)  # noqa: B010 - as above
-            pages = [page async for page in real(key, deadline=deadline)]
-            self.begun.set()
-            await self.go_on.wait()
-            for page in pages:
-                yield page
-
-        setattr(self._origin, "list_directory", listing)  # noqa: B010
-
-
-class Scene:
-    """A node over a folder; `do` is what a program does."""
-
-    def __init__(self, base: Path, modes: str) -> None:
-        self.truth = base / "truth"
-        self.truth.mkdir()
-        (base / "cache").mkdir()
-        self.here = Here(str(base / "cache"), str(self.truth), Steady(), modes=modes)
-        self.held = Held(self.here.origin)
-        self.session = Session(self.here)
-
-    async def do(self, *calls: Callable[[], object]) -> None:
-        for call in calls:
-            await asyncio.to_thread(call)
-
-    async def write(self, path: bytes, data: bytes) -> None:
-        await self.do(lambda: self.session.put_bytes(path, data, os.O_TRUNC))
-
-    async def origin_goes_away(self) -> None:
-        """When all folders have been listed."""
-        await asyncio.to_thread(self.session.tree)
-        self.here.origin.failing = 1.0
-
-    async def only_when_asked(self) -> None:
-        """From now on nothing is persisted by itself. All folders have been listed."""
-        await asyncio.to_thread(self.session.tree)
-        self.here.write._settings = replace(self.here.write._settings, delay_s=NEVER_S)
-
-    async def persisted(self) -> None:
-        await self.here.settle()
-
-    async def check(self, wanted: dict[str, str]) -> None:
-        """The mount and the origin show this, and nobody speaks of a conflict."""
-        await self.persisted()
-        assert self.here.write.known.conflicts() == []
-        assert tree_of(self.truth, links=False) == wanted
-        assert await asyncio.to_thread(self.session.tree) == wanted
-
-
-class Steady(random.Random):
-    """Of what can be had, the first."""
-
-    def choice(self, seq: Any) -> Any:
-        return seq[0]
-
-
-def play(base: Path, test: Callable[[Scene], Awaitable[None]], *, modes: str = "back") -> None:
-    async def main() -> None:
-        scene = Scene(base, modes)
-        await scene.here.write.start()
-        try:
-            await asyncio.wait_for(test(scene), 60)
-        finally:
-            await scene.here.stop()
-
-    asyncio.run(main())
 
 
 def test_a_removal_whose_answer_was_lost_is_our_own(tmp_path: Path) -> None:

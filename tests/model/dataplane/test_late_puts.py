@@ -1,0 +1,97 @@
+"""A put that took place without its node hearing of it, and whose file then went with its folder: nobody tells of
+that file, and what was put is removed all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.base.errors import OriginUnavailableError
+from headrace.dataplane import put
+from headrace.layer.upper import Upper
+from tests.model.dataplane.scene import Scene, play
+
+WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}
+
+
+async def put_unheard(scene: Scene) -> None:
+    """/d/e/f is at the origin, and its node has not heard so."""
+    session = scene.session
+    await scene.do(lambda: session.mkdir(b"/d"), lambda: session.mkdir(b"/d/e"))
+    await scene.persisted()
+    scene.held.lose("put")
+    await scene.write(b"/d/e/f", b"ours")
+    while not (scene.truth / "d/e/f").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def test_its_folder_is_renamed_before_it_is_put_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(scene: Scene) -> None:
+        await put_unheard(scene)
+        real, renamed = put._open_settled, threading.Event()
+
+        def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
+            if not renamed.is_set():
+                scene.session.rename(b"/d", b"/g", 0)
+                renamed.set()
+            return real(upper, paths)
+
+        monkeypatch.setattr(put, "_open_settled", rename_and_open)
+        await asyncio.to_thread(renamed.wait)
+        await scene.check(WANTED)
+
+    play(tmp_path, test)
+
+
+def test_its_folder_is_renamed_while_the_next_node_looks_over_the_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Upper.walk
+    scenes: list[Scene] = []
+
+    def rename_and_walk(upper: Upper, top: bytes = b"/") -> object:
+        if scenes:
+            scenes.pop().session.rename(b"/d", b"/g", 0)
+        return real(upper, top)
+
+    async def check(scene: Scene) -> None:
+        await scene.check(WANTED)
+
+    play(tmp_path, put_unheard)
+    monkeypatch.setattr(Upper, "walk", rename_and_walk)
+    play(tmp_path, check, before=scenes.append)
+    assert not scenes
+
+
+def test_what_is_put_aside_and_can_not_be_removed_is_put_aside_once(tmp_path: Path) -> None:
+    """A file is in its folder's place, and the removal has begun: nobody hides the name once more."""
+
+    async def test(scene: Scene) -> None:
+        session, removals = scene.session, []
+
+        async def refuse(key: str, **more: object) -> None:
+            removals.append(key)
+            raise OriginUnavailableError(key, why="by plan")
+
+        await scene.do(lambda: session.mkdir(b"/d"))
+        await scene.write(b"/d/f", b"within")
+        await scene.persisted()
+        remove = scene.here.origin.remove
+        scene.here.origin.remove = refuse  # type: ignore[method-assign]
+        await scene.do(lambda: session.rename(b"/d", b"/e", 0))
+        await scene.write(b"/d", b"a file")
+        while len(removals) < 5:
+            with contextlib.suppress(OriginUnavailableError):
+                await scene.here.write.persist(b"/")
+            await scene.here.write.look_over()
+        assert len(scene.here.upper.put_aside()) == 1
+        scene.here.origin.remove = remove  # type: ignore[method-assign]
+        await scene.check({"/d": b"a file".hex(), "/e": "dir", "/e/f": b"within".hex()})
+
+    play(tmp_path, test)
