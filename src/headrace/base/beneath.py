@@ -212,6 +212,8 @@ class SafePath:
         """Where the path leads by the links that are there now, of which those to an absolute path count from the
         root's own. last: also by one that is the last name. What is not there is let be. EXDEV for a link that leads
         out; ELOOP. It has no links: who puts one there after this makes calls fail, and leads nobody away."""
+        if self._is_direct(last=last):
+            return self
         names, at, links = self.path.split(b"/"), SafePath(self.root, b"/"), 0
         while names:
             name = names.pop(0)
@@ -237,6 +239,17 @@ class SafePath:
                 at = SafePath(self.root, at.path[: at.path.rfind(b"/")] or b"/")
             names = target.split(b"/") + names
         return at
+
+    def _is_direct(self, *, last: bool) -> bool:
+        """Whether nothing on the way is a link now, as the kernel says by one look."""
+        if b"/." in self.path:
+            return False  # perhaps b".."; most paths have none
+        try:
+            return not (last and stat.S_ISLNK(self.lstat().st_mode))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
 
     def _target(self) -> bytes | None:
         """None: it is no link."""
@@ -295,6 +308,13 @@ class SafePath:
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
         finally:
             self.root.leave(folder)
+
+    def held(self) -> Root:
+        """The directory that is there now, and stays that one wherever it is moved to: each call on a name in it is one
+        call of the system. The caller closes it."""
+        root = Root(self.root.path + self.path)
+        root._fd = self.open(_FOLDER)
+        return root
 
     def pinned(self) -> Pin:
         """What is there now, of whatever kind; a device or a fifo is not opened by it."""

@@ -224,17 +224,19 @@ class LocalOrigin:
             turn=turn,
             version_of=version_of,
         )
-        self._sweep_once(folder_of(path.resolved()), found.st_ctime)
+        self._sweep_once(path, found.st_ctime)
         return _info(key, found)
 
-    def _sweep_once(self, folder: SafePath, now_s: float) -> None:
+    def _sweep_once(self, path: SafePath, now_s: float) -> None:
+        """The folder that a file was put into."""
+        folder = folder_of(path)
         if folder.path in self._swept:
             return
         if len(self._swept) >= _SWEPT_MAX:
             self._swept.clear()
         self._swept.add(folder.path)
         with contextlib.suppress(OSError):
-            sweep(folder, now_s)
+            sweep(folder_of(path.resolved()), now_s)
 
     def _remove(self, key: str, condition: Condition) -> None:
         try:

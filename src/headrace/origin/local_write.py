@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable
 
 from headrace.base import failpoint
-from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
+from headrace.base.beneath import EXCHANGE, NOREPLACE, Root, SafePath
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
@@ -51,14 +51,48 @@ def put_file(
     """What the new file is, durable with its name. what: the path, for messages. top: the folder that must be there;
     those between it and the file are made. A symbolic link stays, and what it leads to is replaced."""
     path = path.resolved()
-    parent = folder_of(path)
+    folder = _held(folder_of(path), top)
+    try:
+        return _put_in(
+            *(folder, path.path[path.path.rfind(b"/") :], what, source),
+            condition=condition,
+            attributes=attributes,
+            turn=turn,
+            version_of=version_of,
+        )
+    finally:
+        folder.close()
+
+
+def _held(folder: SafePath, top: SafePath) -> Root:
+    """Made, where it is not there."""
+    try:
+        return folder.held()
+    except FileNotFoundError:
+        if folder.path == top.path:
+            raise
+    make_folders(folder, top)
+    return folder.held()
+
+
+def _put_in(
+    folder: Root,
+    name: bytes,
+    what: str,
+    source: Source,
+    *,
+    condition: Condition,
+    attributes: Attributes,
+    turn: Turn,
+    version_of: Callable[[os.stat_result], Version],
+) -> os.stat_result:
+    """name: with the slash before it."""
+    path = folder.at(name)
     old = _stat(path)
     if old is not None and not stat.S_ISREG(old.st_mode):
         raise IsADirectoryPathError(what, why="a folder, or something else that is no file, has this name")
     check_condition(what, condition, None if old is None else version_of(old))
-    if parent.path != top.path:
-        make_folders(parent, top)
-    temporary = parent / (HIDDEN + secrets.token_hex(8)).encode()
+    temporary = folder.at(f"/{HIDDEN}{secrets.token_hex(8)}".encode())
     file = temporary.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         fill(file, source, turn)
@@ -77,7 +111,7 @@ def put_file(
     finally:
         os.close(file)
     try:
-        sync_folder(parent)
+        sync_folder(folder.at(b"/"))
     except OSError as error:  # not to be tried again: it would meet itself
         why = f"put, but a crash may undo it: {os.strerror(error.errno or 0)}"
         raise OriginError(what, why=why) from error

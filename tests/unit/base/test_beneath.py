@@ -137,6 +137,25 @@ def test_what_is_pinned_stays_the_same_thing(root: Root, tmp_path: Path) -> None
     assert (tmp_path / "out/file").read_bytes() == b"not below"
 
 
+def test_a_held_folder_stays_that_folder(root: Root, tmp_path: Path) -> None:
+    """By now it has another name, and a link out has its own."""
+    before = open_files()
+    held = root.at(b"/a/b").held()
+    os.rename(tmp_path / "top/a/b", tmp_path / "top/elsewhere")
+    os.symlink(tmp_path / "out", tmp_path / "top/a/b")
+    os.close(held.at(b"/new").open(os.O_WRONLY | os.O_CREAT))
+    held.at(b"/file").rename(held.at(b"/moved"))
+    assert sorted(held.at(b"/").names()) == [b"moved", b"new"]
+    assert sorted(os.listdir(tmp_path / "top/elsewhere")) == ["moved", "new"]
+    assert os.listdir(tmp_path / "out") == ["file"]
+    for path in (b"/a/b", b"/a/link", b"/a/none"):
+        with pytest.raises(OSError):
+            root.at(path).held()
+    held.close()
+    root.close()
+    assert open_files() <= before
+
+
 def test_a_pinned_link_has_no_mode(root: Root, tmp_path: Path) -> None:
     """Finding 21: what changes it reaches the link itself, or nothing."""
     file = tmp_path / "out/file"
@@ -191,6 +210,15 @@ def test_deep_folders_take_no_more_of_python_than_others(root: Root) -> None:
     finally:
         sys.setrecursionlimit(before)
     assert not root.at(b"/d").exists()
+
+
+def test_what_has_no_link_on_its_way_is_resolved_by_one_look(root: Root) -> None:
+    for path in (b"/a/b/file", b"/a/b/none", b"/none/deeper", b"/"):
+        at = root.at(path)
+        assert at.resolved() is at is at.resolved(last=False)
+    link = root.at(b"/a/link")
+    assert link.resolved(last=False) is link and link.resolved().path == b"/a/b/file"
+    assert root.at(b"/a/b/../b/file").resolved().path == b"/a/b/file"
 
 
 def test_links_within_are_resolved_where_that_is_wanted(root: Root, tmp_path: Path) -> None:
