@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 NOBODY = 65534
-BECOME_NOBODY = f"import os; os.setgroups([]); os.setresgid(*[{NOBODY}] * 3); os.setresuid(*[{NOBODY}] * 3)"
+_BECOME = "import os; os.setgroups([]); os.setresgid(*[{0}] * 3); os.setresuid(*[{0}] * 3)"
+BECOME_NOBODY = _BECOME.format(NOBODY)
 _IMPORTS = """
 import errno, json, os, socket, stat, sys
 
@@ -29,8 +30,19 @@ import headrace.sdk.brokered.cache, headrace.sdk.brokered.reach, headrace.sdk.re
 
 def as_nobody(program: str, *, imports: str = "", **given: object) -> Any:
     """What a program of another user puts into `found`. given: variables of it."""
+    return as_user(NOBODY, program, imports=imports, **given)
+
+
+def as_user(uid: int, program: str, *, imports: str = "", **given: object) -> Any:
+    """The same, of the user with that number, and of the group with it."""
     text = "\n".join(
-        [_IMPORTS, imports, BECOME_NOBODY, "given = json.load(sys.stdin); globals().update(given)", program]
+        [
+            _IMPORTS,
+            imports,
+            _BECOME.format(uid) if uid else "",
+            "given = json.load(sys.stdin); globals().update(given)",
+            program,
+        ]
     )
     ended = subprocess.run(
         [sys.executable, "-c", text + "\nprint(json.dumps(found))"],

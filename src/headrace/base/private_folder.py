@@ -10,12 +10,11 @@ import logging
 import os
 import stat
 
-from headrace.base.errors import UsageError
+from headrace.base.trusted_owner import check_above, only_root_moves, refused_folder
 
 log = logging.getLogger(__name__)
 
 MODE = 0o700
-_LINKS_MAX = 40
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -29,10 +28,36 @@ def make_private(folder: str) -> None:
         os.mkdir(path, MODE)
     except FileExistsError:
         if os.path.islink(path):
-            raise _refused(path, "it is a link", "name the directory that it leads to") from None
+            raise refused_folder(path, "it is a link", "name the directory that it leads to") from None
+    _check_owner(os.lstat(path), path)  # who owns it, where another user's can't even be opened
     fd = os.open(path, _FOLDER)
     try:
         _narrow(fd, path)
+    finally:
+        os.close(fd)
+
+
+def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:
+    """Give a user a directory: a missing one is made, and an empty one of root's taken. Any other is left as it is, for
+    the user's own process to make or refuse: root goes no way that somebody else may lay. OSError."""
+    path = os.path.abspath(folder)
+    missing: list[str] = []
+    at = path
+    while not os.path.lexists(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    if not only_root_moves(missing[-1] if missing else path):
+        return
+    for one in reversed(missing):
+        os.mkdir(one, 0o755 if one != path else MODE)
+    try:
+        fd = os.open(path, _FOLDER)
+    except OSError:
+        return
+    try:
+        if os.fstat(fd).st_uid == 0 and not os.listdir(fd):
+            os.fchmod(fd, mode)
+            os.fchown(fd, uid, gid)
     finally:
         os.close(fd)
 
@@ -42,14 +67,18 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _narrow(fd: int, path: str) -> None:
-    status = os.fstat(fd)
+def _check_owner(status: os.stat_result, path: str) -> None:
     if status.st_uid != os.geteuid():
-        raise _refused(
+        raise refused_folder(
             path,
             f"it belongs to user {status.st_uid}, and this is {os.geteuid()}",
             "chown it, or name another",
         )
+
+
+def _narrow(fd: int, path: str) -> None:
+    status = os.fstat(fd)
+    _check_owner(status, path)
     mode = stat.S_IMODE(status.st_mode)
     if mode != MODE:
         os.fchmod(fd, MODE)
@@ -59,52 +88,3 @@ def _narrow(fd: int, path: str) -> None:
                 path,
                 mode,
             )
-
-
-def check_above(path: str) -> None:
-    """Refuse a path below a directory in which another user may exchange what lies on the way. path: absolute.
-    UsageError; OSError."""
-    pending, at, links = _names(os.path.dirname(path)), "/", 0
-    _check_directory("/", path)
-    while pending:
-        name = pending.pop(0)
-        if name == "..":
-            at = os.path.dirname(at)
-            continue
-        below = os.path.join(at, name)
-        status = os.lstat(below)
-        if not stat.S_ISLNK(status.st_mode):
-            at = below
-            _check_directory(at, path)
-            continue
-        links += 1
-        if links > _LINKS_MAX:
-            raise _refused(path, "too many symbolic links lead there", "name the directory itself")
-        if status.st_uid not in (0, os.geteuid()):
-            raise _refused(path, f"the link {below} belongs to user {status.st_uid}", _ELSEWHERE)
-        target = os.readlink(below)
-        at = "/" if target.startswith("/") else at
-        pending = _names(target) + pending
-
-
-_ELSEWHERE = "name a folder that only root and this user can move"
-
-
-def _check_directory(at: str, path: str) -> None:
-    status = os.lstat(at)
-    if status.st_uid not in (0, os.geteuid()):
-        raise _refused(path, f"{at} belongs to user {status.st_uid}, who may exchange it", _ELSEWHERE)
-    if status.st_mode & stat.S_ISVTX:
-        return  # everybody moves what is his own only
-    if status.st_mode & 0o002:
-        raise _refused(path, f"everybody may exchange what is in {at}", _ELSEWHERE)
-    if status.st_mode & 0o020 and status.st_gid not in (0, os.getegid()):
-        log.warning("a group may exchange a folder folder=%s above=%s gid=%d", path, at, status.st_gid)
-
-
-def _names(path: str) -> list[str]:
-    return [name for name in path.split("/") if name not in ("", ".")]
-
-
-def _refused(path: str, why: str, hint: str) -> UsageError:
-    return UsageError(f"folder {path}", why=why, hint=hint)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.base.errors import UsageError
 from headrace.base.reloaded import FILE_BYTES_MAX
+from headrace.base.trusted_owner import is_trusted
 
 if TYPE_CHECKING:
     import ssl
@@ -86,7 +87,7 @@ def exposure_of(fd: int) -> str:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
-    if status.st_uid not in (0, os.geteuid()):
+    if not is_trusted(status.st_uid):
         return f"it belongs to user {status.st_uid}"
     allowed = 0o700
     if status.st_uid == 0 and status.st_gid in (os.getegid(), *os.getgroups()):

@@ -145,16 +145,23 @@ def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
 
 def _status_of(mountpoint: str) -> dict[str, Any] | None:
     """Of the node behind a mountpoint, of the only one with ""; None when it doesn't answer."""
+    from headrace.cli.lowered import owner_of
     from headrace.cli.target import find_target
+    from headrace.config.load import load
     from headrace.sdk.connection import Connection
     from headrace.wire.messages import Report, StatusAsk
 
-    try:
+    def ask() -> dict[str, Any] | None:
         connection = Connection(find_target(None, None, mountpoint or None).socket, role="cli")
         try:
             answer = connection.ask(StatusAsk())
         finally:
             connection.close()
+        return answer.status if isinstance(answer, Report) else None
+
+    try:
+        owner = owner_of(load().config.run_folder)
+        found: dict[str, Any] | None = ask() if owner is None else owner.result_of(ask)
     except HeadraceError:
         return None
-    return answer.status if isinstance(answer, Report) else None
+    return found

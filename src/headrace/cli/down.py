@@ -34,9 +34,11 @@ def down(
     json: options.Json = False,
 ) -> None:
     """Unmount, and stop the node of the mount."""
+    from headrace.cli.lowered import TO_MOUNT, become_owner
     from headrace.config.load import load
 
     folder = load().config.run_folder
+    become_owner(folder, TO_MOUNT)
     states = read_states(folder)
     chosen = states if all_ else [_choose(states, mountpoint)]
     chosen.sort(key=lambda state: state.kind not in NEED_A_NODE)  # before the node they need

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import typer
 
@@ -29,24 +30,46 @@ def fuse(
     """
     began_s = time.monotonic()
     from headrace.base.places import check_places
-    from headrace.base.write_modes import WriteModes
+    from headrace.cli import lowered
     from headrace.cli.process import MountOptions
     from headrace.cli.supervise import Supervisor
-    from headrace.cli.target import find_target
     from headrace.cli.up import check_io, log_path_of, show_ready
     from headrace.config.load import load
-    from headrace.sdk.client import connect
 
     check_io(io)
-    at = find_target(socket, cache).socket
+    run_folder = load().config.run_folder
+    owner = lowered.owner_of(run_folder)
+    found = _look_at(socket, cache) if owner is None else owner.result_of(lambda: _look_at(socket, cache))
+    at = str(found["socket"])
     state = State(
         kind="fuse", pid=os.getpid(), socket=at, mountpoint=os.path.abspath(mountpoint), log=log_path_of(at)
     )
-    client = connect(at, role="cli")
-    writable = WriteModes.parse(client.write).any
-    check_places([], client.mounts().values(), mountpoint)
-    client.close()
-    supervisor = Supervisor(
-        state, load().config.run_folder, config=None, mount=MountOptions(io, allow_other, writable=writable)
-    )
+    check_places([], found["urls"], mountpoint)
+    options = MountOptions(io, allow_other, writable=bool(found["writable"]))
+    if owner is None:
+        supervisor = Supervisor(state, run_folder, config=None, mount=options)
+    else:
+        owner.result_of(lowered.check_program)
+        mounted = lowered.mount_as_root(owner, mountpoint, run_folder, options)
+        try:
+            lowered.become_owner(run_folder, lowered.TO_MOUNT)
+            supervisor = Supervisor(state, run_folder, config=None, mount=options, mounted=mounted)
+        except BaseException:
+            mounted.undo()
+            raise
     supervisor.run(lambda ready: show_ready(ready, time.monotonic() - began_s, as_json=json))
+
+
+def _look_at(socket: str | None, cache: str | None) -> dict[str, Any]:
+    """What the mount has to know of its node."""
+    from headrace.base.write_modes import WriteModes
+    from headrace.cli.target import find_target
+    from headrace.sdk.client import connect
+
+    at = find_target(socket, cache).socket
+    client = connect(at, role="cli")
+    try:
+        writable = WriteModes.parse(client.write).any
+        return {"socket": at, "writable": writable, "urls": list(client.mounts().values())}
+    finally:
+        client.close()

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from headrace.base.logs import log_to_stderr
-from headrace.cli import options
+from headrace.cli import lowered, options
 from headrace.cli.render import print_json, say
 from headrace.cli.state import State
 
@@ -33,6 +33,7 @@ def run(
     node_id: options.NodeId = None,
     listen: options.Listen = None,
     zone: options.Zone = None,
+    user: options.User = None,
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
@@ -43,9 +44,14 @@ def run(
     from headrace.config.load import load, remember_capacity
     from headrace.node.node import run_node
 
-    flags = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen, "zone": zone}
-    found = load(flags, file=config).config
+    flags: dict[str, Any] = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen}
+    found = load({**flags, "zone": zone, "user": user}, file=config).config
     check_places([volume.folder for volume in found.cache], [one.url for one in found.mounts.values()])
+    account = lowered.account_for(found)
+    if account is not None:
+        lowered.hand_over_folders(found, account)
+        account.result_of(lowered.check_program)
+        account.become()
     remember_capacity(found)
     make_run_folder(found.run_folder)
     state = State(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)

@@ -35,6 +35,14 @@ NodeId = Annotated[
 Listen = Annotated[
     str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
 ]
+User = Annotated[
+    str | None,
+    typer.Option(
+        "--user",
+        metavar="NAME[:GROUP]",
+        help="Go on as this user, without rights; for root. Nothing is written then.",
+    ),
+]
 Zone = Annotated[str | None, typer.Option("--zone", metavar="NAME", help="Replicas go to different zones.")]
 _PATH_HELP = "A path below a mountpoint, one of the namespace, or one of the origin."
 Path = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from headrace.base.capabilities import Capability, pass_on
 from headrace.base.errors import HeadraceError, error_classes
 from headrace.base.interpreter import module_command
 from headrace.base.logs import keep_bounded
@@ -20,7 +22,15 @@ from headrace.config.schema import Config
 class Child:
     """A process that says one JSON line on a pipe when it is ready, or why it is not."""
 
-    def __init__(self, name: str, words: list[str], *, log_path: str, pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        words: list[str],
+        *,
+        log_path: str,
+        pass_fds: tuple[int, ...] = (),
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
         self.name = name
         self.log_path = log_path
         self._said = b""
@@ -34,6 +44,7 @@ class Child:
                 stderr=log,
                 pass_fds=(theirs, *pass_fds),
                 start_new_session=True,  # a terminal's ^C is ours alone
+                preexec_fn=before_exec,
             )
         finally:
             os.close(log)
@@ -136,10 +147,12 @@ def start_holder(
     *,
     fds: tuple[int, int],
     lock_fd: int,
+    passthrough: str | None = None,
     mounted: bool = False,
 ) -> Child:
     """fds, lock_fd: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when
-    it is ready."""
+    it is ready. passthrough: of `fuse/session_main.py`, where this process is an unprivileged user's but for
+    CAP_SYS_ADMIN: of all that it starts, the holder alone has that, too. None: rights are as they are."""
     words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket]
     words += ["--io", options.io, "--lock-fd", str(lock_fd)]
     if mounted:
@@ -147,7 +160,16 @@ def start_holder(
     else:
         words += ["--fds", str(fds[0]), str(fds[1])]
         words += ["--allow-other"] * options.allow_other + ["--writable"] * options.writable
-    return Child("mount", words, log_path=log_path, pass_fds=(*fds, lock_fd))
+    if passthrough is None:
+        return Child("mount", words, log_path=log_path, pass_fds=(*fds, lock_fd))
+    words += ["--rights", "alone", "--passthrough", passthrough]
+    return Child(
+        "mount",
+        words,
+        log_path=log_path,
+        pass_fds=(*fds, lock_fd),
+        before_exec=lambda: pass_on(frozenset({Capability.SYS_ADMIN})),
+    )
 
 
 def error_of(answer: dict[str, Any]) -> HeadraceError:

@@ -32,6 +32,7 @@ def rest(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen without TLS, or without a token.")
     ] = False,
+    user: options.User = None,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     config: options.ConfigFile = None,
@@ -42,12 +43,14 @@ def rest(
     At a unix socket beside the node's, for the same user; with --address by TCP, too: with TLS where tls_certificate,
     tls_key and tls_authority are set, as between nodes. Runs until ^C, SIGTERM or `headrace down --all`.
     """
+    from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target
     from headrace.config.load import load
     from headrace.rest.main import serve
 
     flags = {"rest_address": address, "rest_token": token, "rest_insecure": insecure or None}
-    found = load(flags, file=config).config
+    found = load({**flags, "user": user}, file=config).config
+    start_as(account_for(found), found)
     serve_here(
         kind_of("rest"),
         found,

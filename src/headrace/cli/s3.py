@@ -31,6 +31,7 @@ def s3(
         bool,
         typer.Option("--insecure", help="Ask for no key, and listen without TLS also where others reach it."),
     ] = False,
+    user: options.User = None,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     config: options.ConfigFile = None,
@@ -42,12 +43,14 @@ def s3(
     ^C, SIGTERM or `headrace down --all`. Without --credentials (or s3_credentials) it makes a key at its first start,
     in a file of the cache folder that only its user can read, and prints the line that sources it.
     """
+    from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target
     from headrace.config.load import load
     from headrace.s3.main import serve
 
     flags = {"s3_address": address, "s3_credentials": credentials, "s3_insecure": insecure or None}
-    found = load(flags, file=config).config
+    found = load({**flags, "user": user}, file=config).config
+    start_as(account_for(found), found)
     serve_here(
         kind_of("s3"),
         found,

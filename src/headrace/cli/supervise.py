@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
+from headrace.base.trusted_owner import only_root_moves
 from headrace.cli.gateways import KeptGateway, wanted
 from headrace.cli.process import Child, MountOptions, start_holder, start_node
 from headrace.cli.render import warn
@@ -32,6 +33,7 @@ from headrace.cli.state import (
 from headrace.config.schema import Config
 
 if TYPE_CHECKING:
+    from headrace.cli.lowered import RootsMount
     from headrace.fuse.servers import Servers
 
 READY_WITHIN_S = 60.0
@@ -45,14 +47,24 @@ NODE_STOP_S = 20.0
 
 class Supervisor:
     """config: the node to run; None: it runs elsewhere and listens at `state.socket`. state: written to run_folder
-    when all is ready. Takes the signals SIGTERM, SIGINT and SIGHUP of the process over."""
+    when all is ready. mounted: by root, before this process became another user. Takes the signals SIGTERM, SIGINT and
+    SIGHUP of the process over."""
 
-    def __init__(self, state: State, run_folder: str, *, config: Config | None, mount: MountOptions) -> None:
+    def __init__(
+        self,
+        state: State,
+        run_folder: str,
+        *,
+        config: Config | None,
+        mount: MountOptions,
+        mounted: RootsMount | None = None,
+    ) -> None:
         make_run_folder(run_folder)
         self.state = state
         self._run_folder = run_folder
         self._config = config
         self._mount = mount
+        self._mounted = mounted
         self._node: Child | None = None
         self._holder: Child | None = None
         self._gateways: list[KeptGateway] = []
@@ -95,10 +107,14 @@ class Supervisor:
             from headrace.fuse.servers import Servers
 
             self._servers = Servers.open(self._run_folder, mount.place_of(self.state.mountpoint))
-            self.state.mountpoint = mount.prepare(  # while the node starts
-                self.state.mountpoint, is_served=self._may_be_served
-            )
-            self._mount_fds = device.open_device(), ledger.create()
+            if self._mounted is not None:
+                self.state.mountpoint, self._mount_fds = self._mounted.mountpoint, self._mounted.fds
+            else:
+                self.state.mountpoint = mount.prepare(  # while the node starts
+                    self.state.mountpoint,
+                    is_served=lambda at: may_be_served(self._run_folder, at),
+                )
+                self._mount_fds = device.open_device(), ledger.create()
         if self._node is not None:
             self._await_node()
         if self.state.mountpoint:
@@ -116,12 +132,6 @@ class Supervisor:
             setattr(self.state, kind.word, kind.url(self._config, answer["address"]))
             if answer["credentials"]:
                 self.state.credentials[kind.word] = str(answer["credentials"])
-
-    def _may_be_served(self, mountpoint: str) -> bool:
-        """Of a mount that was made by another run folder nothing is known."""
-        assert self._servers is not None
-        is_known = any(state.mountpoint == mountpoint for state in read_states(self._run_folder))
-        return not is_known or self._servers.any()
 
     def _await_node(self) -> None:
         """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
@@ -153,6 +163,7 @@ class Supervisor:
             self._mount,
             fds=self._mount_fds,
             lock_fd=self._servers.fd,
+            passthrough=None if self._mounted is None else self._mounted.passthrough,
             mounted=mounted,
         )
 
@@ -283,7 +294,7 @@ class Supervisor:
             os.close(fd)  # else who still has a file of it open would wait for ever
         if self._servers is not None:
             self._servers.close()
-        if self.state.mountpoint and self.state.holder_pid:
+        if self.state.mountpoint and (self.state.holder_pid or self._mounted is not None):
             detach(self.state.mountpoint)
         if self._node is not None:
             self._node.stop(NODE_STOP_S)
@@ -297,10 +308,25 @@ def _first(pids: list[int]) -> int:
     return pids[0] if pids else 0
 
 
+def may_be_served(run_folder: str, mountpoint: str) -> bool:
+    """Of a mount that was made by another run folder nothing is known."""
+    from headrace.fuse.servers import Servers
+
+    if all(state.mountpoint != mountpoint for state in read_states(run_folder)):
+        return True
+    servers = Servers.open(run_folder, mountpoint)
+    try:
+        return servers.any()
+    finally:
+        servers.close()
+
+
 def detach(mountpoint: str) -> None:
     """What is left of a mount of ours goes, whoever still uses it."""
     from headrace.fuse import device
 
     left = device.mounted_at(mountpoint)
+    if os.geteuid() and not only_root_moves(mountpoint):
+        return  # the path was read in a folder of this user's, and might lead elsewhere by now
     if left is not None and left.fstype == "fuse.headrace":
         device.unmount(mountpoint, detach=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.cli.lowered import become_owner
 from headrace.cli.state import State, answers, lab_states, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
@@ -30,11 +31,13 @@ class Target:
 def find_target(socket: str | None, cache: str | None, path: str | None = None) -> Target:
     """The node is that of --socket or --cache, else of the mountpoint that PATH is below, else the one whose origin
     PATH is in, else the only one; where none runs here, those of the setting `nodes`. --socket may name REST APIs, too.
-    NodeUnavailableError when there is none, UsageError when there are several."""
+    NodeUnavailableError when there is none, UsageError when there are several. A process of root's becomes the user of
+    such a node (`lowered`)."""
     if socket is not None and ("://" in socket or socket.startswith("unix:")):
         return Target(socket, _namespace_path(path))
     loaded = load()
     run_folder = loaded.config.run_folder
+    become_owner(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     below = _below_mountpoint(path, [*states, *lab_states(run_folder)])
     chosen = socket

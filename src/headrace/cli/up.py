@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.base.account import Account
 from headrace.base.errors import UsageError
 from headrace.base.write_modes import WriteModes
-from headrace.cli import gateways, options
+from headrace.cli import gateways, lowered, options
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say, warn
 from headrace.cli.state import State
@@ -52,6 +53,7 @@ def up(
     io: options.Io = "auto",
     allow_other: options.AllowOther = False,
     write: options.Write = None,
+    user: options.User = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when ready; end it with `headrace down`.")
     ] = False,
@@ -82,19 +84,31 @@ def up(
             "listen": listen,
             "zone": zone,
             "write": write,
+            "user": user,
         },
         file=config,
     )
-    check_has_origin(loaded.config)
     settings = _opened_with_the_mount(loaded) if allow_other else loaded.config
+    account = lowered.account_for(settings)
+    if account is None:
+        check_has_origin(settings)
+    else:
+        lowered.hand_over_folders(settings, account)
+        account.result_of(lambda: _check_as_user(settings))
     supervisor = _supervisor(
         settings,
         mountpoint,
         url=url_of(origin) if origin else "",
         mount=MountOptions(io, allow_other, writable=WriteModes.parse(loaded.config.write).any),
+        account=account,
     )
 
     supervisor.run(lambda state: _ready(state, loaded.config, time.monotonic() - began_s, as_json=json))
+
+
+def _check_as_user(config: Config) -> None:
+    lowered.check_program()
+    check_has_origin(config)
 
 
 def _opened_with_the_mount(loaded: Loaded) -> Config:
@@ -145,13 +159,39 @@ def check_has_origin(config: Config) -> None:
         )
 
 
-def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: MountOptions) -> Supervisor:
+def _supervisor(
+    config: Config, mountpoint: str | None, *, url: str, mount: MountOptions, account: Account | None
+) -> Supervisor:
+    """account: the user that this process is from then on."""
     from headrace.base.places import check_places
-    from headrace.cli.supervise import Supervisor
-    from headrace.config.load import remember_capacity
 
     folders = [volume.folder for volume in config.cache]
     check_places(folders, [one.url for one in config.mounts.values()], mountpoint)
+    if account is None:
+        return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=None)
+    if not mountpoint:
+        account.become()
+        return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=None)
+    mounted = lowered.mount_as_root(account, mountpoint, config.run_folder, mount)
+    try:
+        account.become(lowered.TO_MOUNT)
+        return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=mounted)
+    except BaseException:
+        mounted.undo()
+        raise
+
+
+def _supervisor_of(
+    config: Config,
+    mountpoint: str | None,
+    *,
+    url: str,
+    mount: MountOptions,
+    mounted: lowered.RootsMount | None,
+) -> Supervisor:
+    from headrace.cli.supervise import Supervisor
+    from headrace.config.load import remember_capacity
+
     remember_capacity(config)
     return Supervisor(
         State(
@@ -166,6 +206,7 @@ def _supervisor(config: Config, mountpoint: str | None, *, url: str, mount: Moun
         config.run_folder,
         config=config,
         mount=mount,
+        mounted=mounted,
     )
 
 

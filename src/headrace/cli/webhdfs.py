@@ -34,6 +34,7 @@ def webhdfs(
             "--insecure", help="Ask for no token, and listen without TLS also where others reach it."
         ),
     ] = False,
+    user: options.User = None,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     config: options.ConfigFile = None,
@@ -44,12 +45,14 @@ def webhdfs(
     webhdfs://HOST:PORT/a/b is /a/b of the tree. Runs until ^C, SIGTERM or `headrace down --all`. Without --token (or
     webhdfs_token) it makes a token at its first start, in a file of the cache folder that only its user can read.
     """
+    from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target
     from headrace.config.load import load
     from headrace.webhdfs.main import serve
 
     flags = {"webhdfs_address": address, "webhdfs_token": token, "webhdfs_insecure": insecure or None}
-    found = load(flags, file=config).config
+    found = load({**flags, "user": user}, file=config).config
+    start_as(account_for(found), found)
     serve_here(
         kind_of("webhdfs"),
         found,

@@ -15,6 +15,7 @@ from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.private_folder import make_private
 from headrace.base.secret_file import exposure_of, writers_of
+from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
 from headrace.config.secret_options import literal_secret
 from headrace.config.sizes import parse_size
@@ -22,6 +23,7 @@ from headrace.config.sizes import parse_size
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
 SYSTEM_RUN_FOLDER = "/run/headrace"
 CAPACITY_FILE = "capacity"
+_NUMBER_CHARACTERS_MAX = 32
 _IN_THE_FILE_ONLY = ("mounts",)
 
 
@@ -46,6 +48,11 @@ def default_run_folder() -> str:
     if os.geteuid() == 0:
         return SYSTEM_RUN_FOLDER
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/headrace-{os.getuid()}", "headrace")
+
+
+def settle_run_folder(folder: str) -> None:
+    """This process, and what it starts, go on using that folder, also as another user, whose default is another."""
+    os.environ["HEADRACE_RUN_FOLDER"] = folder
 
 
 def default_cache_folder() -> str:
@@ -112,7 +119,7 @@ def check_run_folder(folder: str) -> None:
         except OSError:
             continue  # whoever needs it makes it, or says why not
         why = ""
-        if status.st_uid not in (0, os.geteuid()):
+        if not is_trusted(status.st_uid) and not (path == folder and chosen_by_root(folder) == status.st_uid):
             why = f"{path} belongs to user {status.st_uid}"
         elif stat.S_ISLNK(status.st_mode) and path == folder:
             why = f"{path} is a link"
@@ -198,7 +205,7 @@ def _check_users(path: str, fd: int, secret: str, *, named: bool) -> None:
     """Refuse what another user wrote, and secrets that another user reads. secret: the name of one in the file."""
     owner, me = os.fstat(fd).st_uid, os.geteuid()
     why, hint = writers_of(fd), f"chmod go-w {path}"
-    if not why and owner not in (0, me) and not named:
+    if not why and not is_trusted(owner) and not named:
         why, hint = f"it belongs to user {owner}", f"name it with --config, or chown it to user {me}"
     if not why and secret and owner == me and (exposed := exposure_of(fd)):
         why = f"{secret} is a secret, and {exposed}"
@@ -264,8 +271,8 @@ def _absolute(folder: str) -> str:
 def _default_capacity(folder: str) -> int:
     """What was chosen before, else half of the free space."""
     try:
-        with open(os.path.join(folder, CAPACITY_FILE), encoding="ascii") as source:
-            return max(CAPACITY_BYTES_MIN, int(source.read()))
+        with open(os.path.join(folder, CAPACITY_FILE), encoding="ascii", opener=_own_file) as source:
+            return max(CAPACITY_BYTES_MIN, int(source.read(_NUMBER_CHARACTERS_MAX)))
     except (OSError, ValueError):
         pass
     probe = folder
@@ -273,6 +280,11 @@ def _default_capacity(folder: str) -> int:
         probe = os.path.dirname(probe)
     room = os.statvfs(probe)
     return room.f_bavail * room.f_frsize // 2
+
+
+def _own_file(path: str, flags: int) -> int:
+    """Opens no link and waits for no pipe: the folder may be another user's."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def disk_bytes(folder: str) -> int:

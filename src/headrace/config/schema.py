@@ -52,6 +52,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_folder: Annotated[
         str, Meta(description="Where sockets, state files and logs of running processes lie.")
     ]
+    user: Annotated[
+        str,
+        Meta(
+            description="Whom node and gateways run as where root starts them, NAME or UID, and :GROUP. Then nothing "
+            "is written: `write` stays off. `up --user`, too."
+        ),
+    ] = ""
     mounts: Annotated[
         dict[str, MountConfig], Meta(description="Origins to attach, by their path in the namespace.")
     ] = {}
@@ -349,7 +356,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 why="must be 0 to 1 MiB (one block)",
             )
         _check_cluster(self)
-        WriteModes.parse(self.write)
+        if WriteModes.parse(self.write).any and self.user:
+            raise UsageError(
+                f"setting user = {self.user}",
+                why="owners and modes of what users write are kept by root's rights",
+                hint="leave out user, or write",
+            )
         if self.sync_interval_s < 0:
             raise UsageError(f"setting sync_interval_s = {self.sync_interval_s}", why="must not be negative")
         longest = broker_socket_of(self.socket_path) if self.open_to_others else self.socket_path

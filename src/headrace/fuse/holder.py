@@ -18,10 +18,14 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
+from headrace.base import capabilities
+from headrace.base.capabilities import Capability
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
 from headrace.fuse import device, ledger, mount
+from headrace.fuse.backings import BackingsKeeper
 from headrace.fuse.servers import Role, Servers, is_zombie
 
 BACKOFF_S_MAX = 5.0
@@ -29,7 +33,12 @@ LOOK_S = 0.5
 REAP_S = 0.5
 STEADY_S = 10.0
 STOP_LIMIT_S = 3.0
+SAID_BYTES_MAX = 65536
 _CLIENT = "headrace.sdk.client:connect"
+
+
+ALONE = "alone"
+"""Of a holder that keeps CAP_SYS_ADMIN, while its sessions run as the same user without it."""
 
 
 class Holder:
@@ -42,6 +51,8 @@ class Holder:
         self._fuse_fd = fuse_fd
         self._ledger_fd = ledger_fd
         self._control: socket.socket | None = None
+        self._backings: BackingsKeeper | None = None
+        """Where this process alone has rights, for its session."""
         self._session: subprocess.Popen[bytes] | None = None
         self._session_pid = 0
         self._ended: list[subprocess.Popen[bytes]] = []
@@ -76,7 +87,13 @@ class Holder:
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
         command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
         command += ["--lock-fd", str(a.lock_fd)]
-        fds = (self._fuse_fd, self._ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
+        fds = [self._fuse_fd, self._ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else [])]
+        if a.rights == ALONE:
+            if self._backings is not None:
+                self._backings.close()
+            self._backings = BackingsKeeper(self._fuse_fd)
+            command += ["--backings-fd", str(self._backings.theirs.fileno()), "--passthrough", a.passthrough]
+            fds.append(self._backings.theirs.fileno())
         self._session = subprocess.Popen(
             command,
             pass_fds=fds,
@@ -85,6 +102,8 @@ class Holder:
             preexec_fn=lambda: self._servers.enter(Role.SESSION),
         )
         theirs.close()
+        if self._backings is not None:
+            self._backings.theirs.close()
         self._control, self._buffer = mine, b""
         self._session_pid = self._session.pid
         self._started_s = time.monotonic()
@@ -93,7 +112,14 @@ class Holder:
         """Until told to stop, or unmounted by somebody else."""
         while not self._stopping:
             assert self._control is not None
-            ready, _, _ = select.select([self._control.fileno(), self._wake], [], [], LOOK_S)
+            watched: list[Any] = [self._control.fileno(), self._wake]
+            if self._backings is not None:
+                watched.append(self._backings)
+            ready, _, _ = select.select(watched, [], [], LOOK_S)
+            if self._backings in ready:
+                self._register()
+                if len(ready) == 1:
+                    continue
             if self._wake in ready:
                 os.read(self._wake, 64)
             gone = self._control.fileno() in ready and not self._on_control()
@@ -105,6 +131,12 @@ class Holder:
         self._end_session()
         return 0
 
+    def _register(self) -> None:
+        assert self._backings is not None
+        if not self._backings.answer():
+            self._backings.close()
+            self._backings = None
+
     def _on_control(self) -> bool:
         """False: the session is gone."""
         assert self._control is not None
@@ -113,6 +145,8 @@ class Holder:
         except OSError:
             data = b""
         self._buffer += data
+        if len(self._buffer) > SAID_BYTES_MAX:
+            return False
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
             self._on_message(json.loads(line))
@@ -206,25 +240,33 @@ def run_holder(
     client: str = _CLIENT,
     fds: tuple[int, int] | None = None,
     lock_fd: int = -1,
+    rights: str = "",
+    passthrough: str = "",
 ) -> int:
     """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
     line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
     of its own. fds: /dev/fuse, not mounted yet, and a ledger, which the caller keeps open too: the mount then
     outlives a holder and a session that die together, and `--adopt-fuse-fd`, `--adopt-ledger-fd` alone resume
-    it. lock_fd: of `servers.py`; -1: nobody looks after the mount."""
+    it. lock_fd: of `servers.py`; -1: nobody looks after the mount. rights: ALONE where this is the one process of the
+    mount that has them: fds are mounted by root already. passthrough: of `session_main.py`."""
     arguments = argparse.Namespace(
         socket=socket_path,
         io=io,
         client=client,
         ready_fd=ready_fd,
         lock_fd=lock_fd,
+        rights=rights,
+        passthrough=passthrough,
+        mountpoint=mountpoint,
     )
     try:
-        arguments.mountpoint = mount.prepare(mountpoint, is_served=lambda _: True)
+        if rights != ALONE:
+            arguments.mountpoint = mount.prepare(mountpoint, is_served=lambda _: True)
         fuse_fd, ledger_fd = fds or (device.open_device(), ledger.create())
         for fd in (fuse_fd, ledger_fd):
             os.set_inheritable(fd, False)
-        device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
+        if rights != ALONE:
+            device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:
         say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
@@ -256,9 +298,14 @@ def main() -> int:
     parser.add_argument("--client", default=_CLIENT)
     parser.add_argument("--fds", type=int, nargs=2)
     parser.add_argument("--lock-fd", type=int, default=-1)
+    parser.add_argument("--rights", default="")
+    parser.add_argument("--passthrough", default="")
     for name in ("fuse-fd", "ledger-fd", "control-fd", "pid"):
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
+    if a.rights == ALONE:
+        capabilities.hold(frozenset({Capability.SYS_ADMIN}))  # a session that is executed has none
+        capabilities.hide()
     if a.lock_fd >= 0:
         os.set_inheritable(a.lock_fd, False)
     if a.adopt_fuse_fd >= 0:
@@ -273,6 +320,8 @@ def main() -> int:
         client=a.client,
         fds=None if a.fds is None else (a.fds[0], a.fds[1]),
         lock_fd=a.lock_fd,
+        rights=a.rights,
+        passthrough=a.passthrough,
     )
 
 

@@ -23,6 +23,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
+from headrace.fuse.backings import Backings, OwnBackings
 from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.errno_map import errno_of
 from headrace.fuse.file_replies import FileReplies
@@ -52,14 +53,18 @@ _WANTED_WRITABLE = (*_WANTED, abi.ATOMIC_O_TRUNC, abi.BIG_WRITES, abi.HANDLE_KIL
 
 
 class Session:
-    """ledger: already saved by an earlier session → this one takes over, without INIT."""
+    """ledger: already saved by an earlier session → this one takes over, without INIT. backings: who registers files;
+    None: this process."""
 
-    def __init__(self, fd: int, ledger: Ledger, client: NodeClient, *, mode: Mode) -> None:
+    def __init__(
+        self, fd: int, ledger: Ledger, client: NodeClient, *, mode: Mode, backings: Backings | None = None
+    ) -> None:
         self._fd = fd
+        self._backings = backings or OwnBackings(fd)
         self._ledger = ledger
         self._client = client
         self._taking_over = ledger.init_flags != 0
-        self._inodes = Inodes(ledger, lambda backing_id: device.backing_close(fd, backing_id))
+        self._inodes = Inodes(ledger, self._backings.close)
         self._files = Files(client)
         if self._taking_over:
             mode = Mode(ledger.mode)
@@ -94,7 +99,7 @@ class Session:
 
     def register(self, fd: int) -> int:
         """A file of the upper layer, by its descriptor."""
-        return device.backing_open(self._fd, fd)
+        return self._backings.open(fd)
 
     def name_changed(self, parent: int, name: bytes) -> None:
         self._notifier.name_changed(parent, name)
@@ -155,7 +160,7 @@ class Session:
     def _register(self, path: str) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return device.backing_open(self._fd, fd)
+            return self._backings.open(fd)
         finally:
             os.close(fd)
 

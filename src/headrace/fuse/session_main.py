@@ -23,6 +23,7 @@ from headrace.base.interpreter import module_command
 from headrace.base.logs import log_to_stderr
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import probe, survey
+from headrace.fuse.backings import AskedBackings
 from headrace.fuse.client_protocol import NodeClient
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.operations import Mode
@@ -34,15 +35,16 @@ DEFAULT_CLIENT = "headrace.sdk.client:connect"
 PATIENCE_S = 60.0
 
 
-def choose_mode(io: str, client: NodeClient) -> tuple[Mode, str]:
-    """The mode and why. io: auto, passthrough, splice, noopen. What can be written has to hear of opens."""
+def choose_mode(io: str, client: NodeClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
+    """The mode and why. io: auto, passthrough, splice, noopen. What can be written has to hear of opens. probed: by who
+    may mount, where this process may not."""
     writable = WriteModes.parse(getattr(client, "write", "")).any
     if io == "splice" or (io == "noopen" and not writable):
         return Mode(io), "asked for"
     small = survey.small_files(client) if io == "auto" and not writable else ""
     if small:
         return Mode.NOOPEN, small
-    result = probe.probe()
+    result = probed or probe.probe()
     if result.works:
         return Mode.PASSTHROUGH, result.reason
     return Mode.SPLICE, f"no passthrough: {result.reason}"
@@ -82,6 +84,10 @@ class HolderWatch:
                     continue
             except OSError:
                 pass
+            if self._arguments.backings_fd >= 0:
+                log.warning("the holder died, and its rights with it: `up` starts both again")
+                logging.shutdown()
+                os._exit(1)
             log.warning("the holder died, starting another")
             self._replace()
 
@@ -110,6 +116,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ledger-fd", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, default=-1)
+    parser.add_argument("--backings-fd", type=int, default=-1, help="of the holder, which registers files")
+    parser.add_argument("--passthrough", default="", help="what the holder knows of it: yes or no, and why")
     return parser.parse_args()
 
 
@@ -121,8 +129,13 @@ def _serve(arguments: argparse.Namespace, watch: HolderWatch) -> None:
     if ledger.init_flags:
         mode, why = Mode(ledger.mode), "taken over"
     else:
-        mode, why = choose_mode(arguments.io, client)
-    session = Session(arguments.fuse_fd, ledger, client, mode=mode)
+        works, _, reason = arguments.passthrough.partition(" ")
+        probed = probe.Result(works == "yes", reason) if works else None
+        mode, why = choose_mode(arguments.io, client, probed)
+    backings = None
+    if arguments.backings_fd >= 0:
+        backings = AskedBackings(socket.socket(fileno=arguments.backings_fd))
+    session = Session(arguments.fuse_fd, ledger, client, mode=mode, backings=backings)
     session.start()
     watch.follow()
     watch.say({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})
@@ -135,8 +148,9 @@ def main() -> int:
     arguments = _arguments()
     for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
         os.set_inheritable(fd, False)
-    if arguments.lock_fd >= 0:
-        os.set_inheritable(arguments.lock_fd, False)
+    for fd in (arguments.lock_fd, arguments.backings_fd):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
     Servers(arguments.lock_fd, arguments.mountpoint).enter(Role.SESSION)
     _raise_file_limit()
     watch = HolderWatch(arguments)

@@ -22,6 +22,7 @@ from headrace.base.errors import (
     ProtocolError,
 )
 from headrace.base.peer_process import peer_of
+from headrace.base.trusted_owner import is_trusted
 from headrace.sdk.cancel import Cancel
 from headrace.wire import frame
 from headrace.wire.messages import PROTOCOL, Answer, Failure, Hello, Message, Welcome
@@ -44,7 +45,7 @@ class Connection:
         except OSError as error:
             self._socket.close()
             raise self._gone(error.strerror or str(error)) from error
-        if owner not in (0, os.geteuid()):
+        if not is_trusted(owner):
             self._socket.close()
             raise NotAllowedError(
                 f"node at {socket_path}",

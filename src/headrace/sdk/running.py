@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NodeUnavailableError, UsageError
+from headrace.base.trusted_owner import is_trusted
 from headrace.config.load import Loaded, load
 from headrace.config.schema import socket_path_of
 
@@ -74,19 +75,30 @@ def read_states(folder: str) -> list[State]:
     for name in _names_in(folder):
         if name.endswith(".json"):
             try:
-                with open(os.path.join(folder, name), "rb") as source:
+                with open(os.path.join(folder, name), "rb", opener=_own_file) as source:
                     found.append(decode_json(source.read(), State))
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or of another version
     return found
 
 
+def _own_file(path: str, flags: int) -> int:
+    """Opens no link, and waits for no pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def _names_in(folder: str) -> list[str]:
-    """None where there is no such folder, or it is another user's."""
+    """None where there is no such folder, or it is another user's, also for root."""
     try:
-        return sorted(os.listdir(folder))
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return []
+    try:
+        return sorted(os.listdir(fd)) if is_trusted(os.fstat(fd).st_uid) else []
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
 
 
 def answers(socket_path: str) -> bool:

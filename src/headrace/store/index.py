@@ -31,6 +31,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.private_folder import make_private
+from headrace.base.trusted_owner import is_trusted
 from headrace.store import compaction
 from headrace.store.checkpoint import PAGE_BYTES
 from headrace.store.environment import Environment, translated
@@ -671,7 +672,7 @@ def _check_believed(folder: str) -> None:
         raise PathNotFoundError(f"index {folder}", why="no node made it yet") from None
     except OSError as error:
         raise StoreError(f"index {folder} can't be opened", why=error.strerror or str(error)) from error
-    if owner not in (0, os.geteuid()):
+    if not is_trusted(owner):
         raise NotAllowedError(
             f"index {folder}", why=f"it belongs to user {owner}", hint="run this as that user"
         )

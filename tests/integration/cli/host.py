@@ -78,6 +78,7 @@ class Host:
         for name in [one for one in self.environment if one.startswith("AWS_")]:
             del self.environment[name]
         self.environment |= {f"HEADRACE_{name.upper()}": str(value) for name, value in settings.items()}
+        self.python = sys.executable
         self._count = 0
 
     # ------------------------------------------------------------ commands
@@ -86,7 +87,7 @@ class Host:
         """A command in the background, as a process group of its own."""
         self._count += 1
         errors = self.base / f"stderr-{self._count}"
-        command = [sys.executable, "-m", "headrace", *map(str, words), *(["--json"] if json_ else [])]
+        command = [self.python, "-m", "headrace", *map(str, words), *(["--json"] if json_ else [])]
         with errors.open("wb") as sink:
             process = subprocess.Popen(
                 command,
@@ -108,7 +109,7 @@ class Host:
 
     def headrace(self, *words: object, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "headrace", *map(str, words)],
+            [self.python, "-m", "headrace", *map(str, words)],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,

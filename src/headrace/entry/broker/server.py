@@ -20,7 +20,7 @@ import termios
 from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
-from headrace.base.private_folder import check_above
+from headrace.base.trusted_owner import check_above
 from headrace.entry.broker.access import User, user_of
 from headrace.entry.broker.desk import Desk, Reply
 from headrace.wire.broker_messages import REQUEST_BYTES_MAX, Request, decode_request, encode

@@ -11,6 +11,7 @@ import time
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NodeUnavailableError, NotAllowedError, ProtocolError
 from headrace.base.peer_process import peer_of
+from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.wire.broker_messages import (
     ANSWER_BYTES_MAX,
     FILES_MAX,
@@ -29,7 +30,7 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
 
 class Link:
     """Thread-safe: each thread has a socket of its own while it asks. any_owner: whoever runs the node is believed, as
-    the caller named it; else root and this user only."""
+    the caller named it; else root, this user, and whom root chose."""
 
     def __init__(self, path: str, *, patience_s: float, any_owner: bool) -> None:
         self.path = path
@@ -107,7 +108,7 @@ class Link:
         except OSError as error:
             connection.close()
             raise self._gone(error.strerror or str(error)) from error
-        if not self._any_owner and uid not in (0, os.geteuid()):
+        if not self._any_owner and not is_trusted(uid) and chosen_by_root(os.path.dirname(self.path)) != uid:
             connection.close()
             raise NotAllowedError(
                 f"node at {self.path}",

@@ -1,0 +1,291 @@
+"""`--user`: node, session and gateways have no right but their user's, what has one does nothing for that user, and
+what that user leaves in its folders leads root nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.integration.cli.host import Host, Up, wait_until
+from tests.security.nobody import LIBRARY, NOBODY, as_nobody, as_user
+from tests.security.test_other_users import WALK, below
+from tests.security.unprivileged import NODE_USER, status_of, unprivileged_host
+
+SYS_ADMIN = f"{1 << 21:016x}"
+NOTHING = f"{0:016x}"
+USER = f"{NODE_USER}:{NODE_USER}"
+READ = """
+cache = headrace.connect(socket=at)
+found = [type(cache).__name__, *(hashlib.sha256(cache.read(path)).hexdigest() for path in ("/small", "/large"))]
+"""
+
+
+def up_as_user(host: Host, *words: object) -> Up:
+    return host.up(host.truth, host.mount, "--user", USER, "--allow-other", *words)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def lowered(shared_base: Path) -> Iterator[Host]:
+    base = shared_base / "lowered"
+    base.mkdir()
+    with unprivileged_host(base, s3_address="127.0.0.1:0") as host:
+        host.put("small", 100_000)
+        host.put("large", (9 << 20) + 7)
+        host.put("d/file", 3000)
+        host.s3 = up_as_user(host).ready  # type: ignore[attr-defined]
+        yield host
+
+
+def ready(host: Host) -> dict[str, Any]:
+    found: dict[str, Any] = host.s3  # type: ignore[attr-defined]
+    return found
+
+
+def test_each_process_has_what_the_table_says_and_no_more(lowered: Host) -> None:
+    said = ready(lowered)
+    gateway = next(pid for pid, words in lowered.processes().items() if "headrace.s3.main" in words)
+    pids = {
+        "up": said["pid"],
+        "holder": said["holder_pid"],
+        "node": said["node_pid"],
+        "session": said["session_pid"],
+        "s3": gateway,
+    }
+    for name, pid in pids.items():
+        found = status_of(pid)
+        assert found["Uid"] == found["Gid"] == " ".join([str(NODE_USER)] * 4), name
+        assert (found["Groups"], found["NoNewPrivs"]) == (str(NODE_USER), "1"), name
+        held = SYS_ADMIN if name in ("up", "holder") else NOTHING
+        assert (found["CapPrm"], found["CapEff"], found["CapInh"], found["CapAmb"]) == (
+            held,
+            held,
+            NOTHING,
+            NOTHING,
+        ), name
+        assert found["CapBnd"] == SYS_ADMIN, name
+    assert set(lowered.processes()) == set(pids.values())
+
+
+def test_mount_library_and_s3_give_the_bytes_of_the_origin(lowered: Host) -> None:
+    said = ready(lowered)
+    assert said["io"] == "passthrough"
+    lowered.assert_right()
+    truth = [digest(lowered.truth / name) for name in ("small", "large")]
+    for uid in (0, NOBODY):
+        assert as_user(uid, READ, imports=LIBRARY, at=said["socket"]) == ["BrokeredCache", *truth]
+    assert as_user(NODE_USER, READ, imports=LIBRARY, at=said["socket"]) == ["Cache", *truth]
+    assert as_nobody("found = open(path, 'rb').read().hex()", path=str(lowered.mount / "d/file")) == (
+        (lowered.truth / "d/file").read_bytes().hex()
+    )
+    rows = dict(
+        line.replace(" ", "").split("=", 1)
+        for line in Path(said["credentials"]["s3"]).read_text().replace("export ", "").splitlines()
+        if "=" in line
+    )
+    client = boto3.client(
+        "s3",
+        endpoint_url=said["s3"],
+        region_name="us-east-1",
+        aws_access_key_id=rows["AWS_ACCESS_KEY_ID"].strip("'\""),
+        aws_secret_access_key=rows["AWS_SECRET_ACCESS_KEY"].strip("'\""),
+    )
+    body = client.get_object(Bucket="d", Key="file")["Body"].read()
+    assert body == (lowered.truth / "d/file").read_bytes()
+
+
+def test_root_reads_by_descriptors_without_naming_the_node(lowered: Host) -> None:
+    """Whom root put in charge of a folder of root's is believed as root is; its index is not read by root."""
+    program = """
+import os
+os.environ["HEADRACE_RUN_FOLDER"] = run
+from headrace.sdk.brokered.link import Link
+found = type(Link(public, patience_s=1, any_owner=False)).__name__
+"""
+    socket = ready(lowered)["socket"]
+    public = f"{lowered.run_folder}.public/{os.path.basename(socket)}"
+    for uid in (0, NOBODY):
+        assert as_user(uid, program, imports=LIBRARY, run=str(lowered.run_folder), public=public) == "Link"
+    refused = as_user(
+        0, "found = refused(lambda: headrace.sdk.client.connect(at))", imports=LIBRARY, at=socket
+    )
+    assert refused == "NotAllowedError"
+
+
+def test_no_third_user_reads_or_changes_what_the_node_keeps(lowered: Host) -> None:
+    paths = below(lowered.cache, lowered.run_folder)
+    for path in map(Path, paths):
+        status = path.lstat()
+        assert (status.st_uid, stat.S_IMODE(status.st_mode) & 0o077) == (NODE_USER, 0), path
+    tops = (str(lowered.cache), str(lowered.run_folder))
+    assert [one for one in as_nobody(WALK, paths=paths) if one[1] not in tops] == []
+
+
+def test_the_node_s_user_does_not_come_to_the_rights_of_up_and_holder(lowered: Host) -> None:
+    said = ready(lowered)
+    program = """
+libc = ctypes.CDLL(None)
+found = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
+    ("mem", "rb"), ("mem", "r+b"), ("maps", "rb"), ("environ", "rb"))]
+    + [refused(lambda: os.listdir(f"/proc/{pid}/fd")), libc.ptrace(16, pid, 0, 0)] for pid in pids]
+"""
+    found = as_user(NODE_USER, program, imports="import ctypes", pids=[said["pid"], said["holder_pid"]])
+    assert [one[:3] + one[4:] for one in found] == [["PermissionError"] * 4 + [-1]] * 2
+
+
+def test_a_hostile_session_registers_no_file_of_others(lowered: Host, tmp_path: Path) -> None:
+    """By the descriptors of a session that its user took over: only a plain file of that user's is registered."""
+    session = ready(lowered)["session_pid"]
+    words = Path(f"/proc/{session}/cmdline").read_bytes().split(b"\0")
+    number = int(words[words.index(b"--backings-fd") + 1])
+    program = """
+pid = os.pidfd_open(session)
+holder = socket.socket(fileno=ctypes.CDLL(None).syscall(438, pid, number, 0))
+def ask(*fds, body=bytes(4)):
+    holder.sendmsg([body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
+    return struct.unpack("<i", holder.recv(4))[0]
+own = os.open(folder, os.O_RDWR | os.O_TMPFILE)
+found = [
+    ask(os.open("/etc/passwd", os.O_RDONLY)), ask(os.open("/proc/self/status", os.O_PATH)), ask(os.pipe()[0]),
+    ask(os.open("/etc", os.O_RDONLY)), ask(own, own), ask(), ask(own, body=bytes(5)),
+    ask(own, body=struct.pack("<i", -1))]
+mine = ask(own)
+holder.send(struct.pack("<i", mine))
+found.append(mine > 0)
+found.append(ask(own) > 0)
+"""
+    folder = lowered.base / "theirs"
+    folder.mkdir()
+    os.chown(folder, NODE_USER, NODE_USER)
+    found = as_user(
+        NODE_USER,
+        program,
+        imports="import array, struct, ctypes",
+        session=session,
+        number=number,
+        folder=str(folder),
+    )
+    eperm, einval, ebadf = -1, -22, -9
+    assert found[0:1] + found[2:6] == [eperm, eperm, eperm, einval, einval]
+    assert found[1] in (eperm, ebadf)
+    assert found[6:] == [einval] * 2 + [True, True]
+    lowered.assert_right("small")
+
+
+def test_root_s_commands_go_on_as_the_node_s_user(lowered: Host) -> None:
+    """What the user lays into its folders leads no command of root's anywhere, and keeps none from working."""
+    secret = lowered.base / "secret.json"
+    secret.write_text(
+        json.dumps({"kind": "up", "pid": os.getpid(), "socket": "/nowhere.sock", "mountpoint": "/"})
+    )
+    secret.chmod(0o600)
+    program = """
+os.mkfifo(run + "/1.json")
+os.symlink(secret, run + "/2.json")
+os.rename(cache + "/capacity", cache + "/capacity.old")
+os.symlink(secret, cache + "/capacity")
+found = 0
+"""
+    as_user(NODE_USER, program, run=str(lowered.run_folder), cache=str(lowered.cache), secret=str(secret))
+    try:
+        assert "/nowhere.sock" not in json.dumps(lowered.json("status"))
+        assert sorted(lowered.ok("ls", "/").split()) == ["d/", "large", "small"]
+    finally:
+        for name in ("1.json", "2.json"):
+            (lowered.run_folder / name).unlink()
+        os.rename(lowered.cache / "capacity.old", lowered.cache / "capacity")
+
+
+def test_a_mount_outlives_its_session_its_holder_and_its_node(shared_base: Path) -> None:
+    base = shared_base / "killed"
+    base.mkdir()
+    with unprivileged_host(base) as host:
+        host.put("file", 300_000)
+        up = up_as_user(host)
+        for role in ("session", "holder", "node"):
+            was = host.kill(role)
+            host.assert_right()
+            host.wait_pid(role, other_than=was)
+            kept = SYS_ADMIN if role == "holder" else NOTHING
+            assert status_of(host.pid_of(role))["CapPrm"] == kept
+        host.put("later", 300_000)
+        host.ok("sync", "/")
+        host.assert_right()
+        assert up.process.poll() is None
+        host.kill_all()
+        up.wait()
+        host.ok("down", str(host.mount))
+        assert host.mounts() == []
+        up_as_user(host)
+        host.assert_right()
+        host.ok("down", "--all")
+        host.assert_nothing_left()
+
+
+def test_a_node_without_a_mount_keeps_nothing_and_is_mounted_by_fuse(shared_base: Path) -> None:
+    base = shared_base / "alone"
+    base.mkdir()
+    with unprivileged_host(base, user=USER) as host:
+        host.put("file", 300_000)
+        node = host.up(host.truth)
+        for pid in (node.pid, node.ready["node_pid"]):
+            found = status_of(pid)
+            assert (found["CapPrm"], found["CapBnd"], found["Uid"].split()[0]) == (
+                NOTHING,
+                NOTHING,
+                str(NODE_USER),
+            )
+        other = host.start("fuse", host.mount)
+        other.wait_ready()
+        assert status_of(other.ready["session_pid"])["CapPrm"] == NOTHING
+        assert status_of(other.pid)["CapPrm"] == SYS_ADMIN
+        host.assert_right()
+        gateway = host.start("s3", "--address", "127.0.0.1:0", "--user", USER)
+        gateway.wait_ready()
+        found = status_of(gateway.pid)
+        assert (found["CapPrm"], found["CapBnd"], found["Uid"].split()[0]) == (
+            NOTHING,
+            NOTHING,
+            str(NODE_USER),
+        )
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+        host.ok("down", "--all")
+        host.assert_nothing_left()
+
+
+def test_what_can_t_be_is_refused_in_one_line(lowered: Host) -> None:
+    theirs, full = lowered.base / "theirs-above", lowered.base / "full"
+    (theirs / "mnt").mkdir(parents=True)
+    os.chown(theirs, NODE_USER, NODE_USER)
+    full.mkdir(mode=0o700)
+    (full / "index").mkdir()
+    (lowered.base / "mnt2").mkdir()
+    before = lowered.mounts(), set(lowered.processes())
+    for words, why in (
+        (("up", lowered.truth, theirs / "mnt", "--user", USER), "others than root may exchange"),
+        (
+            ("up", lowered.truth, lowered.base / "mnt2", "--user", USER, "--cache", f"{full}:1GiB"),
+            "to user 0",
+        ),
+        (("s3", "--user", "nobody"), f"is of user {NODE_USER}"),
+    ):
+        done = lowered.headrace(*words)
+        assert done.returncode != 0, words
+        assert why in done.stderr, (words, done.stderr)
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    wait_until(lambda: set(lowered.processes()) == before[1], what=lambda: f"{lowered.processes()}")
+    assert lowered.mounts() == before[0]
+    assert [one.name for one in full.iterdir()] == ["index"]

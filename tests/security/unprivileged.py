@@ -1,0 +1,55 @@
+"""A host whose node runs as a user without rights, by a program that this user can read, wherever the tests' lies."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import headrace
+from tests.integration.cli.host import Host
+
+NODE_USER = 64991
+"""Neither root nor nobody, who is a third."""
+MS_BIND, MNT_DETACH = 4096, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: " ".join(value.split()) for name, _, value in (line.partition(":") for line in lines)}
+
+
+@contextmanager
+def unprivileged_host(base: Path, **settings: object) -> Iterator[Host]:
+    """All words of `up` but `--user` are the caller's."""
+    host = Host(base, **settings)
+    places = {
+        "python": sys.base_prefix,
+        "packages": sysconfig.get_path("purelib"),
+        "source": os.path.dirname(os.path.dirname(headrace.__file__)),
+    }
+    for name, place in places.items():
+        (base / name).mkdir()
+        _bind(place, str(base / name))
+    try:
+        host.python = str(base / "python/bin" / os.path.basename(os.path.realpath(sys.executable)))
+        host.environment |= {
+            "PYTHONPATH": f"{base}/source:{base}/packages",
+            "LD_LIBRARY_PATH": f"{base}/python/lib",
+        }
+        yield host
+    finally:
+        host.close()
+        for name in places:
+            _libc.umount2(os.fsencode(base / name), MNT_DETACH)
+
+
+def _bind(place: str, at: str) -> None:
+    if _libc.mount(os.fsencode(place), os.fsencode(at), None, ctypes.c_ulong(MS_BIND), None) != 0:
+        raise OSError(ctypes.get_errno(), "bind", place)

@@ -1,0 +1,68 @@
+"""The words of `--user`, and what is asked in another user's name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from headrace.base.account import Account, account_of
+from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
+from headrace.config.schema import CacheVolume, Config
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("no-such-user", "no such user"),
+        ("64991", "no such user"),
+        ("99999999999999999999:1", "no such user"),
+        ("0", "that is root"),
+        ("root", "that is root"),
+        ("0:5", "that is root"),
+        ("64991:0", "root's"),
+        ("64991:99999999999", "root's"),
+        ("64991:no-such-group", "no group"),
+        ("64991:", "no group"),
+        ("", "no such user"),
+        ("-1", "no such user"),
+    ],
+)
+def test_a_user_that_is_none_or_has_rights_is_refused(word: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        account_of(word)
+
+
+def test_a_user_by_number_has_the_group_that_is_given() -> None:
+    assert account_of("64991:64992") == Account("64991", 64991, 64992, (64992,), "/")
+
+
+def test_nothing_is_written_where_a_user_is_set() -> None:
+    cache = [CacheVolume(folder="/nowhere", capacity_bytes=1 << 30)]
+    Config(cache=cache, run_folder="/run/x", user="64991:64991")
+    for write in ("back", "off,/w=local"):
+        with pytest.raises(UsageError, match="root's rights"):
+            Config(cache=cache, run_folder="/run/x", user="64991:64991", write=write)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_call_is_made_as_that_user_and_its_error_comes_back() -> None:
+    account = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
+
+    def refuse() -> None:
+        raise PathNotFoundError("it", why="gone", hint="look elsewhere")
+
+    def fail() -> None:
+        raise RuntimeError
+
+    assert account.result_of(lambda: [*os.getresuid(), *os.getresgid(), *os.getgroups()]) == [NOBODY] * 7
+    assert account.result_of(lambda: os.access("/etc/shadow", os.R_OK)) is False
+    with pytest.raises(PathNotFoundError, match=r"it: gone \(look elsewhere\)"):
+        account.result_of(refuse)
+    with pytest.raises(HeadraceError, match="a process of that user failed"):
+        account.result_of(fail)
+    with pytest.raises(HeadraceError, match="a process of that user failed"):
+        account.result_of(lambda: os._exit(3))
+    assert os.getuid() == 0
