@@ -46,7 +46,8 @@ class Account:
                 why=f"this process can't become it: {error.strerror}",
                 hint="start as root, with CAP_SETUID, CAP_SETGID, and for a mount CAP_SYS_ADMIN",
             ) from error
-        os.environ.update(HOME=self.home, USER=self.name, LOGNAME=self.name)
+        # a child that has rights must take no modules from a home that its user writes to
+        os.environ.update(HOME=self.home, USER=self.name, LOGNAME=self.name, PYTHONNOUSERSITE="1")
 
     def result_of(self, call: Callable[[], Any]) -> Any:
         """What a call returns, as JSON has it, in a child that has become this user. HeadraceError of the call."""
@@ -72,6 +73,7 @@ class Account:
         answer: dict[str, Any] = {}
         try:
             try:
+                os.setsid()  # a terminal of root's is not its own
                 self.become()
                 answer = {"result": call()}
             except HeadraceError as error:

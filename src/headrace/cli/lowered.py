@@ -100,16 +100,25 @@ def check_program() -> None:
             why=f"it may not run {sys.executable} or read {os.path.dirname(__file__)}",
             hint="install Headrace where all users can read it",
         )
-    places = {os.path.realpath(one) for one in (sys.executable, os.path.dirname(__file__), *sys.path) if one}
-    for place in sorted(places):
-        while place != "/":
-            if os.access(place, os.W_OK) and not os.stat(place).st_mode & stat.S_ISVTX:
-                raise UsageError(
-                    f"user {os.geteuid()}",
-                    why=f"it may change {place}, which root's rights would run",
-                    hint="install Headrace as root",
-                )
-            place = os.path.dirname(place)
+    for one in {sys.executable, os.path.dirname(__file__), *sys.path}:
+        place = os.path.realpath(one)
+        if _may_be_changed(place):
+            raise UsageError(
+                f"user {os.geteuid()}",
+                why=f"it may change {place}, which root's rights would run",
+                hint="install Headrace as root",
+            )
+
+
+def _may_be_changed(path: str) -> bool:
+    """Whether this user may put something else in a path's place, or into it."""
+    if os.access(path, os.W_OK):
+        return True
+    while path != "/":
+        path = os.path.dirname(path)
+        if os.access(path, os.W_OK) and not os.stat(path).st_mode & stat.S_ISVTX:
+            return True
+    return False
 
 
 def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: MountOptions) -> RootsMount:

@@ -89,12 +89,7 @@ def up(
         file=config,
     )
     settings = _opened_with_the_mount(loaded) if allow_other else loaded.config
-    account = lowered.account_for(settings)
-    if account is None:
-        check_has_origin(settings)
-    else:
-        lowered.hand_over_folders(settings, account)
-        account.result_of(lambda: _check_as_user(settings))
+    account = _prepare_account(settings)
     supervisor = _supervisor(
         settings,
         mountpoint,
@@ -104,6 +99,17 @@ def up(
     )
 
     supervisor.run(lambda state: _ready(state, loaded.config, time.monotonic() - began_s, as_json=json))
+
+
+def _prepare_account(config: Config) -> Account | None:
+    """The user to go on as, who can; None: this process's own."""
+    account = lowered.account_for(config)
+    if account is None:
+        check_has_origin(config)
+        return None
+    lowered.hand_over_folders(config, account)
+    account.result_of(lambda: _check_as_user(config))
+    return account
 
 
 def _check_as_user(config: Config) -> None:

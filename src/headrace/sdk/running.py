@@ -5,6 +5,7 @@ The files are written by the command line (`cli/state.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -54,14 +55,27 @@ def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
     """The socket of a node of this host: the one named, or the one that owns this cache folder, whether it runs or not;
     else the only one that runs. NodeUnavailableError when none does, UsageError when several do."""
     if socket is not None:
-        return os.path.abspath(socket)
+        return _of_believed(os.path.abspath(socket))
     loaded = load()
     run_folder = loaded.config.run_folder
     if cache is not None:
-        return socket_path_of(run_folder, cache.split(":", 1)[0])
+        return _of_believed(socket_path_of(run_folder, cache.split(":", 1)[0]))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     hint = "choose by cache=DIR, or HEADRACE_CACHE=DIR:SIZE"
     return the_only(running_sockets(run_folder, states), loaded, states, hint=hint)
+
+
+def _of_believed(socket_path: str) -> str:
+    """A socket in a run folder of another user's is no node of this one's, also for root, who could enter it."""
+    folder = os.path.dirname(socket_path)
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        if not is_trusted(os.stat(folder).st_uid):
+            raise NodeUnavailableError(
+                f"no node of this user's at {socket_path}",
+                why=f"{folder} is of another user",
+                hint="have it be open to others (`--allow-other`)",
+            )
+    return socket_path
 
 
 def configured_nodes() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from typing import cast
 
-from headrace.base.errors import NodeUnavailableError, NotAllowedError
+from headrace.base.errors import NodeUnavailableError
 from headrace.sdk.client import Client
 from headrace.sdk.paths import TELL_S_MAX, Paths
 from headrace.sdk.running import configured_nodes, find_node
@@ -38,17 +38,14 @@ def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_
     if nodes is None:
         try:
             return HOSTS.get(find_node(socket=socket, cache=cache), patience_s)
-        except (
-            NodeUnavailableError,
-            NotAllowedError,
-        ) as error:  # not allowed: to root, of another user's node
+        except NodeUnavailableError:
             from headrace.sdk.brokered.reach import reach_broker  # not wanted where this user's node runs
 
             brokered = reach_broker(cache=cache, socket=socket, patience_s=patience_s)
             if brokered is not None:
                 return cast(Paths, brokered)  # it has the calls of a Paths that programs make
             nodes = configured_nodes()
-            if socket is not None or cache is not None or not nodes or isinstance(error, NotAllowedError):
+            if socket is not None or cache is not None or not nodes:
                 raise
     from headrace.sdk.remote.reach import REMOTES  # not wanted where there is a node
 

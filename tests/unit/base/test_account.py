@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from headrace.base.account import Account, account_of
 from headrace.base.errors import HeadraceError, PathNotFoundError, UsageError
+from headrace.cli.lowered import check_program
 from headrace.config.schema import CacheVolume, Config
 
 NOBODY = 65534
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """Where other users come to: below no private directory of the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +80,32 @@ def test_a_call_is_made_as_that_user_and_its_error_comes_back() -> None:
     with pytest.raises(HeadraceError, match="a process of that user failed"):
         account.result_of(lambda: os._exit(3))
     assert os.getuid() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_program_that_the_user_may_change_gets_no_rights(
+    open_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module of the user's would run in the process that has CAP_SYS_ADMIN: its home's, or one on the way."""
+    account, place = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/"), open_place
+    (place / "lib").mkdir(mode=0o755)
+    program = place / "python"
+    program.write_bytes(b"")
+    program.chmod(0o755)
+    monkeypatch.setattr("headrace.cli.lowered.__file__", str(place / "lib/lowered.py"))
+    (place / "lib/lowered.py").touch()
+    monkeypatch.setattr("sys.executable", str(program))
+    monkeypatch.setattr("sys.path", [str(place / "lib")])
+    account.result_of(check_program)
+    assert account.result_of(lambda: os.environ["PYTHONNOUSERSITE"]) == "1"
+    for path in (place / "lib", place, program):
+        os.chown(path, NOBODY, NOBODY)
+        with pytest.raises(UsageError, match="may change"):
+            account.result_of(check_program)
+        os.chown(path, 0, 0)
+    (place / "lib").chmod(0o1777)
+    with pytest.raises(UsageError, match="may change"):
+        account.result_of(check_program)
+    (place / "lib").chmod(0o700)
+    with pytest.raises(UsageError, match="may not run"):
+        account.result_of(check_program)
