@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from headrace.base import boot_clock
 from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
-from headrace.base.refusals import Refusals
+from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
+from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.records import Followers, Heard, Seals
-from headrace.identity.names import StrangerError
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,8 @@ class EtcdRecords:
         lease_s: float,
         access: EtcdAccess | None = None,
         seals: Seals | None = None,
+        kept: KeptRecords | None = None,
     ) -> None:
-        self._seals = seals
-        self._raw: dict[
-            str, tuple[bytes, bytes]
-        ] = {}  # of sealed records: what was opened of it, and as it is
-        self._refusals = Refusals(log, "records")
         self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)
         self._endpoints = endpoints
         self._prefix = prefix
@@ -69,6 +65,8 @@ class EtcdRecords:
         self._client: Any = None
         self._turn = 0
         self._followers = Followers()
+        self._beliefs = Beliefs(seals, kept, self._followers.mirror)
+        self._is_new = True
         self._leased: dict[str, bytes] = {}
         self._lease: int | None = None
         self._lease_lock = asyncio.Lock()
@@ -88,6 +86,9 @@ class EtcdRecords:
             return
         self._first.clear()
         self._denied = None
+        if self._is_new:
+            self._is_new = False
+            self._beliefs.remember()
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
         try:
             async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
@@ -110,19 +111,18 @@ class EtcdRecords:
                 await self._call(lambda client: client.revoke_lease(self._lease))
         self._lease = None
         await self._drop_client()
+        await self._keep_beliefs()
 
     # ------------------------------------------------------------ records
 
     async def get(self, key: str) -> bytes | None:
         found = await self._call(lambda client: client.get(self._key(key)))
-        if found is None:
-            return None
-        return self._opened(key, bytes(found.value), newest=False) or b""
+        return self._beliefs.meaning(key, None if found is None else bytes(found.value))
 
     async def list(self, prefix: str) -> builtins.dict[str, bytes]:
         found = await self._call(lambda client: client.get_prefix(self._key(prefix)))
         raw = {self._name(one.key): bytes(one.value) for one in found}
-        return self._all_opened(raw, newest=False)
+        return self._beliefs.meanings(raw, prefix)
 
     async def put(self, key: str, value: bytes, leased: bool = False) -> None:  # noqa: FBT001, FBT002
         if leased:
@@ -130,64 +130,62 @@ class EtcdRecords:
         else:
             self._leased.pop(key, None)
         lease = await self._own_lease() if leased else None
-        closed = self._closed(key, value)
+        closed = self._beliefs.close(key, value)
         await self._call(lambda client: client.put(self._key(key), closed, lease=lease))
-        self._wrote(key, value, closed)
+        self._beliefs.wrote(key, value, closed)
 
     async def create(self, key: str, value: bytes, leased: bool = False) -> bool:  # noqa: FBT001, FBT002
         lease = await self._own_lease() if leased else None
-        name, closed = self._key(key), self._closed(key, value)
-
-        async def ask(client: Any) -> bool:
-            words = client.transactions
-            done, _ = await client.transaction(
-                compare=[words.version(name) == 0], success=[words.put(name, closed, lease)], failure=[]
-            )
-            return bool(done)
-
-        created = await self._call(ask)
-        if created:
-            self._wrote(key, value, closed)
-        if created and leased:
-            self._leased[key] = value
-        return created
+        held = self._beliefs.held(key)
+        ended = held.raw if held is not None and held.value is None else None
+        return await self._exchange(key, ended, value, lease)
 
     async def replace(self, key: str, old: bytes, new: bytes, *, leased: bool = False) -> bool:
         leased = leased or key in self._leased
         lease = await self._own_lease() if leased else None
-        name, closed = self._key(key), self._closed(key, new)
-        opened, raw = self._raw.get(key) or (old, old)
-        if opened != old:  # another one is there, or was when this node last looked
+        if not self._beliefs.are_sealed:
+            return await self._exchange(key, old, new, lease)
+        held = self._beliefs.held(key)
+        if held is None or held.value != old:  # another one is there, or was when this node last looked
             await self.get(key)
-            opened, raw = self._raw.get(key) or (old, old)
-        if opened != old:
+            held = self._beliefs.held(key)
+        if held is None or held.value != old:
             return False
+        return await self._exchange(key, held.raw, new, lease)
+
+    async def _exchange(self, key: str, raw: bytes | None, value: bytes, lease: int | None) -> bool:
+        """Whether what was there was this; None: nothing."""
+        closed = self._beliefs.close(key, value)
+        exchanged = await self._exchange_raw(key, raw, closed, lease)
+        if exchanged:
+            self._beliefs.wrote(key, value, closed)
+        if exchanged and lease is not None:
+            self._leased[key] = value
+        return exchanged
+
+    async def _exchange_raw(self, key: str, raw: bytes | None, new: bytes, lease: int | None = None) -> bool:
+        name = self._key(key)
 
         async def ask(client: Any) -> bool:
             words = client.transactions
+            same = words.version(name) == 0 if raw is None else words.value(name) == raw
             done, _ = await client.transaction(
-                compare=[words.value(name) == raw], success=[words.put(name, closed, lease)], failure=[]
+                compare=[same], success=[words.put(name, new, lease)], failure=[]
             )
             return bool(done)
 
-        replaced = await self._call(ask)
-        if replaced:
-            self._wrote(key, new, closed)
-        if replaced and leased:
-            self._leased[key] = new
-        return replaced
+        return await self._call(ask)
 
     async def delete(self, key: str, *, unless: str = "") -> None:
         if not unless:
             self._leased.pop(key, None)
-            await self._call(lambda client: client.delete(self._key(key)))
-            return
+        name, end = self._key(key), self._beliefs.end_of(key)
 
         async def ask(client: Any) -> None:
             words = client.transactions
             await client.transaction(
-                compare=[words.version(self._key(unless)) == 0],
-                success=[words.delete(self._key(key))],
+                compare=[words.version(self._key(unless)) == 0] if unless else [],
+                success=[words.delete(name) if end is None else words.put(name, end)],
                 failure=[],
             )
 
@@ -200,54 +198,26 @@ class EtcdRecords:
         """A leased record that another node has now: it is not written again."""
         self._leased.pop(key, None)
 
-    # ------------------------------------------------------------ seals
+    # ------------------------------------------------------------ what is believed
 
-    def _closed(self, key: str, value: bytes) -> bytes:
-        if self._seals is None or not self._seals.covers(key):
-            return value
-        return self._seals.close(key, value)
-
-    def _wrote(self, key: str, value: bytes, closed: bytes) -> None:
-        if closed is not value:
-            self._raw[key] = value, closed
-
-    def _opened(self, key: str, raw: bytes, *, newest: bool = True) -> bytes | None:
-        """What is believed of a record; None, and a line in the log, where it is not."""
-        if self._seals is None or not self._seals.covers(key):
-            return raw
+    async def _look_after_beliefs(self, *, seals: bool) -> None:
+        """Records that others spoiled are put back, and what is believed is kept for the next run. seals: those that
+        end some day are made anew: by who may, and is the first."""
+        await self._keep_beliefs()
         try:
-            opened = self._seals.open(key, raw, newest=newest)
-        except StrangerError as error:
-            self._refusals.add(str(error), address=key.replace("/", ":", 1))
-            self._raw[key] = b"", raw
-            return None
-        self._raw[key] = opened, raw
-        return opened
+            for key, (spoiled, good) in self._beliefs.to_put_back().items():
+                if await self._exchange_raw(key, spoiled, good):
+                    log.warning("a record was spoiled or taken away, and is put back key=%s", key)
+                self._beliefs.is_back(key)
+            for key, value in self._beliefs.aging().items() if seals else ():
+                await self.replace(key, value, value)
+        except ClusterUnavailableError:
+            return  # _follow tells of it
 
-    def _all_opened(
-        self, records: builtins.dict[str, bytes], *, newest: bool = True
-    ) -> builtins.dict[str, bytes]:
-        """In place of those that are not believed what was there before, if anything."""
-        opened = {
-            key: self._opened(key, raw, newest=newest) or self._followers.mirror.get(key)
-            for key, raw in records.items()
-        }
-        return {key: value for key, value in opened.items() if value is not None}
-
-    async def _seal_again(self) -> None:
-        """Records whose seal ends some day: by who may, and is the first."""
-        if self._seals is None:
-            return
-        for key, (opened, raw) in list(self._raw.items()):
-            if not opened or not self._seals.may_close(key) or key not in self._followers.mirror:
-                continue
-            try:
-                if self._seals.is_aging(raw):
-                    await self.replace(key, opened, opened)
-            except StrangerError:
-                continue  # too late: whoever has what it says writes it anew
-            except ClusterUnavailableError:
-                return
+    async def _keep_beliefs(self) -> None:
+        changed, gone = self._beliefs.changes()
+        if changed or gone:
+            await asyncio.to_thread(self._beliefs.keep, changed, gone)
 
     # ------------------------------------------------------------ inside
 
@@ -329,7 +299,8 @@ class EtcdRecords:
             self.away_since_s = None
         self.revision = found.header.revision
         self._denied = None
-        self._followers.tell_all(self._all_opened({self._name(one.key): bytes(one.value) for one in found}))
+        raw = {self._name(one.key): bytes(one.value) for one in found}
+        self._followers.tell_all(self._beliefs.meanings(raw, newest=True))
         await self._write_leased_again()
         self._first.set()
         checking = asyncio.ensure_future(self._check(client))
@@ -347,14 +318,12 @@ class EtcdRecords:
         deleted = self._connector.delete_event
         async for event in watch:
             self.revision = max(self.revision, event.kv.mod_revision)
-            gone = event.kind == deleted
             name = self._name(event.kv.key)
-            value = None if gone else self._opened(name, bytes(event.kv.value))
-            if gone:
-                self._raw.pop(name, None)
-            if gone or value is not None:
-                self._followers.tell(name, value)
-            if gone and name in self._leased:
+            raw = None if event.kind == deleted else bytes(event.kv.value)
+            value = self._beliefs.meaning(name, raw, newest=True)
+            is_there = value is not None and (value != NOTHING or not self._beliefs.are_sealed)
+            self._followers.tell(name, value if is_there else None)
+            if not is_there and name in self._leased:
                 log.error("own record is gone: this node was out of the cluster key=%s", name)
                 await self._write_leased_again()
 
@@ -362,9 +331,10 @@ class EtcdRecords:
         sealed_s = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_S)
-            if time.monotonic() - sealed_s >= SEAL_AGAIN_S:
-                sealed_s = time.monotonic()
-                await self._seal_again()
+            now_s = time.monotonic()
+            old = now_s - sealed_s >= SEAL_AGAIN_S
+            sealed_s = now_s if old else sealed_s
+            await self._look_after_beliefs(seals=old)
             if self._connector.renewed:
                 raise _RenewedError
             async with asyncio.timeout(CALL_S):
@@ -412,8 +382,12 @@ class EtcdRecords:
     async def _claim_again(self) -> None:
         """Never over a record that another node wrote meanwhile: this one is told of it, and must not fight."""
         for key, value in list_of(self._leased):
-            if not await self.create(key, value, leased=True):
-                await self.replace(key, value, value, leased=True)
+            if await self.create(key, value, leased=True) or await self.replace(
+                key, value, value, leased=True
+            ):
+                continue
+            if self._beliefs.are_sealed and await self.get(key) == NOTHING:
+                await self.replace(key, NOTHING, value, leased=True)
 
 
 def _being_cancelled() -> bool:

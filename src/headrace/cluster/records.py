@@ -6,8 +6,10 @@ Every call but `follow` raises ClusterUnavailableError, after some seconds at mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
+
+from headrace.identity.seals import Mark
 
 Heard = Callable[[str, bytes | None], None]
 """Told a key and what it is now; None: it is gone. On the loop; must not raise."""
@@ -39,9 +41,7 @@ class Records(Protocol):
 
 
 class Seals(Protocol):
-    """What makes records that nobody else can make."""
-
-    def covers(self, key: str) -> bool: ...
+    """What makes records that nobody else can make. See identity/seals.py."""
 
     def may_close(self, key: str) -> bool: ...
 
@@ -50,6 +50,14 @@ class Seals(Protocol):
     def open(self, key: str, raw: bytes, *, newest: bool = True) -> bytes:
         """StrangerError. newest: none that is older will do from now on."""
         ...
+
+    def gone(self, key: str) -> None: ...
+
+    def marks(self) -> dict[str, Mark]: ...
+
+    def remember(self, marks: Mapping[str, Mark]) -> None: ...
+
+    def forget_old(self) -> None: ...
 
     def is_aging(self, raw: bytes) -> bool: ...
 

@@ -45,9 +45,14 @@ class HolderRecords:
         await self._records.put(f"{PREFIX}/{writer}", msgspec.json.encode(sorted(holders)))
 
     async def is_holder(self, writer: str, node: str) -> bool:
-        """Whether the copies that the node has are those that count. ClusterUnavailableError."""
+        """Whether the copies that the node has are those that count. ClusterUnavailableError, also where nobody says
+        so: copies may be all that there is."""
         raw = await self._records.get(f"{PREFIX}/{writer}")
+        if not raw:
+            raise ClusterUnavailableError(
+                f"record {PREFIX}/{writer}", why="it is not there, and nobody else says who has its copies"
+            )
         try:
-            return raw is not None and node in decode_json(raw, list[str])
+            return node in decode_json(raw, list[str])
         except msgspec.MsgspecError as error:
             raise ClusterUnavailableError(f"record {PREFIX}/{writer}", why=str(error)) from error

@@ -96,6 +96,7 @@ class TakeOver:
 
     async def _take_over(self, writer: str) -> None:
         await asyncio.sleep(self._delay_s)
+        said = ""
         while True:
             try:
                 counts = await self._records.is_holder(writer, self._me)
@@ -109,7 +110,11 @@ class TakeOver:
                     self._drop(writer)
                 return
             except HeadraceError as error:
-                log.warning("copies of a node that is gone are not persisted node=%s error=%s", writer, error)
+                if said != str(error):
+                    said = str(error)
+                    log.warning(
+                        "copies of a node that is gone are not persisted node=%s error=%s", writer, error
+                    )
             except Exception:
                 log.exception("copies of a node that is gone are not persisted node=%s", writer)
             await asyncio.sleep(AGAIN_S)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from headrace.base.errors import UsageError
 
-NODE, CLIENT, SERVICE = "node", "client", "service"
-ROLES = (NODE, CLIENT, SERVICE)
-"""A client may ask the REST API; a service (etcd, a user of etcd) is no part of Headrace, and may ask nobody."""
+NODE, OPERATOR, CLIENT, SERVICE = "node", "operator", "client", "service"
+ROLES = (NODE, OPERATOR, CLIENT, SERVICE)
+"""An operator may seal what is attached, pinned, and done by all nodes, and ask the REST API. A client may ask the REST
+API; a service (etcd, a user of etcd) is no part of Headrace, and may ask nobody."""
 DEFAULT_FORM = "headrace://{cluster}/{role}/{name}"
 PART_CHARACTERS_MAX = 253
 URI_CHARACTERS_MAX = 2048

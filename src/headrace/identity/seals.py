@@ -4,9 +4,10 @@ A sealed record is the JSON object that it was, with one more field at its end, 
 
     {…,"seal":{"at_ns":…,"certificate":"…","signature":"…"}}
 
-The signature, by the key of the node's certificate, is over the cluster's name, the record's key, the time and the
-bytes before the seal: a record moved to another key or cluster is none. Of each key the newest that was seen counts: an
-older one that is put back is refused.
+The signature, by the key of the node's or operator's certificate, is over the cluster's name, the record's key, the
+time and the bytes before the seal: a record moved to another key or cluster is none. Of each key the newest that was
+opened counts, in this run and, by `marks`, in the next: an older one that is put back is refused, and so is one that
+was taken away.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ from headrace.base.missing_extras import needs_extra
 from headrace.base.reloaded import Reloaded
 from headrace.base.secret_file import read_secret
 from headrace.identity.mutual import MutualTls
-from headrace.identity.names import NODE, Identity, StrangerError
+from headrace.identity.names import NODE, OPERATOR, Identity, StrangerError
+from headrace.identity.record_kinds import RecordKind, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cryptography import x509
 
-NODES = "nodes/"
-"""Records of one node each: only that node seals them."""
-SEALED = (NODES, "mounts/")
-RECORD_BYTES_MAX = 64 << 10
+RECORD_BYTES_MAX = 2 << 20
+"""More than etcd takes."""
 CHAIN_MAX = 4
 KNOWN_MAX = 4096
+ENDED = b""
+"""What a record is that was ended, by somebody who may."""
 _MARK = b',"seal":'
+_END = b'{"ended":true}'
+_WRAP = b'{"record":'
 _PURPOSE = "headrace record 1"
 
 
@@ -47,6 +53,15 @@ class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at_ns: int
     certificate: list[bytes]
     signature: bytes
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The newest that was opened of a record. signature: b"": it was taken away since. ends_s: until when any seal of
+    it that was opened is good."""
+
+    at_ns: int
+    signature: bytes
+    ends_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +88,72 @@ class Seals:
         self._authorities = Reloaded((files.authority,), self._read_authorities, name="authority of seals")
         self._store_of: object = None
         self._signers: dict[bytes, _Signer] = {}
-        self._newest: dict[str, tuple[int, bytes]] = {}
+        self._newest: dict[str, Mark] = {}
         self._latest_ns: dict[str, int] = {}
 
-    def covers(self, key: str) -> bool:
-        return key.startswith(SEALED)
-
     def may_close(self, key: str) -> bool:
-        """Whether this node is the one, or one of those, to seal it."""
-        return not key.startswith(NODES) or key == NODES + self._tls.own.name
+        """Whether this one may seal it."""
+        kind = kind_of(key)
+        return kind is not None and kind.is_sealed and _may_seal(kind, self._tls.own)
 
     def close(self, key: str, record: bytes) -> bytes:
-        """The record with its seal. record: a JSON object that is not empty."""
+        """The record with its seal. record: JSON; an object that is not empty, or what its kind has. ENDED: it is none
+        any more."""
+        kind = kind_of(key)
+        if kind is None:
+            raise ValueError(f"records of {key} are of no kind")
+        if not kind.is_sealed:
+            return record
+        body = _END if record == ENDED else record if kind.is_object else _WRAP + record + b"}"
         private, chain = self._own.get()
         at_ns = max(time.time_ns(), self._latest_ns.get(key, 0) + 1)
-        seal = _Seal(at_ns, chain, _sign(private, self._message(key, at_ns, record)))
-        return record[:-1] + _MARK + msgspec.json.encode(seal) + b"}"
+        seal = _Seal(at_ns, chain, _sign(private, self._message(key, at_ns, body)))
+        return body[:-1] + _MARK + msgspec.json.encode(seal) + b"}"
 
     def open(self, key: str, raw: bytes, *, newest: bool = True) -> bytes:
-        """The record without its seal. newest: none that is older will do from now on. StrangerError where it was not
-        sealed by a node that may, or is older."""
-        record, seal = _split(raw)
+        """The record without its seal; ENDED. newest: none that is older will do from now on. StrangerError where it
+        was not sealed by one who may, or is older."""
+        kind = kind_of(key)
+        if kind is None:
+            raise StrangerError("no record has such a key")
+        if not kind.is_sealed:
+            return raw
+        body, seal = _split(raw)
         signer = self._signer_of(seal)
-        if signer.identity.cluster != self._tls.own.cluster or signer.identity.role != NODE:
+        record = _unwrapped(body, kind)
+        if signer.identity.cluster != self._tls.own.cluster or not _may_seal(
+            kind, signer.identity, ends=record == ENDED
+        ):
             raise StrangerError(f"it is sealed by {signer.identity}")
-        if key.startswith(NODES) and key != NODES + signer.identity.name:
-            raise StrangerError(f"it is sealed by {signer.identity}")
-        if not _is_signed(signer.key, seal.signature, self._message(key, seal.at_ns, record)):
+        if not _is_signed(signer.key, seal.signature, self._message(key, seal.at_ns, body)):
             raise StrangerError("its seal is broken")
-        known_ns, known = self._newest.get(key, (0, b""))
-        if seal.at_ns < known_ns or (seal.at_ns == known_ns and seal.signature != known):
-            raise StrangerError("it is older than one that was there before")
-        self._latest_ns[key] = max(seal.at_ns, self._latest_ns.get(key, 0))
-        if newest:
-            self._newest[key] = seal.at_ns, seal.signature
+        if kind.is_ordered:
+            self._put_in_order(key, seal, signer.ends_s, newest=newest)
         return record
+
+    def gone(self, key: str) -> None:
+        """A record was taken away: the same one is not believed again. Only of what was opened as the newest."""
+        mark = self._newest.get(key)
+        if mark is not None:
+            self._newest[key] = Mark(mark.at_ns, b"", mark.ends_s)
+
+    def marks(self) -> dict[str, Mark]:
+        """Of each record the newest that was opened, for the next run."""
+        return dict(self._newest)
+
+    def remember(self, marks: Mapping[str, Mark]) -> None:
+        """As `marks` returned it in an earlier run; before anything is opened."""
+        for key, mark in marks.items():
+            kind = kind_of(key)
+            if kind is not None and kind.is_ordered and mark.ends_s > time.time():
+                self._newest[key] = mark
+                self._latest_ns[key] = mark.at_ns
+
+    def forget_old(self) -> None:
+        """What no seal is good for any more need not be told from newer ones."""
+        now_s = time.time()
+        for key in [key for key, mark in self._newest.items() if mark.ends_s <= now_s]:
+            del self._newest[key]
 
     def is_aging(self, raw: bytes) -> bool:
         """Whether half of the life of the certificate that sealed it is over, and the own one lives longer. Of a record
@@ -118,6 +164,17 @@ class Seals:
         return time.time() > (signer.begins_s + signer.ends_s) / 2 and mine.ends_s > signer.ends_s
 
     # ------------------------------------------------------------ inside
+
+    def _put_in_order(self, key: str, seal: _Seal, ends_s: float, *, newest: bool) -> None:
+        known = self._newest.get(key)
+        if known is not None and (
+            seal.at_ns < known.at_ns or (seal.at_ns == known.at_ns and seal.signature != known.signature)
+        ):
+            raise StrangerError("it is older than one that was there before")
+        self._latest_ns[key] = max(seal.at_ns, self._latest_ns.get(key, 0))
+        if newest:
+            ends_s = max(ends_s, 0.0 if known is None else known.ends_s)
+            self._newest[key] = Mark(seal.at_ns, seal.signature, ends_s)
 
     def _message(self, key: str, at_ns: int, record: bytes) -> bytes:
         return msgspec.json.encode((_PURPOSE, self._tls.own.cluster, key, at_ns, record))
@@ -183,6 +240,25 @@ class Seals:
             return Store(_certificates(path))
         except ValueError as error:
             raise UsageError(f"setting tls_authority {path}", why=_line(error)) from error
+
+
+def _may_seal(kind: RecordKind, who: Identity, *, ends: bool = False) -> bool:
+    """ends: whatever was written by a node that is gone, and is persisted, another node ends."""
+    if who.role == OPERATOR:
+        return kind.by_operators
+    if ends and not kind.is_lasting:
+        return False
+    return who.role == NODE and (ends or kind.owner in ("", who.name))
+
+
+def _unwrapped(body: bytes, kind: RecordKind) -> bytes:
+    if body == _END:
+        return ENDED
+    if kind.is_object:
+        return body
+    if not body.startswith(_WRAP):
+        raise StrangerError("its seal is not understood")
+    return body[len(_WRAP) : -1]
 
 
 def _split(raw: bytes) -> tuple[bytes, _Seal]:

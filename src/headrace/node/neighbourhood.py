@@ -16,6 +16,7 @@ from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import Arrived, Version
 from headrace.cluster.cluster import access_of, parse_cluster
 from headrace.cluster.etcd import EtcdRecords
+from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
@@ -62,16 +63,18 @@ class Neighbourhood:
             api=api_url(config, self._host),
         )
         self.peers = Peers(self.info.id, self.name, tls=self._tls)
+        folder = config.cache[0].folder
         self.records = EtcdRecords(
             self.endpoints,
             prefix=f"/headrace/{self.name}/",
             lease_s=config.lease_s,
             access=access_of(config),
             seals=Seals(self._tls) if self._tls is not None else None,
+            kept=KeptRecords(os.path.join(folder, "records.db")),
         )
         self.on_view: Callable[[ClusterView], None] = lambda _: None
         self._alone = alone(self.info)
-        kept = os.path.join(config.cache[0].folder, "members.json")
+        kept = os.path.join(folder, "members.json")
         self.membership = Membership(
             self.records,
             self.info,

@@ -21,7 +21,7 @@ from headrace.http.process import Ready, run_as_process, run_until_signal, take_
 from headrace.http.sender import trouble_with_sender
 from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
-from headrace.identity.names import CLIENT, NODE
+from headrace.identity.names import CLIENT, NODE, OPERATOR
 from headrace.rest.gateway import Gateway, Handlers
 from headrace.sdk.client import Client
 from headrace.sdk.paths import Paths
@@ -87,7 +87,7 @@ def server_tls(config: Config) -> ServerTls | None:
         return None
     files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
     tls = MutualTls(files, form=config.tls_identity)
-    return ServerTls(tls.server, admit=lambda sock: tls.member(sock, NODE, CLIENT).until_s)
+    return ServerTls(tls.server, admit=lambda sock: tls.member(sock, NODE, OPERATOR, CLIENT).until_s)
 
 
 def _listen_unix(path: str) -> socket.socket:
