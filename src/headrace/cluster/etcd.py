@@ -2,8 +2,8 @@
 
 One task (`_follow`) keeps a mirror of all records below the prefix: it takes all of them, then watches from that
 revision on; whenever the watch breaks, or etcd does not answer a small question within some seconds, it begins anew
-with the next endpoint, and tells the differences. Another one (`_keep_lease`) renews the lease; when it was lost, a new
-one is taken and every leased record is written again.
+with the next endpoint, and tells the differences. A thread (`lease.py`) renews the lease; when it was lost, a new one
+is taken and every leased record is written again.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headrace.base.errors import ClusterDeniedError, ClusterUnavailableError
 from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.kept_records import KeptRecords
+from headrace.cluster.lease import LeaseKeeper
 from headrace.cluster.records import Followers, Heard, Seals
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,6 @@ CANCEL_S = 0.5
 PROBLEM_CHARACTERS_MAX = 400
 """Of what grpc says of a connection that fails."""
 SEAL_AGAIN_S = 60.0
-LEASE_PARTS = 4
-"""A lease is renewed so often within its time."""
 
 Answer = TypeVar("Answer")
 
@@ -69,6 +68,9 @@ class EtcdRecords:
         self._is_new = True
         self._leased: dict[str, bytes] = {}
         self._lease: int | None = None
+        self._losses: asyncio.Queue[int] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper = LeaseKeeper(self._connector, endpoints, ttl_s=self._ttl_s, on_lost=self._tell_loss)
         self._lease_lock = asyncio.Lock()
         self._tasks: builtins.list[asyncio.Task[None]] = []
         self._first = asyncio.Event()
@@ -77,7 +79,6 @@ class EtcdRecords:
         self.revision = 0
         self.away_since_s: float | None = None
         self.leases_lost = 0
-        self.lease_until_s = 0.0
 
     async def start(self) -> None:
         """All records are known on return; nothing happens where it was started. ClusterUnavailableError,
@@ -89,7 +90,7 @@ class EtcdRecords:
         if self._is_new:
             self._is_new = False
             self._beliefs.remember()
-        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._keep_lease())]
+        self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._heed_losses())]
         try:
             async with asyncio.timeout(CALL_S * (len(self._endpoints) + 1)):
                 await self._first.wait()
@@ -106,12 +107,17 @@ class EtcdRecords:
         """Leased records are gone on return, where etcd answers."""
         tasks, self._tasks = self._tasks, []
         await _end(tasks)
-        if self._lease is not None:
+        await asyncio.to_thread(self._keeper.stop)
+        lease, self._lease = self._lease, None
+        if lease is not None:
             with contextlib.suppress(ClusterUnavailableError):
-                await self._call(lambda client: client.revoke_lease(self._lease))
-        self._lease = None
+                await self._call(lambda client: client.revoke_lease(lease))
         await self._drop_client()
         await self._keep_beliefs()
+
+    @property
+    def lease_until_s(self) -> float:
+        return self._keeper.until_s
 
     # ------------------------------------------------------------ records
 
@@ -270,6 +276,7 @@ class EtcdRecords:
 
     async def _follow(self) -> None:
         while True:
+            self._keeper.loop_lives()
             try:
                 await self._follow_once()
             except (Exception, asyncio.CancelledError) as error:
@@ -331,6 +338,7 @@ class EtcdRecords:
         sealed_s = time.monotonic()
         while True:
             await asyncio.sleep(CHECK_S)
+            self._keeper.loop_lives()
             now_s = time.monotonic()
             old = now_s - sealed_s >= SEAL_AGAIN_S
             sealed_s = now_s if old else sealed_s
@@ -343,40 +351,41 @@ class EtcdRecords:
     async def _own_lease(self) -> int:
         async with self._lease_lock:
             if self._lease is None:
+                self._loop = asyncio.get_running_loop()
                 asked_s = boot_clock.now_s()
                 lease = await self._call(lambda client: client.lease(self._ttl_s))
                 self._lease = int(lease.id)
-                self.lease_until_s = asked_s + self._ttl_s
+                self._keeper.keep(self._lease, asked_s + self._ttl_s)
             return self._lease
 
-    async def _keep_lease(self) -> None:
-        while True:
-            await asyncio.sleep(self._ttl_s / LEASE_PARTS)
-            if self._lease is None or self._client is None:
-                continue
-            asked_s = boot_clock.now_s()
-            try:
-                left = await self._call(lambda client: client.refresh_lease(self._lease))
-                if left is not None and left.TTL > 0:
-                    self.lease_until_s = asked_s + min(left.TTL, self._ttl_s)
-                if left is not None and left.TTL <= 0:  # None: the stream ended without an answer
-                    await self._lost_lease()
-            except ClusterUnavailableError:
-                pass  # _follow tells of it
-            except Exception:
-                log.exception("renewing the lease failed")  # and must go on
+    def _tell_loss(self, lease: int) -> None:
+        """In the keeper's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._losses.put_nowait, lease)
 
-    async def _lost_lease(self) -> None:
-        log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
-        self.leases_lost += 1
-        self._lease, self.lease_until_s = None, 0.0
-        await self._claim_again()
+    async def _heed_losses(self) -> None:
+        while True:
+            if await self._losses.get() != self._lease:
+                continue
+            log.error("lease lost: this node was out of the cluster prefix=%s", self._prefix)
+            self.leases_lost += 1
+            self._let_go_lease()
+            try:
+                await self._claim_again()
+            except ClusterUnavailableError:
+                continue  # _follow tells of it, and writes them again
+            except Exception:
+                log.exception("leased records are not written again")  # and must go on
+
+    def _let_go_lease(self) -> None:
+        self._lease = None
+        self._keeper.let_go()
 
     async def _write_leased_again(self) -> None:
         """What is not there although it should be: etcd lost its data, or the lease ended while it was away."""
         if any(self._followers.mirror.get(key) is None for key in self._leased):
             self.leases_lost += 1
-            self._lease = None
+            self._let_go_lease()
             await self._claim_again()
 
     async def _claim_again(self) -> None:

@@ -86,6 +86,10 @@ class EtcdConnector:
         self._used = self._secrets.changes
         return _client(self._aetcd, endpoint, self._access, secrets, timeout_s=self._timeout_s)
 
+    def lease_channel(self, endpoint: str) -> LeaseChannel:
+        """For a thread. Not connected yet."""
+        return LeaseChannel(self._aetcd.client.rpc, endpoint, self._access, self._secrets, self._timeout_s)
+
     def denial_of(self, error: BaseException, endpoints: Sequence[str]) -> ClusterDeniedError | None:
         """What to raise where etcd refuses who asks; None where something else went wrong."""
         text = str(error)
@@ -120,6 +124,54 @@ class EtcdConnector:
             _secret(access.key, "cluster_key"),
             (password or b"").decode().strip(),
         )
+
+
+class LeaseChannel:
+    """A connection on which a lease is renewed. Calls block for timeout_s at most, and raise what grpc does."""
+
+    def __init__(
+        self, rpc: Any, endpoint: str, access: EtcdAccess, secrets: Reloaded[_Secrets], timeout_s: float
+    ) -> None:
+        import grpc
+
+        self._rpc = rpc
+        self._access = access
+        self._secrets = secrets
+        self._timeout_s = timeout_s
+        held = secrets.get()
+        self._changes = secrets.changes
+        self._channel: Any = (
+            grpc.secure_channel(endpoint, _credentials(held))
+            if access.tls
+            else grpc.insecure_channel(endpoint)
+        )
+        self._password = held.password
+        self._metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether certificates or password changed since."""
+        self._secrets.get()
+        return self._secrets.changes != self._changes
+
+    def renew(self, lease: int) -> float:
+        """For how long etcd keeps it; 0: it does not have it."""
+        if self._access.user and not self._metadata:
+            asked = self._rpc.AuthenticateRequest(name=self._access.user, password=self._password)
+            answer = self._rpc.AuthStub(self._channel).Authenticate(asked, timeout=self._timeout_s)
+            self._metadata = (("token", answer.token),)
+        call = self._rpc.LeaseStub(self._channel).LeaseKeepAlive(
+            iter([self._rpc.LeaseKeepAliveRequest(ID=lease)]),
+            timeout=self._timeout_s,
+            metadata=self._metadata,
+        )
+        try:
+            return float(next(call).TTL)
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def _content(path: str, setting: str) -> bytes | None:
@@ -170,11 +222,14 @@ def _client(aetcd: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets, *,
 def _channel(rpc: Any, endpoint: str, access: EtcdAccess, secrets: _Secrets) -> Any:
     if not access.tls:
         return rpc.insecure_channel(endpoint)
+    return rpc.secure_channel(endpoint, _credentials(secrets))
+
+
+def _credentials(secrets: _Secrets) -> Any:
     import grpc
 
-    credentials = grpc.ssl_channel_credentials(
+    return grpc.ssl_channel_credentials(
         root_certificates=secrets.authority,
         private_key=secrets.key,
         certificate_chain=secrets.certificate,
     )
-    return rpc.secure_channel(endpoint, credentials)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -136,6 +137,39 @@ def test_a_lease_that_was_revoked_is_loud_and_mended(
 
     run(work())
     assert any(record.levelname == "ERROR" for record in caplog.records)
+
+
+def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
+    """A node that was busy with thousands of connections lost its lease, and was out of the cluster."""
+
+    async def work() -> None:
+        async with maker("etcd", etcd, "busy") as make:
+            one = await make()
+            assert isinstance(one, EtcdRecords)
+            await one.put("mine", b"1", leased=True)
+            lease, until_s = one._lease, one.lease_until_s
+            time.sleep(4.5)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
+            assert one.lease_until_s > until_s
+            assert await one.get("mine") == b"1"
+            left = await one._call(lambda client: client.refresh_lease(lease))
+            assert left.TTL > 0 and one.leases_lost == 0 and one._lease == lease
+
+    run(work())
+
+
+def test_a_lease_ends_where_the_loop_hangs(etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cluster.lease.LOOP_SILENT_S", 0.0)
+
+    async def work() -> None:
+        async with maker("etcd", etcd, "hangs") as make:
+            one, other = await make(), await make()
+            assert isinstance(one, EtcdRecords) and isinstance(other, EtcdRecords)
+            gone: list[bytes | None] = []
+            await other.follow("mine", lambda _, value: gone.append(value))
+            await one.put("mine", b"1", leased=True)
+            await until(lambda: gone[:2] == [b"1", None])
+
+    run(work())
 
 
 def test_calls_end_when_etcd_is_not_there() -> None:
