@@ -266,14 +266,14 @@ def test_a_node_shows_etcd_what_it_shows_nodes_unless_told_otherwise() -> None:
     assert settings(cluster="https://h/x", **tls) == EtcdAccess(True, "a", "c", "k")
     own = {"cluster_certificate": "C", "cluster_key": "K", "cluster_authority": "A"}
     assert settings(cluster="https://h/x", **tls, **own) == EtcdAccess(True, "A", "C", "K")
-    assert settings(cluster="etcd://h/x", **tls) == EtcdAccess()
+    assert settings(cluster="etcd://127.0.0.1/x", **tls) == EtcdAccess()
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"cluster": "https://h/x"}, {"cluster": "http://h/x"}, {"cluster": "etcd://h", "cluster_authority": "a"},
-        {"cluster": "etcd://h", "cluster_user": "u", "cluster_password": "p"},
+        {"cluster": "https://h/x"}, {"cluster": "http://h/x"}, {"cluster": "etcd://[::1]", "cluster_authority": "a"},
+        {"cluster": "etcd://[::1]", "cluster_user": "u", "cluster_password": "p"},
         {"cluster": "https://h", "cluster_authority": "a", "cluster_user": "u"},
         {"cluster": "https://h", "cluster_authority": "a", "cluster_password": "p"},
         {"cluster": "https://h", "cluster_authority": "a", "cluster_key": "p"},

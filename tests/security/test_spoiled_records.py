@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 OBJECT = b'{"a":1}'
 LIST = b'["b","c"]'
 OF_NODE = ("nodes/a", "written/a", "copies/a", "jobs/7/parts/a")
-OF_ALL = ("mounts/data", "pins/data", "jobs/7")
+OF_ALL = ("mounts/data", "mounts/", "pins/data", "jobs/7")
 
 
 def value_of(key: str) -> bytes:
@@ -95,7 +95,7 @@ def test_what_is_written_of_a_node_that_is_gone_another_node_ends(lab: Authority
 
 def test_a_key_of_no_kind_is_neither_written_nor_believed(lab: Authority) -> None:
     me = seals(lab)
-    for key in ("else/x", "nodes", "nodes/", "", "mountains/x"):
+    for key in ("else/x", "nodes", "nodes/", "jobs/", "jobs/7/parts/", "", "mountains/x", "mounts"):
         assert kind_of(key) is None
         assert "no record has such a key" in refused(me, key, OBJECT)
         with pytest.raises(ValueError, match="no kind"):

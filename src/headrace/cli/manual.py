@@ -59,7 +59,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "mount remove": ("headrace mount remove /imagenet",),
     "node run": (
         "headrace node run --cache /nvme0/headrace:800GiB",
-        "headrace node run --cache /nvme0/headrace:800GiB --cluster etcd://etcd.example:2379/training",
+        "headrace node run --cache /nvme0/headrace:800GiB --cluster https://etcd.example:2379/training",
     ),
     "node drain": ("headrace node drain",),
     "checkpoint list": ("headrace checkpoint list /mnt/checkpoints/run7",),

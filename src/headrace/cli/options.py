@@ -27,7 +27,7 @@ Cache = Annotated[
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="etcd://HOST:PORT[/NAME]", help="Join the nodes that use this etcd."),
+    typer.Option("--cluster", metavar="https://HOST:PORT[/NAME]", help="Join the nodes that use this etcd."),
 ]
 NodeId = Annotated[
     str | None, typer.Option("--node-id", metavar="NAME", help="This node's name there, if not the host's.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from headrace.base.errors import UsageError
 from headrace.cluster.etcd_client import EtcdAccess
 from headrace.config.schema import CLUSTER_SCHEMES, Config
+from headrace.http.address import is_loopback
 
 DEFAULT_NAME = "default"
 DEFAULT_PORT = 2379
@@ -32,8 +33,10 @@ def parse_cluster(url: str) -> tuple[list[str], str]:
 
 
 def access_of(config: Config) -> EtcdAccess:
-    """What this node shows etcd: by TLS what it shows other nodes, unless the configuration has more for etcd."""
+    """What this node shows etcd: by TLS what it shows other nodes, unless the configuration has more for etcd.
+    UsageError: others reach it, and anybody could."""
     if not config.cluster.startswith("https://"):
+        _check_plain(config)
         return EtcdAccess(user=config.cluster_user, password=config.cluster_password)
     return EtcdAccess(
         tls=True,
@@ -43,3 +46,13 @@ def access_of(config: Config) -> EtcdAccess:
         user=config.cluster_user,
         password=config.cluster_password,
     )
+
+
+def _check_plain(config: Config) -> None:
+    hosts = [endpoint.rpartition(":")[0].strip("[]") for endpoint in parse_cluster(config.cluster)[0]]
+    if not (config.cluster_insecure or all(is_loopback(host, "cluster") for host in hosts)):
+        raise UsageError(
+            f"setting cluster = {config.cluster!r}",
+            why="others reach that etcd, and without TLS anybody there could read and change the cluster's records",
+            hint="write https://HOST:PORT[/NAME]; or cluster_insecure = true, where nobody else is",
+        )

@@ -141,6 +141,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="User of etcd; nothing: none, or the one in the certificate.")
     ] = ""
     cluster_password: Annotated[str, Meta(description="File with the password of cluster_user.")] = ""
+    cluster_insecure: Annotated[
+        bool,
+        Meta(
+            description="An etcd beyond loopback is reached by etcd://, without TLS and without a user: who reaches "
+            "it, or the way to it, stops the cluster, and without certificates of nodes steers it."
+        ),
+    ] = False
     node_id: Annotated[
         str,
         Meta(

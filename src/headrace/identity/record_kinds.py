@@ -45,15 +45,19 @@ _KINDS = {
 }
 _PART = RecordKind(is_leased=True, is_ordered=False)
 _OWNED = ("nodes", "written", "copies")
+_NAMED = (*_OWNED, "jobs", "rights")
+"""And the root has a mount and a pin as any path has."""
 
 
 def kind_of(key: str) -> RecordKind | None:
     """None for a key that no part of Headrace writes."""
-    word, _, rest = key.partition("/")
+    word, slash, rest = key.partition("/")
     kind = _KINDS.get(word)
-    if kind is None or not rest:
+    if kind is None or not slash or (word in _NAMED and not rest):
         return None
     if word == "jobs":
         _, part, node = rest.partition("/parts/")
-        return replace(_PART, owner=node) if part else kind
+        if part:
+            return replace(_PART, owner=node) if node else None
+        return kind
     return replace(kind, owner=rest) if word in _OWNED else kind

@@ -302,11 +302,12 @@ class Lab:
         environment = {f"HEADRACE_{key.upper()}": value for key, value in settings.items()}
         if now.cluster:
             environment["HEADRACE_CLUSTER"] = now.cluster
+            environment["HEADRACE_CLUSTER_INSECURE"] = "true"  # as nobody else is in the lab's network
             environment["HEADRACE_NODE_ID"] = id
             environment["HEADRACE_LISTEN"] = f"{net.address(number)}:{network.PORT}"
             environment["HEADRACE_ZONE"] = _zone(now, number)
             if "tls_certificate" not in settings:
-                environment["HEADRACE_PEERS_INSECURE"] = "true"  # nobody else is in the lab's network
+                environment["HEADRACE_PEERS_INSECURE"] = "true"
         open(processes.log_of(folder, "up"), "wb").close()  # what an earlier run said is not this one's
         processes.spawn(words, folder, name="up", environment=environment)
 
