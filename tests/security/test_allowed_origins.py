@@ -155,8 +155,10 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
     assert len(refused) == 12
 
 
-def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(tmp_path: Path) -> None:
-    """`POST /v1/mounts file:///` made every holder of a token root of the host."""
+def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does it stay over a restart when it is not allowed any more. `POST /v1/mounts file:///` made every holder of a token root of the host."""
     config = msgspec.structs.replace(
         load({"cache": [f"{tmp_path}/cache:64MiB"], "run_folder": str(tmp_path)}).config,
         mounts={"/a": MountConfig(f"file://{tmp_path}/a")},
@@ -177,5 +179,21 @@ def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(tmp
             assert await node.answer(MountAdd("/3", f"file://{tmp_path}/other", {})) == Done()
         finally:
             await node.stop()
+        later = msgspec.structs.replace(config, allowed_origins="")
+        node = await Node.start(later)  # what is not allowed any more is asked for no more
+        try:
+            assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/3"}
+            assert set(node.store.index.mounts()) >= {"/2"}
+        finally:
+            await node.stop()
+        node = await Node.start(config)
+        try:
+            assert {mount.path for mount in node.mounts.all()} == {"/a", "/1", "/2", "/3"}
+        finally:
+            await node.stop()
 
     asyncio.run(asyncio.wait_for(ask(), 30))
+    refused = [
+        record.getMessage() for record in caplog.records if "mount not attached" in record.getMessage()
+    ]
+    assert len(refused) == 1 and "path=/2" in refused[0] and "allowed_origins" in refused[0]

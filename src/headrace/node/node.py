@@ -110,6 +110,8 @@ SYNC_INTERVAL_S = 30.0
 IDLE_FILL_S = 15.0
 CHECK_LIMIT_S = 10.0
 CONFIGURED = "configured"
+BY_OPERATOR = "by_operator"
+"""Of a mount that is remembered: attached on this host, by who may attach anything, while the node was alone."""
 """Marks a mount in the index that the configuration names."""
 NAMES_A_MESSAGE = 1000
 GC_THRESHOLD = 50_000
@@ -467,9 +469,9 @@ class Node:
             self.store.index.put_mount(normal_path(path), {"url": mount.url, CONFIGURED: "true"})
         for path, record in remembered.items():
             if CONFIGURED not in record and path not in {mount.path for mount in self.mounts.all()}:
-                options = {key: value for key, value in record.items() if key != "url"}
+                options = {key: value for key, value in record.items() if key not in ("url", BY_OPERATOR)}
                 try:
-                    if self.hood is not None:
+                    if self.hood is not None or BY_OPERATOR not in record:
                         self._allowed.check(record["url"], options)
                     await self._attach(path, record["url"], options, check=False, known=True)
                 except HeadraceError as error:
@@ -506,14 +508,17 @@ class Node:
         if request.restricted or self.together is not None:
             self._allowed.check(url, options)
         if self.together is None:
-            await self._mount_add_here(path, url, options)
+            note = {} if request.restricted else {BY_OPERATOR: "true"}
+            await self._mount_add_here(path, url, options, note)
         else:
             await self.together.mounts.add(path, url, options, attach=self._mount_add_here)
 
-    async def _mount_add_here(self, path: str, url: str, options: dict[str, str]) -> None:
+    async def _mount_add_here(
+        self, path: str, url: str, options: dict[str, str], note: dict[str, str] | None = None
+    ) -> None:
         check_places([volume.folder for volume in self.config.cache], [url])
         await self._attach(path, url, options, check=True)
-        self.store.index.put_mount(path, {"url": url, **public_options(options)})
+        self.store.index.put_mount(path, {"url": url, **public_options(options), **(note or {})})
         self.subscribers.publish(Invalidated(names=self._name_of(path)))
 
     async def _mount_remove(self, path: str) -> None:
