@@ -3,7 +3,8 @@
 The right to a folder is a record under the node's lease. It is taken with the first O_EXCL, mkdir or link there, and
 kept: the next ones cost nothing. Another node that wants it asks for it (`Yield`); before that is answered, all that
 was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A node that dies
-loses its rights with its lease; one that is cut off stops using them before that (`Marks.keep_rights`).
+loses its rights with its lease; one that is cut off stops using them before that (`Marks.keep_rights`). One whose
+record another took away or wrote over, as only somebody can who has the records and no node, stops within LOOK_S.
 All on the node's loop.
 """
 
@@ -15,7 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
@@ -66,6 +67,7 @@ class Rights:
         self._tell = tell
         self._held: dict[bytes, float] = {}
         self._given: dict[bytes, float] = {}
+        self._doubted: set[bytes] = set()
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._lost = 0
         self._task: asyncio.Task[None] | None = None
@@ -147,10 +149,29 @@ class Rights:
             log.info("right not given up node=%s path=%s error=%s", holder, os.fsdecode(folder), error)
             await asyncio.sleep(LOOK_S)
 
+    def _heard(self, key: str, holder: bytes | None) -> None:
+        """Perhaps of a time before this node took it: the record itself is asked then."""
+        folder = unquote_to_bytes(key.removeprefix(f"{PREFIX}/"))
+        if folder in self._held and holder != self._me.encode():
+            self._doubted.add(folder)
+
+    async def _look_at_doubted(self) -> None:
+        for folder in list(self._doubted):
+            async with self._locks.setdefault(folder, asyncio.Lock()):
+                if folder in self._held and await self._records.get(_key(folder)) != self._me.encode():
+                    log.error("the right to a folder was taken from this node path=%s", os.fsdecode(folder))
+                    del self._held[folder]
+                    with self._upper.lock:
+                        self.marks.clear(self._upper.at(folder), RIGHT)
+                    self._records.disown(_key(folder))
+                self._doubted.discard(folder)
+
     async def _keep(self) -> None:
+        await self._records.follow(f"{PREFIX}/", self._heard)
         while True:
             await asyncio.sleep(LOOK_S)
             try:
+                await self._look_at_doubted()
                 if self._records.leases_lost != self._lost:
                     await self._drop_all()
                 self._move_on()

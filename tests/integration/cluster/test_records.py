@@ -148,7 +148,7 @@ def test_a_lease_is_kept_while_the_loop_is_busy(etcd: EtcdServer) -> None:
             assert isinstance(one, EtcdRecords)
             await one.put("mine", b"1", leased=True)
             lease, until_s = one._lease, one.lease_until_s
-            time.sleep(4.5)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
+            time.sleep(3.2)  # noqa: ASYNC251 - more than the lease, and what etcd adds to it
             assert one.lease_until_s > until_s
             assert await one.get("mine") == b"1"
             left = await one._call(lambda client: client.refresh_lease(lease))

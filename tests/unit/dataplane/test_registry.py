@@ -354,6 +354,29 @@ def test_a_right_ends_with_the_lease(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("forged", [b"n1", b"nobody", b"", None])
+def test_a_right_whose_record_somebody_changed_ends(tmp_path: Path, forged: bytes | None) -> None:
+    """Records of rights are not sealed: who can write there could make two nodes take one right."""
+
+    async def test() -> None:
+        two = Two(tmp_path)
+        two.rights["n0"].start()
+        await two.rights["n0"].claim(b"/d")
+        assert two.has("n0")
+        if forged is None:
+            await two.records["n1"].delete("rights//d")
+        else:
+            await two.records["n1"].put("rights//d", forged)
+        while two.has("n0"):  # noqa: ASYNC110 - it looks now and then
+            await asyncio.sleep(0.01)
+        await two.records["n1"].delete("rights//d")
+        await two.rights["n0"].claim(b"/d")
+        assert two.has("n0")
+        await two.rights["n0"].stop()
+
+    run(test)
+
+
 def test_without_the_records_nobody_has_the_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights_module, "AWAY_LIMIT_S", 0.1)
 
