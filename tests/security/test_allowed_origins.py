@@ -158,7 +158,8 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
 def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor does it stay over a restart when it is not allowed any more. `POST /v1/mounts file:///` made every holder of a token root of the host."""
+    """Nor does that stay over a restart when it is not allowed any more. `POST /v1/mounts file:///` made every holder
+    of a token root of the host."""
     config = msgspec.structs.replace(
         load({"cache": [f"{tmp_path}/cache:64MiB"], "run_folder": str(tmp_path)}).config,
         mounts={"/a": MountConfig(f"file://{tmp_path}/a")},

@@ -108,6 +108,7 @@ def attackers(lab: Authority, folder: Path) -> dict[str, tuple[TlsFiles | None, 
             "node a of cluster other",
         ),
         "a client": (issued(lab, "a", role="client"), "client a of cluster lab, which is no node"),
+        "an operator": (issued(lab, "a", role="operator"), "operator a of cluster lab, which is no node"),
         "a service": (issued(lab, "a", role="service"), "service a of cluster lab, which is no node"),
         "no name": (issued(lab, "a", uri="https://a.example/", file="none"), "but https://a.example/"),
         "a role that is none": (

@@ -47,8 +47,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 _numbers = iter(range(1 << 30))
 
 
-def seals(lab: Authority, name: str = "a", *, role: str = "node") -> Seals:
-    return Seals(MutualTls(issued(lab, name, role=role, file=f"seals-{next(_numbers)}")))
+def seals(lab: Authority, name: str = "a", *, role: str = "node", days: float = 1) -> Seals:
+    return Seals(MutualTls(issued(lab, name, role=role, days=days, file=f"seals-{next(_numbers)}")))
 
 
 def refused(by: Seals, key: str, raw: bytes) -> str:
@@ -173,12 +173,13 @@ class Scene:
     async def begin(self) -> None:
         await self.attacker.start()
 
-    def records_of(self, name: str) -> EtcdRecords:
+    def records_of(self, name: str, days: float = 1) -> EtcdRecords:
         """Of a run of a node: the next one has the same table."""
-        return self._records(seals(self._lab, name), KeptRecords(str(self._folder / f"{name}.db")))
+        kept = KeptRecords(str(self._folder / f"{name}.db"))
+        return self._records(seals(self._lab, name, days=days), kept)
 
-    async def node(self, name: str) -> EtcdRecords:
-        records = self.records_of(name)
+    async def node(self, name: str, days: float = 1) -> EtcdRecords:
+        records = self.records_of(name, days)
         await records.start()
         return records
 
@@ -271,6 +272,35 @@ def test_a_node_that_starts_is_shown_no_older_record(
     run(work())
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert sum("address=mounts:x" in line and "older" in line for line in lines) == 1, lines
+
+
+@pytest.mark.server("etcd")
+def test_what_a_node_believed_outlives_its_seal_while_all_nodes_are_away(
+    etcd: EtcdServer, lab: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sealed anew by the first node that knows it; of who does not know it, nothing is believed."""
+    real = time.time
+
+    async def work() -> None:
+        scene = Scene(etcd, lab, "outlived", tmp_path)
+        await scene.begin()
+        node = await scene.node("a")
+        heard: dict[str, bytes | None] = {}
+        await node.follow("", heard.__setitem__)
+        for key in ("mounts/x", "pins/x"):
+            await node.put(key, OBJECT)
+        await until(lambda: asyncio.sleep(0, len(heard) == 2))
+        await node.close()
+        await scene.attacker.put("mounts/other", await scene.attacker.get("mounts/x") or b"")
+        monkeypatch.setattr(time, "time", lambda: real() + 2 * 86400)
+        fresh = await scene.node("fresh", days=9)
+        assert await fresh.list("") == {}
+        again = await scene.node("a", days=9)
+        assert await again.list("") == {"mounts/x": OBJECT, "pins/x": OBJECT}
+        await until(lambda: holds(fresh, {"mounts/x": OBJECT, "pins/x": OBJECT}))
+        await scene.end()
+
+    run(work())
 
 
 async def holds(records: EtcdRecords, expected: dict[str, bytes]) -> bool:

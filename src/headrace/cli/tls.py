@@ -53,14 +53,16 @@ def init(
 
 def issue(
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Ids of nodes, or names of clients or services.")
+        list[str],
+        typer.Argument(metavar="NAME...", help="Ids of nodes, or names of operators, clients or services."),
     ],
     role: Annotated[
         str,
         typer.Option(
             "--role",
             metavar="ROLE",
-            help="node; client: may ask the REST API; service: etcd and its users, no part of Headrace.",
+            help="node; operator: may seal records of mounts, pins and jobs, and ask the REST API; client: may ask the "
+            "REST API; service: etcd and its users, no part of Headrace.",
         ),
     ] = "node",
     host: Annotated[

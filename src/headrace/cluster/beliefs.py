@@ -3,6 +3,9 @@
 A record counts as it was sealed (`identity/seals.py`). One that is not believed changes nothing where another was
 before it; nor does one that is not there any more, where only a sealed end takes it away. Both are put back, by the
 first node that can. A leased record that is not believed counts as gone, as it would without its lease.
+
+A seal may end while no node runs. A record that is still there, byte for byte as this node believed it in its last run,
+is believed on, where this node may seal it anew.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Beliefs:
         self._mirror = mirror
         self._held: dict[str, Held] = {}
         self._good: dict[str, bytes] = {}
+        self._remembered: dict[str, bytes] = {}
         self._wrong: set[str] = set()
         self._changed: set[str] = set()
         self._written: set[str] = set()
@@ -57,6 +61,9 @@ class Beliefs:
         kept = self._kept.read()
         self._written = set(kept)
         self._seals.remember({key: one.mark for key, one in kept.items()})
+        self._remembered = {
+            key: one.raw for key, one in kept.items() if one.raw and self._seals.may_close(key)
+        }
         for key, one in kept.items():
             value = self._opened(key, one.raw) if one.raw else None
             if value:
@@ -164,9 +171,12 @@ class Beliefs:
         assert self._seals is not None
         try:
             opened = self._seals.open(key, raw, newest=newest)
+            self._remembered.pop(key, None)
         except StrangerError as error:
-            self._refusals.add(str(error), address=key.replace("/", ":", 1))
-            return None
+            if self._remembered.get(key) != raw:
+                self._refusals.add(str(error), address=key.replace("/", ":", 1))
+                return None
+            opened = self._seals.body(key, raw)
         self._held[key] = Held(opened or None, raw)
         if newest and self._good.get(key) != raw:
             self._good[key] = raw
@@ -179,8 +189,8 @@ class Beliefs:
             return False
         try:
             return self._seals.is_aging(held.raw)
-        except StrangerError:
-            return False  # too late: whoever has what it says writes it anew
+        except StrangerError:  # it has ended: else whoever has what it says writes it anew
+            return self._remembered.get(key) == held.raw
 
     def _lasting(self, key: str) -> bytes:
         kind = kind_of(key)

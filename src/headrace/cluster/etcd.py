@@ -335,7 +335,7 @@ class EtcdRecords:
                 await self._write_leased_again()
 
     async def _check(self, client: Any) -> None:
-        sealed_s = time.monotonic()
+        sealed_s = float("-inf")
         while True:
             await asyncio.sleep(CHECK_S)
             self._keeper.loop_lives()

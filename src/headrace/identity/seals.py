@@ -131,6 +131,13 @@ class Seals:
             self._put_in_order(key, seal, signer.ends_s, newest=newest)
         return record
 
+    def body(self, key: str, raw: bytes) -> bytes:
+        """The record without its seal, whoever sealed it. StrangerError."""
+        kind = kind_of(key)
+        if kind is None:
+            raise StrangerError("no record has such a key")
+        return _unwrapped(_split(raw)[0], kind)
+
     def gone(self, key: str) -> None:
         """A record was taken away: the same one is not believed again. Only of what was opened as the newest."""
         mark = self._newest.get(key)
@@ -202,7 +209,7 @@ class Seals:
             verifier = (
                 verification.PolicyBuilder()
                 .store(store)
-                .time(datetime.datetime.now(datetime.UTC))
+                .time(datetime.datetime.fromtimestamp(time.time(), datetime.UTC))
                 .max_chain_depth(CHAIN_MAX)
                 .build_client_verifier()
             )

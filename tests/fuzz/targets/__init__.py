@@ -15,6 +15,7 @@ _MODULES = {
     "records": (
         "node-records", "job-records", "mount-records", "pin-records", "cover-records", "last-view", "written-tokens",
     ),
+    "seals": ("sealed-records",),
     "checkpoints": ("manifests", "manifest-parts", "dcp-metadata", "packed-chunks", "safetensors"),
     "origins": ("retry-after", "etags", "origin-metadata", "index-pages"),
     "disks": (

@@ -91,7 +91,7 @@ def test_what_was_issued_is_replaced_by_renew_only(made: Authority) -> None:
 
 
 def test_issued_certificates_are_taken(made: Authority) -> None:
-    for role in ("node", "client", "service"):
+    for role in ("node", "operator", "client", "service"):
         tls = MutualTls(files_of(made.issue(f"a-{role}", role=role)))
         assert tls.own == Identity("lab", role, f"a-{role}")
     renewed = MutualTls(files_of(made.renew("a-node")))
