@@ -1,5 +1,5 @@
-"""Sealed records in etcd, which whoever can write there changes. Keys and names are those of every process, so that what
-one of them sealed is good in another."""
+"""Sealed records in etcd, which whoever can write there changes. Keys and names are those of every process, so that
+what one of them sealed is good in another."""
 
 from __future__ import annotations
 
