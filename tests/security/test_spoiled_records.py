@@ -15,7 +15,7 @@ import uvloop
 from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.etcd import EtcdRecords
-from headrace.cluster.kept_records import KeptRecords
+from headrace.cluster.kept_records import Kept, KeptRecords
 from headrace.cluster.membership import Membership
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.take_over import TakeOver
@@ -23,7 +23,7 @@ from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
 from headrace.identity.record_kinds import kind_of
-from headrace.identity.seals import ENDED, Seals
+from headrace.identity.seals import ENDED, Mark, Seals
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.testing.etcd import EtcdServer, etcd_server
 from tests.certificates import authority, issued
@@ -141,6 +141,7 @@ def etcd() -> Iterator[EtcdServer]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.etcd.CHECK_S", 0.05)
+    monkeypatch.setattr("headrace.cluster.beliefs.PUT_BACK_AGAIN_S", 0.0)
 
 
 def run(work: Awaitable[None]) -> None:
@@ -228,7 +229,7 @@ def test_what_lasts_is_neither_taken_away_nor_changed(
     run(work())
     lines = [record.getMessage() for record in caplog.records]
     assert any("refused interface=records address=copies:a" in line and "no seal" in line for line in lines)
-    assert any("put back key=copies/a" in line for line in lines)
+    assert any("address=copies:a" in line and "is put back" in line for line in lines)
 
 
 async def same(records: EtcdRecords, key: str, raw: bytes) -> bool:
@@ -374,6 +375,21 @@ def test_a_node_whose_own_record_is_spoiled_writes_it_again(
         await scene.end()
 
     run(work())
+
+
+def test_a_table_that_is_none_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "records.db"
+    kept = KeptRecords(str(path))
+    mark = Mark(5, b"s", 1e10)
+    for spoiled in (b"nonsense", b"SQLite format 3\0" + b"\xff" * 5000):
+        path.write_bytes(spoiled)
+        assert kept.read() == {}
+        kept.write({"mounts/\udcff": Kept(mark, b"raw")})
+        assert kept.read() == {"mounts/\udcff": Kept(mark, b"raw")}
+        assert path.stat().st_mode & 0o777 == 0o600
+    kept.write({}, ["mounts/\udcff"])
+    assert kept.read() == {}
+    assert sum("begin anew" in record.getMessage() for record in caplog.records) == 2
 
 
 # ---------------------------------------------------------------- what follows from it

@@ -11,6 +11,7 @@ is believed on, where this node may seal it anew.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from headrace.identity.seals import ENDED
 
 log = logging.getLogger(__name__)
 
+PUT_BACK_AGAIN_S = 10.0
+"""Two nodes that believe different authorities, or clocks, must not fight."""
 NOTHING = b""
 """What is believed of a record where there is something that nobody believes."""
 
@@ -46,6 +49,7 @@ class Beliefs:
         self._good: dict[str, bytes] = {}
         self._remembered: dict[str, bytes] = {}
         self._wrong: set[str] = set()
+        self._put_back_s: dict[str, float] = {}
         self._changed: set[str] = set()
         self._written: set[str] = set()
         self._refusals = Refusals(log, "records")
@@ -129,16 +133,21 @@ class Beliefs:
     def to_put_back(self) -> dict[str, tuple[bytes | None, bytes]]:
         """By key what etcd has, and what it had."""
         found: dict[str, tuple[bytes | None, bytes]] = {}
+        now_s = time.monotonic()
         for key in list(self._wrong):
             held, good = self._held.get(key), self._good.get(key)
             if held is None or good is None:
                 self._wrong.discard(key)
-            else:
+            elif now_s >= self._put_back_s.get(key, now_s):
                 found[key] = held.raw, good
         return found
 
-    def is_back(self, key: str) -> None:
+    def tried_to_put_back(self, key: str, *, done: bool) -> None:
+        """Not done: etcd has another one by now, which is heard of."""
         self._wrong.discard(key)
+        self._put_back_s[key] = time.monotonic() + PUT_BACK_AGAIN_S
+        if done:
+            self._refusals.add("it was changed or taken away, and is put back", address=_address(key))
 
     def aging(self) -> dict[str, bytes]:
         """Records whose seal this node can, and should, make anew."""
@@ -174,7 +183,7 @@ class Beliefs:
             self._remembered.pop(key, None)
         except StrangerError as error:
             if self._remembered.get(key) != raw:
-                self._refusals.add(str(error), address=key.replace("/", ":", 1))
+                self._refusals.add(str(error), address=_address(key))
                 return None
             opened = self._seals.body(key, raw)
         self._held[key] = Held(opened or None, raw)
@@ -196,3 +205,7 @@ class Beliefs:
         kind = kind_of(key)
         lasts = kind is not None and kind.is_lasting
         return self._good.get(key, b"") if lasts else b""
+
+
+def _address(key: str) -> str:
+    return key.replace("/", ":", 1)

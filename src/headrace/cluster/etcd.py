@@ -212,9 +212,8 @@ class EtcdRecords:
         await self._keep_beliefs()
         try:
             for key, (spoiled, good) in self._beliefs.to_put_back().items():
-                if await self._exchange_raw(key, spoiled, good):
-                    log.warning("a record was spoiled or taken away, and is put back key=%s", key)
-                self._beliefs.is_back(key)
+                done = await self._exchange_raw(key, spoiled, good)
+                self._beliefs.tried_to_put_back(key, done=done)
             for key, value in self._beliefs.aging().items() if seals else ():
                 await self.replace(key, value, value)
         except ClusterUnavailableError:
