@@ -37,6 +37,21 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def descriptor_of(pid: int, name: str) -> int:
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return int(words[words.index(f"--{name}-fd".encode()) + 1])
+
+
+def _say_nonsense(session: int) -> None:
+    """To the holder, by the descriptor of a session that its user took over."""
+    program = """
+holder = ctypes.CDLL(None).syscall(438, os.pidfd_open(session), number, 0)
+found = os.write(holder, b'{}\\n[' + b'[' * 20000 + b'\\n7\\n')
+"""
+    number = descriptor_of(session, "control")
+    assert as_user(NODE_USER, program, imports="import ctypes", session=session, number=number) > 20000
+
+
 @pytest.fixture(scope="module")
 def lowered(shared_base: Path) -> Iterator[Host]:
     base = shared_base / "lowered"
@@ -148,8 +163,7 @@ found = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
 def test_a_hostile_session_registers_no_file_of_others(lowered: Host, tmp_path: Path) -> None:
     """By the descriptors of a session that its user took over: only a plain file of that user's is registered."""
     session = ready(lowered)["session_pid"]
-    words = Path(f"/proc/{session}/cmdline").read_bytes().split(b"\0")
-    number = int(words[words.index(b"--backings-fd") + 1])
+    number = descriptor_of(session, "backings")
     program = """
 pid = os.pidfd_open(session)
 holder = socket.socket(fileno=ctypes.CDLL(None).syscall(438, pid, number, 0))
@@ -214,6 +228,11 @@ def test_a_mount_outlives_its_session_its_holder_and_its_node(shared_base: Path)
     with unprivileged_host(base) as host:
         host.put("file", 300_000)
         up = up_as_user(host)
+        holder, session = host.pid_of("holder"), host.pid_of("session")
+        _say_nonsense(session)
+        host.wait_pid("session", other_than=session)
+        host.assert_right()
+        assert host.pid_of("holder") == holder
         for role in ("session", "holder", "node"):
             was = host.kill(role)
             host.assert_right()

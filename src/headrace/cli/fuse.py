@@ -38,7 +38,7 @@ def fuse(
 
     check_io(io)
     run_folder = load().config.run_folder
-    owner = lowered.owner_of(run_folder)
+    owner = lowered.owner_of(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
     found = _look_at(socket, cache) if owner is None else owner.result_of(lambda: _look_at(socket, cache))
     at = str(found["socket"])
     state = State(
@@ -52,7 +52,7 @@ def fuse(
         owner.result_of(lowered.check_program)
         mounted = lowered.mount_as_root(owner, mountpoint, run_folder, options)
         try:
-            lowered.become_owner(run_folder, lowered.TO_MOUNT)
+            owner.become(lowered.TO_MOUNT)
             supervisor = Supervisor(state, run_folder, config=None, mount=options, mounted=mounted)
         except BaseException:
             mounted.undo()

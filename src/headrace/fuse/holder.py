@@ -138,7 +138,7 @@ class Holder:
             self._backings = None
 
     def _on_control(self) -> bool:
-        """False: the session is gone."""
+        """False: the session is gone, or says what none says."""
         assert self._control is not None
         try:
             data = self._control.recv(4096)
@@ -149,7 +149,13 @@ class Holder:
             return False
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
-            self._on_message(json.loads(line))
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                return False
+            if not isinstance(message, dict):
+                return False
+            self._on_message(message)
         return bool(data)
 
     def _on_message(self, message: dict[str, object]) -> None:
