@@ -1,12 +1,14 @@
 """What honest clients notice while thousands of hostile connections are open, and what memory a server takes for them.
 
-    .venv/bin/python bench/micro/hostile.py [--count 5000] [--seconds 60] [s3 s3-tls webhdfs rest peers]
+    .venv/bin/python bench/micro/hostile.py [--count 5000] [--rounds 5] [--seconds 12] [s3 s3-tls webhdfs rest peers]
 
-For each interface: 10 clients that keep their connection and 10 that open a new one for each request read 4 KiB, first
-alone, then beside hostile connections (silent, slow heads, slow bodies, half handshakes, refused uploads; the server
-ends some, which are opened again after a second), then alone again. Hostile connections come from 127.0.0.2, and honest
-ones from 127.0.0.1, unless --same. Prints a line of JSON for each. The hostile process has the lowest priority, as it
-stands for another machine. Every answer is compared with the origin. Needs root.
+For each interface: 10 clients that keep their connection and 10 that open a new one for each request read 4 KiB, in
+rounds: alone; beside the same hostile process that attacks a sink, which takes everything and says nothing (the floor:
+what the attacker's own processor time costs on this machine); and beside hostile connections to the interface (silent,
+slow heads, slow bodies, half handshakes, refused uploads; the server ends some, which are opened again after a
+second). Hostile connections come from 127.0.0.2, and honest ones from 127.0.0.1, unless --same. Prints a line of JSON
+for each: medians of the rounds, ratios within each round, processor time of server and attacker in cores. The hostile
+process has the lowest priority, as it stands for another machine. Every answer is compared with the origin. Needs root.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import ssl
 import statistics
 import subprocess
@@ -25,6 +28,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -38,7 +42,7 @@ from headrace.base.errors import HeadraceError
 from headrace.peer.peers import Peers
 from headrace.s3.credentials import parse_credentials
 
-CLIENTS, THINK_S, QUIET_S = 20, 0.05, 20.0
+CLIENTS, THINK_S, QUIET_S = 20, 0.05, 8.0
 BODY = bytes(range(256)) * 16
 PEER_SERVER = """
 import asyncio, sys
@@ -54,6 +58,15 @@ async def main():
     print(server.start("127.0.0.1", 0), flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
+"""
+SINK = """
+import resource, socket
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+listening, kept = socket.create_server(("127.0.0.1", 0), backlog=1024), []
+print("%s:%d" % listening.getsockname(), flush=True)
+while True:
+    kept.append(listening.accept()[0])
 """
 Ask = Callable[[], Awaitable[None]]
 
@@ -250,47 +263,134 @@ async def peer_clients(target: Target) -> AsyncIterator[list[Ask]]:
         desk.close()
 
 
-def run(interface: str, given: argparse.Namespace) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, serving(interface, Path(folder)) as target:
-        asyncio.run(measure(target, 3.0))
-        before = asyncio.run(measure(target, given.quiet))
-        before_mib = anonymous_mib(target.pid)
-        words = ["--address", target.address, "--count", str(given.count), "--seconds", str(given.seconds)]
-        words += ["--source", "127.0.0.1" if given.same else "127.0.0.2", "--target", target.upload]
-        words += ["--peers"] * (interface == "peers") + given.kind
-        hostile = subprocess.Popen(
-            [sys.executable, "-m", "headrace.testing.hostile", *words],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: os.nice(19) and None,
-        )
-        assert hostile.stdout is not None
-        hostile.stdout.readline()
-        peak_mib = [before_mib]
+@dataclass
+class Round:
+    """What the clients noticed in one phase, and the processor time that was used, in seconds a second."""
 
-        async def beside() -> dict[str, object]:
-            async def sample() -> None:
-                while True:
-                    peak_mib.append(anonymous_mib(target.pid))
-                    await asyncio.sleep(0.5)
+    noticed: dict[str, Any]
+    server_cpu: float
+    hostile_cpu: float
+    said: dict[str, int]
 
-            sampling = asyncio.create_task(sample())
-            found = await measure(target, given.seconds - 10)
-            sampling.cancel()
-            return found
 
-        during = asyncio.run(beside())
-        said = json.loads(hostile.stdout.read().splitlines()[-1])
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def put_first(pid: int) -> None:
+    """The session of a process is scheduled before others: what other programs of this machine do is not measured."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text("-19")
+
+
+@contextlib.contextmanager
+def attacked(
+    interface: str, address: str, target: Target, given: argparse.Namespace, seconds: float
+) -> Iterator[subprocess.Popen[str]]:
+    words = ["--address", address, "--count", str(given.count), "--seconds", str(seconds)]
+    words += ["--target", target.upload, "--source", "127.0.0.1" if given.same else "127.0.0.2"]
+    words += ["--peers"] * (interface == "peers") + given.kind
+    hostile = started([sys.executable, "-m", "headrace.testing.hostile", *words])
+    try:
+        yield hostile
+    finally:
+        hostile.kill()
         hostile.wait()
-        after = asyncio.run(measure(target, given.quiet))
-        return {
-            "interface": interface,
-            "quiet": before,
-            "beside": during,
-            "quiet again": after,
-            "mib": {"before": round(before_mib, 1), "peak": round(max(peak_mib), 1)},
-            "hostile": said,
+
+
+def started(words: list[str]) -> subprocess.Popen[str]:
+    """Of the lowest priority and in a session of its own, as it stands for another machine."""
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: os.nice(19) and None,
+    )
+    assert process.stdout is not None
+    return process
+
+
+@contextlib.contextmanager
+def sink() -> Iterator[str]:
+    """The address of somebody who takes every connection and says nothing."""
+    process = started([sys.executable, "-c", SINK])
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def beside(interface: str, address: str, target: Target, given: argparse.Namespace) -> Round:
+    """What is noticed while hostile connections are made to an address."""
+    with attacked(interface, address, target, given, given.seconds + 30) as hostile:
+        assert hostile.stdout is not None
+        opened = json.loads(hostile.stdout.readline())
+        before = time.monotonic(), cpu_s(target.pid), cpu_s(hostile.pid)
+        noticed = asyncio.run(measure(target, given.seconds))
+        after = time.monotonic(), cpu_s(target.pid), cpu_s(hostile.pid)
+        hostile.send_signal(signal.SIGTERM)
+        said = json.loads((hostile.stdout.read().splitlines() or [json.dumps(opened)])[-1])
+    wall_s = after[0] - before[0]
+    return Round(noticed, (after[1] - before[1]) / wall_s, (after[2] - before[2]) / wall_s, said)
+
+
+def quiet(target: Target, seconds: float) -> Round:
+    before = time.monotonic(), cpu_s(target.pid)
+    noticed = asyncio.run(measure(target, seconds))
+    return Round(noticed, (cpu_s(target.pid) - before[1]) / (time.monotonic() - before[0]), 0.0, {})
+
+
+def run(interface: str, given: argparse.Namespace) -> dict[str, object]:
+    """Quiet, beside a sink that is attacked, attacked: in turn, so that other programs meet all alike."""
+    rounds: dict[str, list[Round]] = {"quiet": [], "floor": [], "attacked": []}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, serving(interface, Path(folder)) as target:
+        if given.first:
+            put_first(os.getpid())
+            put_first(target.pid)
+        asyncio.run(measure(target, 2.0))
+        before_mib = peak_mib = anonymous_mib(target.pid)
+        for _ in range(given.rounds):
+            rounds["quiet"].append(quiet(target, given.quiet))
+            with sink() as address:
+                rounds["floor"].append(beside(interface, address, target, given))
+            rounds["attacked"].append(beside(interface, target.address, target, given))
+            peak_mib = max(peak_mib, anonymous_mib(target.pid))
+    mib = {"before": round(before_mib, 1), "peak": round(peak_mib, 1)}
+    return {"interface": interface, "load": round(os.getloadavg()[0], 1), "mib": mib, **summary(rounds)}
+
+
+def summary(rounds: dict[str, list[Round]]) -> dict[str, object]:
+    """Medians of the rounds, and ratios within each round."""
+    summed: dict[str, object] = {}
+    for phase, measured in rounds.items():
+        summed[phase] = {
+            "failed": sum(one.noticed["failed"] for one in measured),
+            "requests": sum(one.noticed["requests"] for one in measured),
+            "why": [why for one in measured for why in one.noticed["why"]][:2],
+            "server_cpu": round(statistics.median(one.server_cpu for one in measured), 2),
+            "hostile_cpu": round(statistics.median(one.hostile_cpu for one in measured), 2),
+            "said": measured[-1].said,
         }
+    for clients in ("kept", "new"):
+        for figure in ("p50_ms", "p99_ms"):
+            rows = {
+                p: [one.noticed[clients][figure] for one in r]
+                for p, r in rounds.items()
+                if clients in r[0].noticed
+            }
+            if not rows:
+                continue
+            row: dict[str, object] = {phase: round(statistics.median(row), 2) for phase, row in rows.items()}
+            for base in ("quiet", "floor"):
+                ratios = [a / b for a, b in zip(rows["attacked"], rows[base], strict=True)]
+                row[f"of {base}"] = round(statistics.median(ratios), 2)
+                row[f"all of {base}"] = [round(ratio, 2) for ratio in ratios]
+            summed[f"{clients} {figure}"] = row
+    return summed
 
 
 def main() -> None:
@@ -299,8 +399,14 @@ def main() -> None:
     )
     parser.add_argument("interface", nargs="*", help="all, where none is named")
     parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--quiet", type=float, default=QUIET_S, help="how long the clients are alone")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of an attack in each round")
+    parser.add_argument(
+        "--quiet", type=float, default=QUIET_S, help="how long the clients are alone in each round"
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="server and clients are scheduled before other programs"
+    )
     parser.add_argument(
         "--same", action="store_true", help="hostile connections come from the clients' address"
     )

@@ -4,6 +4,7 @@ may be read is what the kernel itself would let that user read."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -286,6 +287,100 @@ def test_requests_that_wait_are_bounded_for_each_user(
     assert running.desk.waiting == 3
     assert running.answers()
     for one in kept:
+        one.close()
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Who connects next; nobody in it: whoever it is."""
+    following: list[int] = []
+
+    def user(connection: socket.socket) -> User:
+        return User(following.pop(0), frozenset()) if following else user_of(connection)
+
+    monkeypatch.setattr(server, "user_of", user)
+    return following
+
+
+def connect_as(running: Running, users: list[int], uid: int) -> socket.socket:
+    users.append(uid)
+    one = running.connect()
+    while users:
+        pass
+    return one
+
+
+@contextlib.contextmanager
+def held_up(running: Running) -> Iterator[None]:
+    """The loop does nothing meanwhile, so that all that is sent is there at once."""
+    begun, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        over.wait(10)
+
+    running.loop.call_soon_threadsafe(wait)
+    assert begun.wait(10)
+    yield
+    over.set()
+
+
+def test_who_asks_without_end_makes_other_users_wait_for_one_request(
+    running: Running, users: list[int]
+) -> None:
+    heavy = [connect_as(running, users, 1001) for _ in range(50)]
+    other = connect_as(running, users, 1002)
+    with held_up(running):
+        for one in (*heavy, other):
+            one.sendall(GOOD)
+    for one in (*heavy, other):
+        assert one.recv(4096)
+        one.close()
+    assert [user.uid for user in running.desk.users].index(1002) <= 1
+
+
+def test_the_nodes_own_work_goes_on_between_requests(
+    running: Running, users: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that had come was answered before anything else was done."""
+    monkeypatch.setattr(server, "SLICE_S", 0.0)
+    heavy = [connect_as(running, users, 1001) for _ in range(50)]
+    work, done = [0], []
+    answer_now = running.desk.answer_now
+
+    def answered(request: Request, user: User) -> Reply | None:
+        done.append(work[0])
+        return answer_now(request, user)
+
+    async def go_on() -> None:
+        while len(done) < len(heavy):
+            work[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(running.desk, "answer_now", answered)
+    with held_up(running):
+        for one in heavy:
+            one.sendall(GOOD)
+        going_on = asyncio.run_coroutine_threadsafe(go_on(), running.loop)
+    going_on.result(60)
+    assert len(set(done)) == len(heavy)
+    for one in heavy:
+        one.close()
+
+
+def test_who_has_most_connections_makes_room_for_others(
+    running: Running, users: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four users could keep everybody else out."""
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 4)
+    heavy = [connect_as(running, users, uid) for uid in (1001, 1001, 1001, 1002)]
+    with connect_as(running, users, 1003) as other:
+        other.sendall(GOOD)
+        assert other.recv(4096)
+        assert is_dropped(heavy[0])
+        with connect_as(running, users, 1001) as fourth:
+            assert is_dropped(fourth)
+    for one in heavy:
         one.close()
 
 

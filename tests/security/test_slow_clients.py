@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.entry.peer import server as peer_server
+from headrace.http import admission as admission_module
 from headrace.http import connection as http_connection
 from headrace.http import door as http_door
 from headrace.http import pace
 from headrace.http.admission import Admission, Buffered, Memory, count_address
-from headrace.http.door import Bodies, Door
+from headrace.http.door import Door
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import Pace
 from headrace.http.tls import ServerTls, server_tls
+from headrace.http.turns import Queue, Turns
 from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kinds_of
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
@@ -458,9 +461,7 @@ def test_what_is_held_longest_goes_first() -> None:
     assert memory.take(100)
 
 
-def test_bodies_of_one_address_leave_threads_to_others() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
+def test_work_of_one_address_leaves_threads_to_others() -> None:
     done: list[str] = []
     over = threading.Event()
 
@@ -468,16 +469,56 @@ def test_bodies_of_one_address_leave_threads_to_others() -> None:
         over.wait(LIMIT_S)
         done.append("heavy")
 
-    with ThreadPoolExecutor(4) as pool:
-        bodies = Bodies(pool, address_max=2)
-        for _ in range(6):
-            bodies.submit("heavy", wait)
-        bodies.submit("other", lambda: done.append("other"))
-        wait_until(lambda: done == ["other"])
-        over.set()
-        wait_until(lambda: len(done) == 7)
-    assert not bodies._running
-    assert not bodies._queued
+    turns = Turns(ThreadPoolExecutor(4), address_max=2)
+    for _ in range(6):
+        turns.submit("heavy", wait)
+    turns.submit("other", lambda: done.append("other"))
+    wait_until(lambda: done == ["other"])
+    over.set()
+    wait_until(lambda: len(done) == 7)
+    turns.shutdown(wait=True)
+    assert not turns._running
+    assert not turns._queued
+
+
+def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
+    order: list[str] = []
+    over = threading.Event()
+
+    def first() -> None:
+        over.wait(LIMIT_S)
+
+    turns = Turns(ThreadPoolExecutor(1), address_max=1)
+    turns.submit("first", first)
+    for _ in range(1000):
+        turns.submit("heavy", lambda: order.append("heavy"))
+    turns.submit("other", lambda: order.append("other"))
+    over.set()
+    wait_until(lambda: len(order) == 1001)
+    turns.shutdown(wait=True)
+    assert order.index("other") <= 1
+
+    queue: Queue[str, int] = Queue()
+    for number in range(1000):
+        queue.add("heavy", number)
+    queue.add("other", -1)
+    assert [queue.next() for _ in range(3)] == [0, -1, 1]
+    assert [queue.next() for _ in range(998)] == list(range(2, 1000))
+    assert not queue
+
+
+def test_an_address_that_only_connects_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was let in by a credential does not count, and others are not concerned."""
+    monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
+    kept, _ = admission(arrivals_max=3)
+    assert [kept.arrive("10.0.0.9") for _ in range(4)] == [True, True, True, False]
+    for _ in range(10):
+        assert kept.arrive("10.0.0.1")
+        honest = Visitor("10.0.0.1")
+        assert kept.enter(honest)
+        kept.prove(honest)
+    monkeypatch.setattr(kept, "_window_until_s", 0.0)
+    assert kept.arrive("10.0.0.9")
 
 
 # ---------------------------------------------------------------- peers

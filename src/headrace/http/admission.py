@@ -3,13 +3,14 @@
 Whoever opens connections has shown nothing yet. So those that were not let in by a credential (`prove`) are bounded by
 themselves, in all and for each address, and make room for newer ones: the oldest of the address that has most of them
 is closed. An honest client shows its credential at once, and is older than nobody; one that only opens connections
-displaces its own.
+displaces its own. Beyond a rate that no honest client reaches its connections are ended before they cost anything.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -17,6 +18,9 @@ CONNECTIONS_MAX = 8192
 ADDRESS_CONNECTIONS_MAX = 2048
 """A host has many workers with many connections each; behind a proxy all clients are one address."""
 UNPROVEN_MAX = 1024
+ARRIVALS_MAX = ADDRESS_CONNECTIONS_MAX
+"""Connections of an address in a second, without those that were let in by a credential: as many as it may have."""
+WINDOW_S = 1.0
 BUFFERED_BYTES_MAX = 16 << 20
 WHOLE_BODIES_BYTES_MAX = 32 << 20
 
@@ -50,6 +54,7 @@ class Admission(Generic[Connection]):
         connections_max: int = CONNECTIONS_MAX,
         address_max: int = ADDRESS_CONNECTIONS_MAX,
         unproven_max: int = UNPROVEN_MAX,
+        arrivals_max: int = ARRIVALS_MAX,
     ) -> None:
         self._displace = displace
         self._connections_max = connections_max
@@ -60,6 +65,9 @@ class Admission(Generic[Connection]):
         self._connections: set[Connection] = set()
         self._unproven: dict[str, dict[Connection, None]] = {}
         self._unproven_count = 0
+        self._arrivals_max = arrivals_max
+        self._arrivals: dict[str, int] = {}
+        self._window_until_s = 0.0
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -67,6 +75,19 @@ class Admission(Generic[Connection]):
     def weight(self, connection: Connection) -> int:
         """How many connections that showed nothing its address has: who has fewer is served first."""
         return len(self._unproven.get(connection.address, ()))
+
+    def arrive(self, host: str) -> bool:
+        """Return False for a connection that is to be ended at once: its address makes too many of them."""
+        address, now_s = count_address(host), time.monotonic()
+        with self._lock:
+            if now_s >= self._window_until_s:
+                self._window_until_s = now_s + WINDOW_S
+                self._arrivals.clear()
+            count = self._arrivals.get(address, 0)
+            if count >= self._arrivals_max:
+                return False
+            self._arrivals[address] = count + 1
+            return True
 
     def enter(self, connection: Connection) -> bool:
         """Return False where there is no room that somebody else could make."""
@@ -92,6 +113,8 @@ class Admission(Generic[Connection]):
         """It was let in by a credential, and makes room for nobody from now on."""
         with self._lock:
             self._forget_unproven(connection)
+            if self._arrivals.get(connection.address):
+                self._arrivals[connection.address] -= 1
 
     def leave(self, connection: Connection) -> None:
         """It has ended; once more is no harm."""

@@ -404,12 +404,19 @@ class Connection:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        if (
-            self.response is not None
-        ):  # not all of it was taken: the kernel is not to keep the rest for the client
+    def close(self, *, at_once: bool = False) -> None:
+        """at_once: the kernel is not to keep for the client what was not taken."""
+        if self.response is not None:
             self.response.drop()
-            self.response = None
-            with contextlib.suppress(OSError):
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self.sock.close()
+            self.response, at_once = None, True
+        if at_once:
+            reset(self.sock)
+        else:
+            self.sock.close()
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection so that nothing of it is left: no bytes to be sent, and no state in the kernel."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()

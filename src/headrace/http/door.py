@@ -6,8 +6,8 @@ threads at once, outside of the interpreter's lock. Measured: docs/decisions/001
 
 Whoever is slow holds no thread that answers: heads, handshakes, the beginnings of bodies and the room for answers are
 waited for here, each with a deadline as a whole. Who has shown no credential yet is served by threads of its own, after
-those who have. Bodies beyond their beginning have a pool of their own, and a least rate. Which connections are kept
-says `admission.py`. Measured: docs/decisions/0046-slow-clients.md.
+those who have, and each address in its turn (`turns.py`). Bodies beyond their beginning have a pool of their own, and a
+least rate. Which connections are kept says `admission.py`. Measured: docs/decisions/0046-slow-clients.md and 0064.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -26,10 +25,11 @@ from typing import Protocol
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.http.admission import Admission, Buffered
-from headrace.http.connection import LINGER_S, Connection, Phase
+from headrace.http.connection import LINGER_S, Connection, Phase, reset
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import ServerTls, TlsConnection
+from headrace.http.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +41,13 @@ ADDRESS_BODIES_MAX = 128
 """Of them, from one address: the others wait, and leave room for who comes from elsewhere."""
 LINGERING_MAX = 256
 """Connections that end, and of which what still comes is taken away, so that the client hears why. More are cut."""
-NEWCOMER_THREADS = 2
+NEWCOMER_THREADS = 4
+ADDRESS_NEWCOMERS_MAX = 2
+"""Threads for those of one address who have shown nothing."""
 NEWCOMER_SLICE_S = 0.002
 """How long the door's thread looks after those who have shown nothing, before it looks for others again."""
-CROWD = 32
-"""An address with more connections that showed nothing is a crowd: it has newcomers' threads of its own."""
-ACCEPTS_A_TURN = 16
+ACCEPT_SLICE_S = 0.002
+"""How long it takes new connections: what waits for that is one queue of the kernel's for all addresses."""
 SMALL_BYTES = 64 << 10
 """An answer that fits an idle connection's buffer: it is sent without a thread."""
 RECEIVE_BYTES = 64 << 10
@@ -106,9 +107,14 @@ class Door:
         self._working = 0
         self._lingering = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
-        self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new")
-        self._crowd = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-crowd")
-        self._bodies = Bodies(ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"))
+        self._newcomers = Turns(
+            ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new"),
+            address_max=ADDRESS_NEWCOMERS_MAX,
+        )
+        self._bodies = Turns(
+            ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"),
+            address_max=ADDRESS_BODIES_MAX,
+        )
         self._admission: Admission[Connection] = Admission(self._displace)
         self._buffered: Buffered[Connection] = Buffered()
         self._refusals = Refusals(log, name)
@@ -169,7 +175,8 @@ class Door:
                 return
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS_A_TURN):
+        until_s = time.monotonic() + ACCEPT_SLICE_S
+        while time.monotonic() < until_s:
             try:
                 sock, address = self._listening.accept()
             except BlockingIOError:
@@ -180,6 +187,10 @@ class Door:
                 self._accepting = False
                 return
             client = str(address[0]) if isinstance(address, tuple) else ""
+            if not self._admission.arrive(client):
+                self._refusals.add("too many new connections a second", address=client)
+                reset(sock)
+                continue
             try:
                 self._begin(
                     Connection(sock, client) if self._tls is None else self._tls.connection(sock, client)
@@ -199,9 +210,11 @@ class Door:
     def _displace(self, connection: Connection) -> None:
         """By a newer one. One that a thread has finds its socket ended."""
         self._refusals.add("showed nothing while newer connections came", address=connection.client)
-        connection.shut()
         if self._take(connection):
-            self._drop(connection)
+            self._leave(connection)
+            connection.close(at_once=True)
+        else:
+            connection.shut()
 
     def _woken(self, connection: Connection) -> None:
         phase = connection.phase
@@ -217,9 +230,9 @@ class Door:
             if phase is Phase.HELLO:
                 assert isinstance(connection, TlsConnection)
                 tls = connection
-                self._submit(self._newcomers_of(tls), lambda: self._shake_hands(tls), connection)
+                self._submit_in_turn(self._newcomers, lambda: self._shake_hands(tls), connection)
             else:
-                self._submit(self._pool, lambda: self._go_on(connection), connection)
+                self._submit(lambda: self._go_on(connection), connection)
 
     def _readable(self, connection: Connection) -> None:
         begun = bool(connection.buffer)
@@ -237,7 +250,7 @@ class Door:
         except BadRequestError as error:
             self._take(connection)
             why = error
-            self._submit(self._newcomers_of(connection), lambda: self._refuse(connection, why), connection)
+            self._submit_in_turn(self._newcomers, lambda: self._refuse(connection, why), connection)
             return
         except HungUpError:
             self._drop(connection)
@@ -271,7 +284,7 @@ class Door:
             return True
         self._take(connection)
         connection.request = request
-        self._submit(self._pool, lambda: self._send(connection, response), connection)
+        self._submit(lambda: self._send(connection, response), connection)
         return False
 
     def _gather(self, connection: Connection) -> None:
@@ -326,8 +339,9 @@ class Door:
                 found = self._waiting.get(number)
                 if found is not None:
                     self._woken(found)
-        for pool in (self._pool, self._newcomers, self._crowd, self._bodies.pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._newcomers.shutdown(wait=False)
+        self._bodies.shutdown(wait=False)
 
     # ------------------------------------------------------------ any thread
 
@@ -360,24 +374,29 @@ class Door:
 
     def _drop(self, connection: Connection) -> None:
         self._take(connection)
+        self._leave(connection)
+        connection.close()
+
+    def _leave(self, connection: Connection) -> None:
         self._admission.leave(connection)
         if connection.lingers:
             connection.lingers = False
             with self._lock:
                 self._lingering -= 1
-        connection.close()
 
     def _prove(self, connection: Connection) -> None:
         connection.proven = True
         self._admission.prove(connection)
 
-    def _newcomers_of(self, connection: Connection) -> ThreadPoolExecutor:
-        return self._crowd if self._admission.weight(connection) > CROWD else self._newcomers
-
-    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None], connection: Connection) -> None:
+    def _submit(self, work: Callable[[], None], connection: Connection) -> None:
         with self._lock:
             self._working += 1
-        pool.submit(self._run, work, connection)
+        self._pool.submit(self._run, work, connection)
+
+    def _submit_in_turn(self, turns: Turns, work: Callable[[], None], connection: Connection) -> None:
+        with self._lock:
+            self._working += 1
+        turns.submit(connection.address, lambda: self._run(work, connection))
 
     # ------------------------------------------------------------ the pools' threads
 
@@ -416,7 +435,7 @@ class Door:
         if refusal is not None:
             self._send_new(connection, request, refusal)
         elif not connection.has_body:
-            self._submit(self._pool, lambda: self._work(connection, request), connection)
+            self._submit(lambda: self._work(connection, request), connection)
         else:
             if not request.who:
                 connection.invite()  # what comes says who it is
@@ -428,13 +447,9 @@ class Door:
 
     def _serve_body(self, connection: Connection, request: Request) -> None:
         if connection.is_whole:
-            self._submit(self._pool, lambda: self._work(connection, request), connection)
+            self._submit(lambda: self._work(connection, request), connection)
             return
-        with self._lock:
-            self._working += 1
-        self._bodies.submit(
-            connection.address, lambda: self._run(lambda: self._work(connection, request), connection)
-        )
+        self._submit_in_turn(self._bodies, lambda: self._work(connection, request), connection)
 
     def _work(self, connection: Connection, request: Request) -> None:
         self._send_new(connection, request, self._application.answer(request, connection.body(request)))
@@ -494,11 +509,12 @@ class Door:
 
     def _take_up(self, connection: Connection, request: Request) -> None:
         """By a thread: of a body the credential first, and who has shown none waits for the threads of such."""
-        if connection.proven and not connection.has_body:
-            self._submit(self._pool, lambda: self._work(connection, request), connection)
+        if not connection.proven:
+            self._submit_in_turn(self._newcomers, lambda: self._admit(connection, request), connection)
+        elif connection.has_body:
+            self._submit(lambda: self._admit(connection, request), connection)
         else:
-            pool = self._pool if connection.proven else self._newcomers_of(connection)
-            self._submit(pool, lambda: self._admit(connection, request), connection)
+            self._submit(lambda: self._work(connection, request), connection)
 
     def _refuse(self, connection: Connection, error: BadRequestError) -> None:
         """What is no request is answered once, and the connection ends."""
@@ -524,40 +540,3 @@ class Door:
             self._application.clean()
         except Exception:  # the next time may do better
             log.exception("not cleaned")
-
-
-class Bodies:
-    """The threads that receive bodies, so many of them for one address at most; the others of it wait. Thread-safe."""
-
-    def __init__(self, pool: ThreadPoolExecutor, address_max: int = ADDRESS_BODIES_MAX) -> None:
-        self.pool = pool
-        self._address_max = address_max
-        self._lock = threading.Lock()
-        self._running: dict[str, int] = {}
-        self._queued: dict[str, deque[Callable[[], None]]] = {}
-
-    def submit(self, address: str, work: Callable[[], None]) -> None:
-        with self._lock:
-            if self._running.get(address, 0) >= self._address_max:
-                self._queued.setdefault(address, deque()).append(work)
-                return
-            self._running[address] = self._running.get(address, 0) + 1
-        self.pool.submit(self._run, address, work)
-
-    def _run(self, address: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        finally:
-            following: Callable[[], None] | None = None
-            with self._lock:
-                queued = self._queued.get(address)
-                if queued:
-                    following = queued.popleft()
-                    if not queued:
-                        del self._queued[address]
-                else:
-                    self._running[address] -= 1
-                    if not self._running[address]:
-                        del self._running[address]
-            if following is not None:
-                self.pool.submit(self._run, address, following)

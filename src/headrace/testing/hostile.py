@@ -12,6 +12,7 @@ import errno
 import json
 import resource
 import select
+import signal
 import socket
 import ssl
 import sys
@@ -85,13 +86,18 @@ class Hostile:
         self._to_open: list[tuple[float, int]] = [(0.0, index) for index in range(count)]
         self._epoll = select.epoll()
         self._tick = 0
+        self._stopping = False
         self.counts: Counter[str] = Counter()
 
     def run(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
-        while (now_s := time.monotonic()) < until_s:
+        while (now_s := time.monotonic()) < until_s and not self._stopping:
             self.turn()
             time.sleep(max(0.0, 1 / TICKS_A_SECOND - (time.monotonic() - now_s)))
+
+    def stop(self) -> None:
+        """`run` returns soon."""
+        self._stopping = True
 
     def turn(self) -> None:
         """What is done in a twentieth of a second."""
@@ -195,6 +201,7 @@ def main() -> None:
     while not hostile.opened_once and time.monotonic() < until_s:
         hostile.run(0.05)
     say({"opened": hostile.counts["opened"]})
+    signal.signal(signal.SIGTERM, lambda *_: hostile.stop())
     hostile.run(until_s - time.monotonic())
     say({"open": hostile.open, **hostile.counts})
     hostile.close()

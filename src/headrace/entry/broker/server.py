@@ -3,6 +3,9 @@
 It lies beside the run folder, which nobody else can enter. A connection is one user's, as the kernel said when it
 began, and has one request under way. All that a user can take is bounded: connections, requests that wait for bytes,
 and descriptors on their way, which are given again only when the last ones were taken.
+
+Requests are answered in the node's loop, as an answer costs less than to hand it over. So that who asks without end
+makes nobody wait, each user has his turn, and the broker a slice of the loop's time: docs/decisions/0064.
 """
 
 from __future__ import annotations
@@ -13,16 +16,19 @@ import contextlib
 import fcntl
 import logging
 import os
+import select
 import socket
 import stat
 import struct
 import termios
+import time
 from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.base.trusted_owner import check_above
 from headrace.entry.broker.access import User, user_of
 from headrace.entry.broker.desk import Desk, Reply
+from headrace.http.turns import Queue
 from headrace.wire.broker_messages import REQUEST_BYTES_MAX, Request, decode_request, encode
 
 log = logging.getLogger(__name__)
@@ -31,6 +37,9 @@ CONNECTIONS_MAX = 1024
 CONNECTIONS_OF_A_USER_MAX = 256
 WAITING_OF_A_USER_MAX = 32
 """Requests that wait for the origin; more wait for these."""
+SLICE_S = 0.002
+REST_S = 0.001
+"""After a slice in which it did not get done: the loop's other work goes on meanwhile."""
 PAUSE_S = 1.0
 _BACKLOG = 128
 _ACCEPTED_AT_ONCE = 16
@@ -40,8 +49,9 @@ class Broker:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._listener: socket.socket | None = None
-        self._connections: set[_Connection] = set()
+        self._connections: dict[int, _Connection] = {}
         self._of_users: Counter[int] = Counter()
+        self._readable: Queue[int, _Connection] = Queue()
         self._waiting: dict[int, asyncio.Semaphore] = {}
         self._path = ""
 
@@ -62,31 +72,63 @@ class Broker:
             listener.close()
             raise
         self._listener, self._path = listener, path
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+        self._loop = asyncio.get_running_loop()
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._loop.add_reader(self._epoll.fileno(), self._on_ready)
 
     async def stop(self) -> None:
         if self._listener is None:
             return
-        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._loop.remove_reader(self._epoll.fileno())
         self._listener.close()
         self._listener = None
-        tasks = [one.task for one in self._connections if one.task is not None]
-        for connection in list(self._connections):
+        connections = list(self._connections.values())
+        tasks = [connection.task for connection in connections if connection.task is not None]
+        for connection in connections:
             connection.close()
+        self._epoll.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._desk.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _on_ready(self) -> None:
+        """A slice of the loop's time: new connections, and each user in turn."""
+        begun_s = time.monotonic()
+        listener = self._listener
+        if listener is None:
+            return
+        for number, _ in self._epoll.poll(0):
+            if (connection := self._connections.get(number)) is not None:
+                self._readable.add(connection.user.uid, connection)
+            elif number == listener.fileno():
+                self._accept(listener)
+        while self._readable:
+            self._readable.next().on_readable()
+            if time.monotonic() - begun_s >= SLICE_S:
+                self._rest(REST_S)
+                return
+
+    def _rest(self, duration_s: float) -> None:
+        number = self._epoll.fileno()
+        self._loop.remove_reader(number)
+
+        def go_on() -> None:
+            if self._listener is not None:
+                self._loop.add_reader(number, self._on_ready)
+                self._on_ready()
+
+        self._loop.call_later(duration_s, go_on)
+
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                accepted, _ = self._listener.accept()
+                accepted, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                self._pause(error)
+                self._pause(listener, error)
                 return
             accepted.setblocking(False)
             try:
@@ -99,25 +141,36 @@ class Broker:
                 accepted.close()
                 continue
             self._of_users[user.uid] += 1
-            self._connections.add(_Connection(self, accepted, user))
+            self._connections[accepted.fileno()] = _Connection(self, accepted, user)
+            self._epoll.register(accepted.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
-    def _pause(self, error: OSError) -> None:
+    def _pause(self, listener: socket.socket, error: OSError) -> None:
         """No descriptor is left, as a rule: whoever waits would be found there again at once, without end."""
         log.warning("no connection can be taken, tried again soon error=%s", error)
-        loop, listener = asyncio.get_running_loop(), self._listener
-        assert listener is not None
-        loop.remove_reader(listener.fileno())
+        self._epoll.unregister(listener.fileno())
 
         def go_on() -> None:
             if listener.fileno() >= 0:
-                loop.add_reader(listener.fileno(), self._accept)
+                self._epoll.register(listener.fileno(), select.EPOLLIN)
 
-        loop.call_later(PAUSE_S, go_on)
+        self._loop.call_later(PAUSE_S, go_on)
 
     def _has_room(self, user: User) -> bool:
-        return (
-            len(self._connections) < CONNECTIONS_MAX and self._of_users[user.uid] < CONNECTIONS_OF_A_USER_MAX
-        )
+        """Made by who has most connections, where there is none left for others."""
+        count = self._of_users[user.uid]
+        if count >= CONNECTIONS_OF_A_USER_MAX:
+            return False
+        if len(self._connections) < CONNECTIONS_MAX:
+            return True
+        heaviest, most = self._of_users.most_common(1)[0]
+        if most <= count + 1:
+            return False
+        next(one for one in self._connections.values() if one.user.uid == heaviest).close()
+        return True
+
+    def wait_for(self, number: int) -> None:
+        """A connection's next request is told of."""
+        self._epoll.modify(number, select.EPOLLIN | select.EPOLLONESHOT)
 
     def answer_now(self, request: Request, user: User) -> Reply | None:
         return self._desk.answer_now(request, user)
@@ -127,8 +180,8 @@ class Broker:
         async with turn:
             return await self._desk.answer(request, user)
 
-    def forget(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
+    def forget(self, connection: _Connection, number: int) -> None:
+        del self._connections[number]
         uid = connection.user.uid
         self._of_users[uid] -= 1
         if not self._of_users[uid]:
@@ -143,10 +196,16 @@ class _Connection:
         self._broker = broker
         self._socket = peer
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(peer.fileno(), self._on_readable)
 
-    def _on_readable(self) -> None:
+    def on_readable(self) -> None:
         """One packet: others have their turn before the next."""
+        self._take_packet()
+        if (number := self._socket.fileno()) >= 0:
+            self._broker.wait_for(number)
+
+    def _take_packet(self) -> None:
+        if self._socket.fileno() < 0:
+            return
         try:
             body, _, flags, _ = self._socket.recvmsg(REQUEST_BYTES_MAX)
         except BlockingIOError:
@@ -207,13 +266,12 @@ class _Connection:
         return int(struct.unpack("@i", fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
 
     def close(self) -> None:
-        if self._socket.fileno() < 0:
+        if (number := self._socket.fileno()) < 0:
             return
-        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         if self.task is not None:
             self.task.cancel()
-        self._broker.forget(self)
+        self._broker.forget(self, number)
 
 
 def _make_public(folder: str) -> None:

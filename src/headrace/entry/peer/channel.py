@@ -14,6 +14,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from headrace.http.connection import reset
 from headrace.identity.mutual import Member, MutualTls
 from headrace.identity.names import NODE
 from headrace.wire import peer_frame
@@ -130,9 +131,10 @@ class Channel:
             self.sent_bytes += sent
             start += sent
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
+        """at_once: nothing of it is left to the kernel either."""
         with contextlib.suppress(OSError):
-            self.sock.close()
+            reset(self.sock) if at_once else self.sock.close()
 
     def shut(self) -> None:
         """Any thread: whoever waits for this connection finds it ended."""

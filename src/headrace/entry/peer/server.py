@@ -21,7 +21,6 @@ import socket
 import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -32,7 +31,9 @@ from headrace.entry.peer.channel import Channel, HungUpError, Need
 from headrace.entry.peer.conversation import Conversation
 from headrace.entry.peer.desk import Desk, DeskCalls, Piece
 from headrace.http.admission import Admission, Buffered, count_address
+from headrace.http.connection import reset
 from headrace.http.pace import Pace
+from headrace.http.turns import Queue, Turns
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
 from headrace.wire.peer_frame import SPOKEN
@@ -46,10 +47,11 @@ THREADS = 16
 """Bytes are moved by the kernel: more threads than cores only where disks make them wait. A guess."""
 BACKLOG = 1024
 CONGESTION_NAME_BYTES = 16
-NEWCOMER_THREADS = 2
+NEWCOMER_THREADS = 4
 """For handshakes and hellos."""
+ADDRESS_NEWCOMERS_MAX = 2
 NEWCOMER_SLICE_S = 0.002
-ACCEPTS_A_TURN = 16
+ACCEPT_SLICE_S = 0.002
 GREETING_S = 10.0
 """For handshake and hello as a whole."""
 REQUEST_S = 60.0
@@ -155,11 +157,14 @@ class PeerServer:
         self._accepting = False
         self._listening: socket.socket | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="peer-serve")
-        self._newcomers = ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet")
+        self._newcomers = Turns(
+            ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet"),
+            address_max=ADDRESS_NEWCOMERS_MAX,
+        )
         self._admission: Admission[Connection] = Admission(self._displace)
         self._buffered: Buffered[Connection] = Buffered(BUFFERED_BYTES_MAX)
         self._refusals = Refusals(log, "peers")
-        self._later: deque[int] = deque()
+        self._later: Queue[str, Connection] = Queue()
         self._door = threading.Thread(target=self._wait_for_all, name="peer-door", daemon=True)
 
     def start(self, host: str, port: int) -> str:
@@ -169,7 +174,7 @@ class PeerServer:
             listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             self._pool.shutdown()
-            self._newcomers.shutdown()
+            self._newcomers.shutdown(wait=True)
             raise UsageError(
                 f"peers at {host}:{port}", why=error.strerror or str(error), hint="set listen = HOST:PORT"
             ) from error
@@ -226,23 +231,26 @@ class PeerServer:
                 self._tick(now)
 
     def _wake(self, woken: list[int]) -> None:
-        """Those that were greeted first; the others for a moment only, and then in the next turn. The bell and the
-        listening socket are no connections."""
+        """Those that were greeted first; of the others each address in turn, for a moment only, and then in the next
+        turn. The bell and the listening socket are no connections."""
         for number in woken:
             connection = self._connections.get(number)
-            if connection is None or connection.proven:
-                self._woken(number)
+            if connection is None:
+                continue
+            if connection.proven:
+                self._woken(connection)
             else:
-                self._later.append(number)
+                self._later.add(connection.address, connection)
         until_s = time.monotonic() + NEWCOMER_SLICE_S
         while self._later:
-            self._woken(self._later.popleft())
+            self._woken(self._later.next())
             if time.monotonic() >= until_s:
                 return
 
     def _accept(self) -> None:
         assert self._listening is not None
-        for _ in range(ACCEPTS_A_TURN):
+        until_s = time.monotonic() + ACCEPT_SLICE_S
+        while time.monotonic() < until_s:
             try:
                 sock, address = self._listening.accept()
             except BlockingIOError:
@@ -252,7 +260,11 @@ class PeerServer:
                 self._epoll.unregister(self._listening)
                 self._accepting = False
                 return
-            self._welcome(sock, str(address[0]), int(address[1]))
+            if self._admission.arrive(str(address[0])):
+                self._welcome(sock, str(address[0]), int(address[1]))
+            else:
+                self._refusals.add("too many new connections a second", address=str(address[0]))
+                reset(sock)
 
     def _welcome(self, sock: socket.socket, address: str, port: int) -> None:
         """It waits for what the peer says."""
@@ -281,13 +293,20 @@ class PeerServer:
         )
 
     def _displace(self, connection: Connection) -> None:
-        self._refusals.add("said no hello while newer connections came", address=connection.address)
-        connection.channel.shut()
-
-    def _woken(self, number: int) -> None:
+        why = "said no hello while newer connections came"
+        self._refusals.add(why, address=connection.address)
         with self._lock:
-            connection = self._connections.get(number)
-            if connection is None:
+            waits = connection.state is State.WAITS_FOR_SOCKET
+            if waits:
+                connection.state = State.RUNNING
+        if waits:
+            self._end(connection, HungUpError(why), at_once=True)
+        else:
+            connection.channel.shut()
+
+    def _woken(self, connection: Connection) -> None:
+        with self._lock:
+            if self._connections.get(connection.channel.number) is not connection:
                 return
             awaited = connection.awaited if connection.state is State.WAITS_FOR_DESK else None
             run = connection.state is State.WAITS_FOR_SOCKET
@@ -295,7 +314,10 @@ class PeerServer:
                 connection.state = State.RUNNING
         if run:
             connection.unpark()
-            self._pool_of(connection).submit(self._run, connection)
+            if connection.proven:
+                self._pool.submit(self._run, connection)
+            else:
+                self._newcomers.submit(connection.address, lambda: self._run(connection))
         elif awaited is not None:
             awaited.cancel()  # the peer left: what it asked for need not be done
 
@@ -312,9 +334,6 @@ class PeerServer:
         self._accepting = True
 
     # ------------------------------------------------------------ the pools' threads
-
-    def _pool_of(self, connection: Connection) -> ThreadPoolExecutor:
-        return self._pool if connection.proven else self._newcomers
 
     def _run(self, connection: Connection) -> None:
         """Until the conversation waits or ends."""
@@ -382,7 +401,7 @@ class PeerServer:
         with contextlib.suppress(RuntimeError):  # the pool is shut: stop() ends the connection
             self._pool.submit(self._run, connection)
 
-    def _end(self, connection: Connection, error: Exception | None) -> None:
+    def _end(self, connection: Connection, error: Exception | None, *, at_once: bool = False) -> None:
         with self._lock:
             if self._connections.get(connection.channel.number) is connection:
                 del self._connections[connection.channel.number]
@@ -391,7 +410,7 @@ class PeerServer:
             self._buffered.hold(connection, 0)
         log.debug("connection of a peer ended peer=%s why=%s", connection.peer, error)
         connection.steps.close()
-        connection.channel.close()
+        connection.channel.close(at_once=at_once)
 
     def _cut(self, connection: Connection) -> None:
         connection.channel.shut()
