@@ -3,8 +3,9 @@ runs several processes of it (`./dev test` without a path)."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +22,21 @@ TOGETHER = {
     "tests/integration/diagnose/test_slow_links.py": "labs",
     "tests/integration/bench/test_compare.py": "labs",
 }
+
+
+_USUAL: dict[signal.Signals, Any] = {
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+}
+
+
+def pytest_configure() -> None:
+    """Programs inherit what is ignored, and `nohup`, or a script's shell for what it starts in the background, ignores
+    what these tests send to programs."""
+    for number, handler in _USUAL.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
