@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
-from headrace.sdk.cache import connect
+# ^C waits until this package is there: in the middle, where msgspec reads types, the process ended by SIGSEGV, one in
+# fifteen times.
+_blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+try:
+    from headrace.sdk.cache import connect
+finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked)
 
 if TYPE_CHECKING:
     from headrace.sdk.cache_async import AsyncCache
