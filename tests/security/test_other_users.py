@@ -28,7 +28,7 @@ for path in paths:
         "truncate": lambda: os.truncate(path, 0),
         "unlink": lambda: os.unlink(path),
         "rename": lambda: os.rename(path, path + ".theirs"),
-        "link": lambda: os.link(path, "/tmp/headrace-stolen"),
+        "link": lambda: os.link(path, f"/tmp/headrace-stolen-{os.getpid()}"),
         "make": lambda: os.mkdir(path + "/theirs"),
         "attributes": lambda: os.setxattr(path, "user.theirs", b"1"),
         "connect": lambda: socket.socket(socket.AF_UNIX).connect(path),
@@ -200,7 +200,7 @@ found = [refused(call) for call in (
     lambda: os.open(at_fd, os.O_WRONLY), lambda: os.open(at_fd, os.O_RDWR), lambda: os.write(fd, b"x"),
     lambda: os.ftruncate(fd, 0), lambda: os.truncate(at_fd, 0), lambda: os.fchmod(fd, 0o666),
     lambda: os.fchown(fd, 65534, 65534), lambda: os.utime(fd), lambda: os.setxattr(fd, "user.x", b"x"),
-    lambda: os.link(at_fd, "/tmp/headrace-stolen", follow_symlinks=True),
+    lambda: os.link(at_fd, f"/tmp/headrace-stolen-{os.getpid()}", follow_symlinks=True),
     lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK), lambda: mmap.mmap(fd, 100, mmap.MAP_SHARED),
     lambda: os.getxattr(fd, "trusted.headrace.extras"),
 )]
@@ -260,3 +260,16 @@ def _socket(host: Host) -> str:
     """Of the node, where others can't come; the library finds the one for them by it."""
     (socket,) = host.run_folder.glob("*.sock")
     return str(socket)
+
+
+def test_a_folder_that_root_makes_again_is_not_whose_the_removed_one_was(open_host: Host) -> None:
+    """Its mark of a removed folder of the origin had their owner still."""
+    again = open_host.mount / "w/again"
+    again.mkdir()
+    os.chown(again, NOBODY, NOBODY)
+    open_host.ok("persist", "/w")
+    again.rmdir()
+    again.mkdir()
+    program = "found = refused(lambda: os.mkdir(path + '/theirs')), refused(lambda: os.chmod(path, 0o777))"
+    assert as_nobody(program, path=str(again)) == ["PermissionError", "PermissionError"]
+    assert again.stat().st_uid == 0

@@ -406,6 +406,7 @@ class Tree:
                 PATH,
             ):  # it is another one than the origin's
                 at.removexattr(name)
+        at.chown(os.geteuid(), os.getegid())  # as a new one is: it has the owner of the one that was removed
         self._dress(at, stat.S_IFDIR | mode, owner, parent)
         at.utime()
         self.upper.unmark_removed(path)

@@ -18,6 +18,7 @@ from tests.integration.writes.place import (
     MANY,
     NOREPLACE,
     OPEN_FLAGS,
+    OTHER_USER,
     SET_BEFORE_NS,
     Place,
     bytes_of,
@@ -493,3 +494,16 @@ def lower_files_are_changed_right_after_a_rename(at: Place) -> None:
         refused(errno.ENODATA, os.removexattr, at.path(f"linked-{number}"), "user.a")
         os.unlink(at.path(f"linked-{number}"))
         equal(read_whole(names[2]), b"edited" + (b"%03d" % (number + 1) * 10)[6:])
+
+
+@script()
+def lower_folders_made_again_are_their_makers(at: Place) -> None:
+    """Also where another user had the one that was removed."""
+    ours = (os.geteuid(), os.getegid())
+    for theirs in ((OTHER_USER, OTHER_USER), (OTHER_USER, ours[1]), (ours[0], OTHER_USER)):
+        os.chown(at.low("folder"), *theirs)
+        shutil.rmtree(at.low("folder"))
+        os.mkdir(at.low("folder"), 0o700)
+        found = os.stat(at.low("folder"))
+        equal((found.st_uid, found.st_gid), ours)
+        equal(stat.S_IMODE(found.st_mode), 0o700)
