@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.base import logs
 from headrace.base.errors import UsageError
 from headrace.base.interpreter import module_command
 from headrace.base.printable import printable
+from headrace.checkpoint import save
+from headrace.cli.main import main
 from headrace.config.load import check_run_folder, load
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "src").rglob("*.py"))
@@ -91,6 +95,26 @@ def test_a_name_is_printed_on_one_line_without_controls(name: str) -> None:
     assert text.isprintable()
     assert "\\x" in text or "\\u" in text
     assert printable("plain ä 文 name") == "plain ä 文 name"
+
+
+def test_a_checkpoint_of_somebody_else_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names of tensors were printed as they are; all commands print by `say` now."""
+    save({"w\x1b]0;owned\x07\nstep 1: all as it was saved": np.arange(4)}, str(tmp_path), step=1)
+    for words in (["show"], ["list"], ["verify"]):
+        monkeypatch.setattr(sys, "argv", ["headrace", "checkpoint", *words, str(tmp_path)])
+        assert main() == 0
+    out = capsys.readouterr().out
+    assert "w\\x1b]0;owned\\x07\\x0astep 1" in out
+    assert all(line.isprintable() for line in out.replace("\t", " ").splitlines())
+
+
+def test_commands_print_in_no_other_way() -> None:
+    """`cat` writes a file's bytes, as it is asked to."""
+    ours = [path for path in SOURCES if path.parent.name in ("cli", "diagnose") and path.name != "render.py"]
+    direct = [path.name for path in ours if re.search(r"sys\.stdout\.write|\bprint\(", path.read_text())]
+    assert set(direct) <= {"cat.py", "main.py"}, direct  # main: --version
 
 
 def test_a_name_forges_no_line_of_a_log() -> None:

@@ -273,7 +273,7 @@ def _show(found: Any, page: Callable[[Any], str], *, as_json: bool) -> None:
 
         print_json(msgspec.to_builtins(found))
     else:
-        say(page(found))
+        say(*page(found).splitlines())
 
 
 def _some_failed() -> None:

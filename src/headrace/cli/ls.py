@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.base.printable import printable
 from headrace.cli import options
 from headrace.cli.render import print_json, say
 
@@ -39,7 +38,7 @@ def ls(
             if json:
                 print_json(row)
             else:
-                say(printable(_line(row) if long else row["name"]))
+                say(_line(row) if long else row["name"])
 
 
 def _walk(client: Client, path: bytes, *, recursive: bool) -> Iterator[tuple[bytes, Entry]]:

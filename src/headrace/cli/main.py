@@ -56,9 +56,9 @@ def main() -> int:
             return 130
         if _trace_wanted():
             raise
-        sys.stderr.write(
-            f"headrace: {type(error).__name__}: {error} (a defect: HEADRACE_TRACE=1 shows where)\n"
-        )
+        from headrace.cli.render import warn
+
+        warn(f"{type(error).__name__}: {error} (a defect: HEADRACE_TRACE=1 shows where)")
         return 1
     return 0
 

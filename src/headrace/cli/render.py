@@ -10,10 +10,9 @@ from typing import Any
 from headrace.base.printable import printable
 
 
-def say(line: str) -> None:
-    """A line for people, on stdout."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+def say(*lines: str) -> None:
+    """Lines for people, on stdout. Each stays one, and steers no terminal, whatever names are in it."""
+    _write(*map(printable, lines))
 
 
 def warn(line: str) -> None:
@@ -24,7 +23,7 @@ def warn(line: str) -> None:
 
 def print_json(value: Any) -> None:
     """One line, bytes that aren't UTF-8 escaped."""
-    say(json.dumps(value, default=_jsonable))
+    _write(json.dumps(value, default=_jsonable))
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Sequence[str] = ()) -> None:
@@ -36,7 +35,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
         return
     if not sys.stdout.isatty():
         for row in rows:
-            say("\t".join(printable(str(value)) for value in row.values()))
+            _write("\t".join(printable(str(value)) for value in row.values()))
         return
     from rich.console import Console
     from rich.table import Table
@@ -54,7 +53,7 @@ def print_lines(lines: Sequence[tuple[str, str]]) -> None:
     """Each a name and its text."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
-        say(f"{name:<{width}}  {printable(text)}".rstrip())
+        say(f"{name:<{width}}  {text}".rstrip())
 
 
 def print_tree(tree: Mapping[str, Any], *, as_json: bool) -> None:
@@ -85,6 +84,11 @@ def _shown(name: str, value: Any) -> str:
     if value is None or value in ([], {}):
         return "-"
     return str(value)
+
+
+def _write(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _jsonable(value: Any) -> Any:
