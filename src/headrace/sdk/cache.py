@@ -83,9 +83,9 @@ def connect(
         from headrace.sdk.brokered.cache import BrokeredCache
 
         return BrokeredCache(paths)
-    from headrace.sdk.remote.cache import RemoteCache
+    from headrace.sdk.asked_cache import AskedCache
 
-    return RemoteCache(paths)
+    return AskedCache(paths)
 
 
 class Cache:

@@ -5,24 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import cast
 
 from headrace.base.errors import HeadraceError
+from headrace.sdk.asked_cache import AskedCache
 from headrace.sdk.brokered.paths import BrokeredPaths, Opened, plain
 from headrace.sdk.many import OnError, Part, Wanted
-from headrace.sdk.remote.cache import RemoteCache
-from headrace.sdk.remote.paths import RemotePaths
 from headrace.sdk.streams import STEP_BYTES
 from headrace.wire.broker_messages import NAMES_MAX
 
 GROUP = 32
 
 
-class BrokeredCache(RemoteCache):
+class BrokeredCache(AskedCache):
     """Many files are opened with one question."""
 
     def __init__(self, paths: BrokeredPaths) -> None:
-        super().__init__(cast(RemotePaths, paths))  # it has the calls that a RemoteCache makes
+        super().__init__(paths)
         self._brokered = paths
 
     def read_many(

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from headrace.base.errors import (
     HeadraceError,
-    NotADirectoryPathError,
     NotAllowedError,
     NotSupportedError,
     PathNotFoundError,
@@ -23,11 +22,11 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import join
+from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.brokered.content import content_of
 from headrace.sdk.brokered.link import Link
 from headrace.sdk.brokered.mounts import mount_of
-from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.streams import STEP_BYTES, Content, ReadStream
+from headrace.sdk.streams import STEP_BYTES, Content
 from headrace.sdk.tree import Seen
 from headrace.wire.broker_messages import (
     ListNames,
@@ -48,24 +47,15 @@ Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
 """The descriptor is -1 where none came along."""
 
 
-class BrokeredPaths:
+class BrokeredPaths(AskedPaths):
     """link: belongs to this from now on."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     @property
-    def client(self) -> BrokeredPaths:
-        """What fsspec's file system asks of a client: whether it is closed, and which index it reads."""
-        return self
-
-    @property
     def closed(self) -> bool:
         return self._link.closed
-
-    @property
-    def generation(self) -> int:
-        return 0
 
     def close(self) -> None:
         self._link.close()
@@ -89,12 +79,6 @@ class BrokeredPaths:
         if not isinstance(answer, Looked):
             raise _unexpected(answer)
         return answer.row
-
-    def exists(self, path: bytes) -> bool:
-        try:
-            return self.find(path)[1] is not None
-        except NotADirectoryPathError:
-            return False
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
         at = plain(path)
@@ -154,24 +138,12 @@ class BrokeredPaths:
         left = iter(fds)
         return [(one, next(left) if isinstance(one, OpenedFile) else -1) for one in answer.files]
 
-    def content_if_cached(self, path: bytes) -> Content | None:
-        """Whether it is, the node says only with the descriptor."""
-        return None
-
-    def open(self, path: bytes) -> ReadStream:
-        return ReadStream(self.content(path), os.fsdecode(path))
-
-    def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        for attempt in range(CHANGED_ATTEMPTS):
-            content = self.content(path)
-            try:
-                return content.read(start, content.size_bytes if end is None else end)
-            except VersionChangedError:
-                if attempt + 1 == CHANGED_ATTEMPTS:
-                    raise
-            finally:
-                content.close()
-        raise AssertionError
+    def _read(self, path: bytes, start: int, end: int | None) -> bytes:
+        content = self.content(path)
+        try:
+            return content.read(start, content.size_bytes if end is None else end)
+        finally:
+            content.close()
 
     def _written(self, path: bytes) -> Content:
         fd = os.open(self._mounted(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

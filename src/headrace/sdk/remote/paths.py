@@ -18,21 +18,19 @@ from headrace.base.errors import (
     DirectoryNotEmptyError,
     HeadraceError,
     IsADirectoryPathError,
-    NotADirectoryPathError,
     NotSupportedError,
     PathExistsError,
     PathNotFoundError,
     StoreError,
     UsageError,
-    VersionChangedError,
     error_classes,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import split
-from headrace.sdk.client import CHANGED_ATTEMPTS
+from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.remote.content import RemoteContent, fetch_into, filled
 from headrace.sdk.remote.nodes import STEP_BYTES, Node, Nodes
-from headrace.sdk.streams import Content, ReadStream, WriteStream
+from headrace.sdk.streams import Content, WriteStream
 from headrace.sdk.tree import Seen
 from headrace.wire.api import (
     PAGE_NAMES,
@@ -55,24 +53,19 @@ _SUM_STEP_BYTES = 4 << 20
 _NO_MOUNT = "a node must run on this host for that"
 
 
-class RemotePaths:
+class RemotePaths(AskedPaths):
     """nodes: belongs to this from now on."""
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
-        self.closed = False
+        self._closed = False
 
     @property
-    def client(self) -> RemotePaths:
-        """What fsspec's file system asks of a client: whether it is closed, and which index it reads."""
-        return self
-
-    @property
-    def generation(self) -> int:
-        return 0
+    def closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
-        self.closed = True
+        self._closed = True
         self.nodes.close()
 
     # ------------------------------------------------------------ looking
@@ -88,12 +81,6 @@ class RemotePaths:
     def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
         row = self.look(path, follow=follow)
         return os.fsencode(row.path), seen_of(row)
-
-    def exists(self, path: bytes) -> bool:
-        try:
-            return self.find(path)[1] is not None
-        except NotADirectoryPathError:
-            return False
 
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
         at: str | None = os.fsdecode(after)
@@ -118,23 +105,8 @@ class RemotePaths:
             raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
         return RemoteContent(self.nodes, os.fsencode(row.path), row.size_bytes, etag_of(row.version))
 
-    def content_if_cached(self, path: bytes) -> Content | None:
-        return None  # nothing is cached on this host
-
-    def open(self, path: bytes) -> ReadStream:
-        return ReadStream(self.content(path), os.fsdecode(path))
-
-    def read(self, path: bytes, start: int, end: int | None) -> bytes:
-        """Of one version, whatever happens to the file meanwhile. A small one is asked for once."""
-        for attempt in range(CHANGED_ATTEMPTS):
-            try:
-                return self._read(path, start, end)
-            except VersionChangedError:
-                if attempt + 1 == CHANGED_ATTEMPTS:
-                    raise
-        raise AssertionError
-
     def _read(self, path: bytes, start: int, end: int | None) -> bytes:
+        """A small one is asked for once."""
         step = (start // STEP_BYTES + 1) * STEP_BYTES
         if end is not None and end <= start:
             return b""

@@ -1,4 +1,4 @@
-"""`headrace.connect()` on a host without a node."""
+"""`headrace.connect()` where no node of this user runs on this host."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import cast
 
 from headrace.base.errors import HeadraceError
+from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.cache import Cache
 from headrace.sdk.many import OnError, Part, Wanted
 from headrace.sdk.paths import Paths
-from headrace.sdk.remote.paths import RemotePaths
 from headrace.wire.messages import JobStart, JobState
 
 READ_MANY_AHEAD = 256
 
 
-class RemoteCache(Cache):
+class AskedCache(Cache):
     """What a `Cache` does, but nothing is read without a question to a node."""
 
-    def __init__(self, paths: RemotePaths) -> None:
+    def __init__(self, paths: AskedPaths) -> None:
         super().__init__(cast(Paths, paths))  # it has the calls that a Cache makes but for those below
-        self._remote = paths
+        self._asked = paths
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        return self._remote.read(os.fsencode(path), start, end)
+        return self._asked.read(os.fsencode(path), start, end)
 
     def read_many(
         self,
@@ -50,18 +50,18 @@ class RemoteCache(Cache):
 
     def _read_part(self, number: int, path: str, start: int, end: int | None) -> Part:
         try:
-            return Part(number, path, self._remote.read(os.fsencode(path), start, end))
+            return Part(number, path, self._asked.read(os.fsencode(path), start, end))
         except HeadraceError as error:
             return Part(number, path, b"", error)
 
     def status(self) -> dict[str, object]:
-        return self._remote.status()
+        return self._asked.status()
 
     def _run(
         self, kind: str, path: str, options: dict[str, str], on_progress: Callable[[JobState], None] | None
     ) -> JobState:
         last: JobState | None = None
-        for state in self._remote.run_job(JobStart(kind=kind, path=path, options=options)):
+        for state in self._asked.run_job(JobStart(kind=kind, path=path, options=options)):
             last = state
             if on_progress is not None:
                 on_progress(state)
