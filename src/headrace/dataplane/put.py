@@ -168,7 +168,7 @@ class Puts:
     ) -> _Landed | None:
         path, source, found = opened.path, opened.source, opened.found
         deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
-        await self._believed.resolved(self._known.get(path), origin, key, deadline)
+        before = await self._believed.resolved(self._known.get(path), origin, key, deadline)
         begun = await self._beginning.one(opened, soon=True)
         failpoint.hit("persist.begun")
         attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
@@ -179,8 +179,9 @@ class Puts:
             version = info.version
         except NotSupportedError as error:
             if not self._aside.keep_by_plain_name(path, error):
+                self._nothing_begun(path, before)
                 raise
-            self._known.drop(path)  # nothing was put
+            self._nothing_begun(path, None)
             return None
         except (ConflictError, IsADirectoryPathError, NotADirectoryPathError) as error:
             same = await self._same_at_origin(origin, key, source, deadline)
@@ -193,6 +194,13 @@ class Puts:
             version = same
         failpoint.hit("persist.put")
         return _Landed(path, found, version)
+
+    def _nothing_begun(self, path: bytes, before: Row | None) -> None:
+        """The origin takes no such object, so none need be asked for."""
+        if before is None:
+            self._known.drop(path)
+        else:
+            self._known.note(before)
 
     async def _begin_all(self, files: list[_Opened]) -> list[_Begun | Exception]:
         """Before any of them is put, the table says so of all, durably."""

@@ -64,6 +64,10 @@ class WritingClient(NodeClient, Protocol):
         """The path of the mount that answers for a path; "" above all mounts."""
         ...
 
+    def takes_name(self, path: bytes) -> bool:
+        """Whether the store that answers for a path can have an object of that name."""
+        ...
+
     def changed(self, paths: list[bytes]) -> None:
         """Tells the node what was written, soon; never blocks."""
         ...

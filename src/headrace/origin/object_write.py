@@ -26,7 +26,7 @@ from headrace.origin.conditions import Conditions
 from headrace.origin.metadata import tags_of, to_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.obstore_errors import translate_put
-from headrace.origin.origin import Absent, Condition, Source, check_condition, check_new_key
+from headrace.origin.origin import Absent, Condition, Source, check_condition, check_key_length, check_new_key
 from headrace.origin.threads import Threads
 from headrace.origin.upload import ByteBudget, Sizes, Upload
 
@@ -66,6 +66,7 @@ class ObjectWriter:
         what = f"{self._url}/{key}"
         deadline.check(what)
         check_new_key(what, key)
+        check_key_length(self._url, key)
         upload = Upload(source, self._sizes, self._threads, what, deadline)
         if upload.is_single:
             result = await self._put_single(key, upload, condition, attributes, what, deadline)

@@ -6,12 +6,14 @@ right one from a URL. All calls are async and cancel-safe: a cancelled call leav
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, NotSupportedError, OriginError
+from headrace.base.key_length import key_room
 from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.model import Attributes as Attributes
 
@@ -135,6 +137,17 @@ def check_new_key(what: str, key: str) -> None:
         raise NotSupportedError(what, why="no name for a file (an empty, . or .. part, or a zero byte)")
     if any(part.startswith(HIDDEN) for part in key.split("/")):
         raise NotSupportedError(what, why=f"names that begin with {HIDDEN} are kept for puts under way")
+
+
+def check_key_length(url: str, key: str) -> None:
+    """NotSupportedError when the store takes no key that is so long. url: of the origin."""
+    room, length = key_room(url), len(os.fsencode(key))
+    if room is not None and length > room:
+        raise NotSupportedError(
+            f"{url}/{key}",
+            why=f"a key of {length} bytes, and the store takes {room} there",
+            hint="give the file, or a folder above it, a shorter name",
+        )
 
 
 def check_condition(what: str, condition: Condition, found: Version | None) -> None:

@@ -25,6 +25,7 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
+from headrace.base.key_length import key_room
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.changes import Changes
@@ -136,6 +137,13 @@ class Client:
     def mount_of(self, path: bytes) -> str:
         """The path of the mount that answers for a path; "" above all mounts."""
         return _mount_of(os.fsdecode(path), self.local.index.mounts())
+
+    def takes_name(self, path: bytes) -> bool:
+        """Whether the store that answers for a path can have an object of that name."""
+        mounts = self.local.index.mounts()
+        mount = _mount_of(os.fsdecode(path), mounts)
+        room = key_room(mounts[mount]["url"]) if mount else None
+        return room is None or len(path) - len(os.fsencode(mount.rstrip("/"))) - 1 <= room
 
     def mounts(self) -> dict[str, str]:
         """Path: URL of the origin."""

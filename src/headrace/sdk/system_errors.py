@@ -42,6 +42,7 @@ def _ours(error: OSError, path: str) -> HeadraceError:
         errno.EEXIST: PathExistsError,
         errno.ENOTEMPTY: DirectoryNotEmptyError,
         errno.EINVAL: NotSupportedError,
+        errno.ENAMETOOLONG: NotSupportedError,
     }
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(path, why=why, hint="free some space on the disk of the first cache folder")

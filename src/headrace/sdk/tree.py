@@ -67,7 +67,12 @@ class Lower(Protocol):
     def ensure_listed(self, directory: FileId, cancel: Cancel | None = None) -> None: ...
     def listing_fresh(self, directory: FileId) -> bool: ...
     def mount_of(self, path: bytes) -> str: ...
+    def takes_name(self, path: bytes) -> bool: ...
     def open(self, id: FileId, cancel: Cancel | None = None) -> OpenLower: ...
+
+
+SHORT_PATH_BYTES = 512
+"""Stores take a key that is so long, and a prefix before it."""
 
 
 class NeedsContentError(Exception):
@@ -153,6 +158,16 @@ class Tree:
         while missing:
             found = self._make_as_below(missing.pop())
         return found
+
+    def _folder_for(self, path: bytes) -> os.stat_result:
+        """As `ensure_directory`, of the one that a new name comes into. ENAMETOOLONG when no object of that name can be
+        put: later only the log would say so."""
+        if len(path) > SHORT_PATH_BYTES and self._is_put(path) and not self._lower.takes_name(path):
+            raise _error(errno.ENAMETOOLONG, path)
+        return self.ensure_directory(split(path)[0])
+
+    def _is_put(self, path: bytes) -> bool:
+        return self.modes.of(path) in (WriteMode.BACK, WriteMode.THROUGH)
 
     def _upper_directory(self, path: bytes) -> os.stat_result | None:
         """None: only the origin may have it."""
@@ -248,7 +263,7 @@ class Tree:
         while True:
             found = self.seen(path)
             if found is None:
-                parent = self.ensure_directory(split(path)[0])
+                parent = self._folder_for(path)
                 if flags & os.O_EXCL:
                     self.other_nodes.check_right(path)
                 fd = self._create_new(path, mode, owner, parent)
@@ -352,7 +367,7 @@ class Tree:
             raise _error(errno.EEXIST, path)
         if found is not None and _is_directory(found):
             raise _error(errno.EISDIR, path)
-        parent = self.ensure_directory(split(path)[0])
+        parent = self._folder_for(path)
         if not replace:
             self.other_nodes.check_right(path)
         if parent.st_mode & stat.S_ISGID:
@@ -373,7 +388,7 @@ class Tree:
         self._writable(path)
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
-        parent = self.ensure_directory(split(path)[0])
+        parent = self._folder_for(path)
         self.other_nodes.check_right(path)
         at = self.upper.at(path)
         if self._make_again(path, mode, owner, parent):
@@ -428,7 +443,7 @@ class Tree:
         self._writable(path)
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
-        parent = self.ensure_directory(split(path)[0])
+        parent = self._folder_for(path)
         self.other_nodes.check_right(path)
         made = self.upper.new()
         make(made)
@@ -447,7 +462,7 @@ class Tree:
         if self.seen(path) is not None:
             raise _error(errno.EEXIST, path)
         at = self.at_upper(source)
-        self.ensure_directory(split(path)[0])
+        self._folder_for(path)
         self.other_nodes.check_right(path)
         made = self.upper.new()
         at.link(made)
@@ -527,7 +542,7 @@ class Tree:
                 return
         if isinstance(moved, Entry):
             raise NeedsContentError(source)
-        self.ensure_directory(split(target)[0])
+        self._folder_for(target)
         if flags & NOREPLACE:
             self.other_nodes.check_right(target)
         if stat.S_ISDIR(moved.st_mode):

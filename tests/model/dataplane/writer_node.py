@@ -233,6 +233,9 @@ class Lower:
     def mount_of(self, path: bytes) -> str:
         return "/"
 
+    def takes_name(self, path: bytes) -> bool:
+        return True
+
     def open(self, id: FileId, cancel: Cancel | None = None) -> OfTheOrigin:
         entry, path = self._index.entry(id), self._index.path_of(id)
         if entry is None or path is None:

@@ -1,0 +1,18 @@
+"""How long the key of an object may be: said where it is made, as a store says it only when it is put."""
+
+from __future__ import annotations
+
+import os
+
+KEY_BYTES_MAX = {"s3": 1024, "gs": 1024, "az": 1024}
+"""By scheme of an origin, in UTF-8. Azure counts characters, and is the same for most names."""
+
+
+def key_room(url: str) -> int | None:
+    """How many bytes a key below an origin of that URL may have; None: as many as a path."""
+    scheme, _, rest = url.partition("://")
+    limit = KEY_BYTES_MAX.get(scheme)
+    if limit is None:
+        return None
+    prefix = rest.partition("/")[2].strip("/")
+    return limit - (len(os.fsencode(prefix)) + 1 if prefix else 0)
