@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from headrace.base.errors import ProtocolError, UsageError
+from headrace.config.schema import CacheVolume, Config
 from headrace.dataplane.aside import plain_name
+from headrace.node.neighbourhood import node_id_of
+from headrace.wire.frame import HEADER_BYTES, decode_request, encode
+from headrace.wire.messages import Secure
 from tests.integration.cli.host import Host
 from tests.integration.door.conftest import forget
 
 EVIL = ".headrace-put-evil"
+USAGE = 2
+LONG = b"/a/" + b"x" * 256
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,8 @@ def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch
         files = {EVIL + "/below/file": b"1", EVIL + "/" + EVIL: b"2", EVIL + "-file": b"3", "honest": b"4"}
         for name, data in files.items():
             (layer / name).write_bytes(data)
+        refused = host.headrace("persist", "/out/" + "x" * 300)
+        assert refused.returncode == USAGE and "255 are allowed" in refused.stderr
         host.ok("persist", "--wait", "/")
         kept = {
             str(path.relative_to(origin)): path.read_bytes() for path in origin.rglob("*") if path.is_file()
@@ -63,3 +74,30 @@ def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch
     finally:
         forget()
         host.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"type": "Secure", "path": LONG},
+        {"type": "Claim", "path": LONG},
+        {"type": "Changed", "paths": [b"/a", LONG]},
+        {"type": "Changed", "paths": [], "begun": [LONG]},
+    ],
+    ids=["secure", "claim", "changed", "begun"],
+)
+def test_a_name_that_no_directory_has_is_refused_where_it_is_decoded(request_: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="256 bytes"):
+        decode_request(msgspec.msgpack.encode(request_))
+
+
+def test_a_deep_path_of_names_that_a_directory_has_is_taken() -> None:
+    """A folder that was moved into a deep one has more below it than one call takes."""
+    deep = Secure(b"/".join([b"", *[b"x" * 255] * 40]))
+    assert decode_request(encode(deep)[HEADER_BYTES:]) == deep
+
+
+@pytest.mark.parametrize("node", ["x" * 256, ".hidden", "a/b", ".."])
+def test_a_node_id_that_is_none_is_refused_in_words(node: str) -> None:
+    with pytest.raises(UsageError, match="node id"):
+        node_id_of(Config(cache=[CacheVolume("/cache", 1 << 30)], run_folder="/run", node_id=node), None)

@@ -26,6 +26,15 @@ def check_path(path: bytes) -> None:
         check_name(name)
 
 
+def check_long_names(path: bytes) -> None:
+    """Accept a path whose names a directory can have, however long it is itself: a folder may have been moved into a
+    deep one."""
+    if len(path) > NAME_BYTES_MAX:  # else none of its names is too long
+        longest = max(map(len, path.split(b"/")))
+        if longest > NAME_BYTES_MAX:
+            raise ValueError(f"a name of {longest} bytes: {NAME_BYTES_MAX} are allowed")
+
+
 def check_name(name: bytes) -> None:
     """Accept a name that a directory can have."""
     if name in (b"", b".", b".."):

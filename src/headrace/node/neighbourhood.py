@@ -14,6 +14,7 @@ from headrace import __version__
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.model import Arrived, Version
+from headrace.base.namespace_path import check_node_id
 from headrace.cluster.cluster import access_of, parse_cluster
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.kept_records import KeptRecords
@@ -223,7 +224,12 @@ def node_tls(config: Config, cluster: str) -> MutualTls | None:
 def node_id_of(config: Config, tls: MutualTls | None) -> str:
     """The id that all of a node agree upon: certificate, setting, record, messages. UsageError."""
     if tls is None:
-        return config.node_id or socket.gethostname()
+        own = config.node_id or socket.gethostname()
+        try:
+            check_node_id(own)
+        except ValueError as error:
+            raise UsageError(f"node id {own[:80]!r}", why=str(error), hint="set another node_id") from None
+        return own
     if config.node_id not in ("", tls.own.name):
         raise UsageError(
             f"setting node_id = {config.node_id!r}",

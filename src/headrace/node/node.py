@@ -24,6 +24,7 @@ from headrace.base.errors import (
 )
 from headrace.base.logs import log_to_stderr
 from headrace.base.model import FileId
+from headrace.base.namespace_path import check_long_names
 from headrace.base.places import check_places
 from headrace.base.private_folder import make_private
 from headrace.base.write_modes import WriteModes
@@ -375,6 +376,10 @@ class Node:
 
     def _persist_states(self, request: JobStart) -> AsyncIterator[Answer]:
         """persist-soon: one state, and it goes on."""
+        try:
+            check_long_names(os.fsencode(request.path))
+        except ValueError as error:
+            raise UsageError(f"path {request.path[:80]!r}…", why=str(error)) from None
         if request.options.get("forget_conflicts"):
             self._writing().forget_conflicts()
         if request.kind == "persist-soon":

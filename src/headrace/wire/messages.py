@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace.base.namespace_path import check_long_names
+
 PROTOCOL = 1
 
 
@@ -144,6 +146,10 @@ class Changed(Message, frozen=True):
     source: int = 0
     begun: list[bytes] = []
 
+    def __post_init__(self) -> None:
+        for path in (*self.paths, *self.begun):
+            check_long_names(path)
+
 
 class Secure(Message, frozen=True):
     """What was written at a path gets what the path's mode promises before a close returns: `through`: the origin has
@@ -152,12 +158,18 @@ class Secure(Message, frozen=True):
 
     path: bytes
 
+    def __post_init__(self) -> None:
+        check_long_names(self.path)
+
 
 class Claim(Message, frozen=True):
     """New names are to be made in a folder, exclusively: this node has the right to it, for a moment at least, and the
     index knows the names that other nodes made. → Done, or Failure."""
 
     path: bytes
+
+    def __post_init__(self) -> None:
+        check_long_names(self.path)
 
 
 class Describe(Message, frozen=True):
