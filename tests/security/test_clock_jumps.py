@@ -17,6 +17,10 @@ import pytest
 from headrace.base import boot_clock
 from headrace.base.boot_clock import Moment
 from headrace.base.model import ROOT_ID, FileId, Version
+from headrace.checkpoint import layout
+from headrace.checkpoint.place import PosixPlace
+from headrace.checkpoint.prune import prune
+from headrace.checkpoint.retention import Retention
 from headrace.layer import work
 from headrace.layer.durable_writes import DurableWrites
 from headrace.namespace.mounts import Mount, MountTable
@@ -206,3 +210,63 @@ def test_after_a_step_back_no_unsynced_file_is_trusted(tmp_path: Path, clock: Cl
     cached = store.index.cached(id)
     assert cached is None or not cached.trusted
     store.close()
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> tuple[PosixPlace, str]:
+    """A claim of another host."""
+    place = PosixPlace(str(tmp_path))
+    name = layout.claim_name(layout.SaveId("0" * 16), 0)
+    place.make_folder(os.path.dirname(name))
+    (tmp_path / name).write_bytes(b"another boot\n[]")
+    return place, name
+
+
+@pytest.mark.parametrize("jump_s", [-2 * DAY_S, 2 * DAY_S])
+def test_a_jump_frees_no_claim_of_another_host_and_keeps_none(
+    foreign: tuple[PosixPlace, str], clock: Clock, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    """The jump is that of the file system's clock, too: the claim was made two days before, or after."""
+    place, name = foreign
+    assert place.is_claimed(name)
+    clock.jump(jump_s)
+    os.utime(place.path(name), (time.time() - jump_s, time.time() - 2 * jump_s))
+    assert place.is_claimed(name)  # noted anew, as it may be another one
+    assert place.is_claimed(name)
+    began_s = boot_clock.now_s()
+    monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + DAY_S - 60.0)
+    assert place.is_claimed(name)
+    monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + DAY_S + 60.0)
+    assert not place.is_claimed(name)
+
+
+def test_a_claim_that_was_made_anew_is_held_for_a_day_again(
+    foreign: tuple[PosixPlace, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name = foreign
+    assert place.is_claimed(name)
+    began_s = boot_clock.now_s()
+    monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + DAY_S + 60.0)
+    with open(place.path(name), "ab") as file:
+        file.write(b" ")
+    assert place.is_claimed(name)
+
+
+@pytest.mark.parametrize("note", [b"", b"nonsense", b"-1 1-1", b"\xff" * 300])
+def test_a_sighting_that_is_none_is_taken_for_nothing(foreign: tuple[PosixPlace, str], note: bytes) -> None:
+    place, name = foreign
+    with open(place.path(layout.sighting_name(name, boot_clock.boot_id())), "wb") as file:
+        file.write(note)
+    assert place.is_claimed(name) and place.is_claimed(name)
+
+
+def test_what_was_seen_goes_with_its_save(
+    foreign: tuple[PosixPlace, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name = foreign
+    prune(place, Retention())
+    assert name in [f"{os.path.dirname(name)}/{one}" for one in place.names(os.path.dirname(name))]
+    began_s = boot_clock.now_s()
+    monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + DAY_S + 60.0)
+    prune(place, Retention())
+    assert place.names(layout.SAVES) == []

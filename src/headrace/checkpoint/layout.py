@@ -70,6 +70,10 @@ def claim_name(save: SaveId, rank: int) -> str:
     return f"{save_folder(save)}/{rank}.claim"
 
 
+def sighting_name(claim: str, boot: str) -> str:
+    return f"{claim}.seen-{boot}"
+
+
 def part_name(save: SaveId, rank: int) -> str:
     return f"{save_folder(save)}/{rank}.part"
 

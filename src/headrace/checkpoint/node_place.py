@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import stat
-import time
 from collections.abc import Iterator
 
 from headrace.base.boot_clock import boot_id
@@ -25,7 +24,8 @@ from headrace.base.errors import (
     PathNotFoundError,
     ReadOnlyError,
 )
-from headrace.checkpoint.place import ABANDONED_AFTER_S, PosixClaim, PosixSink, PosixSource
+from headrace.checkpoint.foreign_claims import is_abandoned
+from headrace.checkpoint.place import PosixClaim, PosixSink, PosixSource
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.paths import Paths
@@ -122,7 +122,7 @@ class NodePlace:
         return PosixClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
-        """A claim of another host came by the origin; how old it is, this host's clock says."""
+        """A claim of another host came by the origin."""
         with self._told(name):
             try:
                 content = self._paths.content(self._at(name))
@@ -132,7 +132,7 @@ class NodePlace:
                 fd = content.wait(0, content.size_bytes)
                 boot, whole, _ = os.pread(fd, 64, 0).partition(b"\n")
                 if whole and boot != boot_id().encode():
-                    return time.time() - self._mtime_s(name) < ABANDONED_AFTER_S
+                    return not is_abandoned(self, name, f"{content.size_bytes}-{self._mtime_ns(name)}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -141,9 +141,9 @@ class NodePlace:
             finally:
                 content.close()
 
-    def _mtime_s(self, name: str) -> float:
+    def _mtime_ns(self, name: str) -> int:
         _, found = self._paths.get(self._at(name))
-        return found.st_mtime if isinstance(found, os.stat_result) else found.version.mtime_ns / 1e9
+        return found.st_mtime_ns if isinstance(found, os.stat_result) else found.version.mtime_ns
 
     def _at(self, name: str) -> bytes:
         return join(self._folder, os.fsencode(name)) if name else self._folder

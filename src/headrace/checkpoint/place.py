@@ -25,12 +25,11 @@ from headrace.base.errors import (
     NotADirectoryPathError,
     PathNotFoundError,
 )
+from headrace.checkpoint.foreign_claims import is_abandoned
 from headrace.layer.calls import sync_folder
 
 ALIGN_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""
-ABANDONED_AFTER_S = 24 * 3600.0
-"""A claim of another host is held for dead when it is so old: whether that host lives can't be seen from here."""
 _SYS_CACHESTAT = 451  # of every architecture but alpha; since Linux 6.5
 _MAP_FIXED = 0x10  # include/uapi/asm-generic/mman-common.h; Python does not name it
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +108,8 @@ class Place(Protocol):
         """A new file with `data`, held by this process. Seen by others on return; not durable, nor need it be."""
 
     def is_claimed(self, name: str) -> bool:
-        """Whether its owner lives, as far as can be known; else after ABANDONED_AFTER_S it does not."""
+        """Whether its owner lives, as far as can be known; else, a day after somebody here looked first, it does
+        not."""
 
 
 def place_of(where: str | Place) -> Place:
@@ -231,7 +231,8 @@ class PosixPlace:
             with _told(path):
                 boot, whole, _ = os.read(fd, 64).partition(b"\n")
                 if whole and boot != boot_id().encode():
-                    return self._age_s(name) < ABANDONED_AFTER_S
+                    found = os.fstat(fd)
+                    return not is_abandoned(self, name, f"{found.st_size}-{found.st_mtime_ns}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -239,15 +240,6 @@ class PosixPlace:
                 return False
         finally:
             os.close(fd)
-
-    def _age_s(self, name: str) -> float:
-        """By the file system's own clock: another host's may differ from ours."""
-        probe = self._at(f"{name}.now-{os.getpid()}")
-        os.close(probe.open(os.O_WRONLY | os.O_CREAT, 0o644))
-        try:
-            return probe.lstat().st_mtime - self._at(name).lstat().st_mtime
-        finally:
-            probe.unlink()
 
 
 class PosixClaim:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.base import boot_clock
 from headrace.base.errors import (
     CheckpointFailedError,
     CheckpointNotFoundError,
@@ -14,6 +15,7 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, save, steps, verify
+from headrace.checkpoint.foreign_claims import ABANDONED_AFTER_S
 from headrace.checkpoint.layout import SaveId, claim_name
 from headrace.checkpoint.node_place import NodePlace
 from tests.integration.door.conftest import MakeDoor, settled, tree_of
@@ -58,7 +60,7 @@ def test_what_only_the_origin_has_is_loaded_by_the_cache(make_door: MakeDoor) ->
         load("headrace:///saved/other")
 
 
-def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor) -> None:
+def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fs = make_door(write="local")
     place = NodePlace(URL)
     place.make_folder("saves/x")
@@ -75,7 +77,10 @@ def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not place.is_claimed(name)
     fs.pipe(f"{URL}/{name}", b"of another host\nwords")
-    assert place.is_claimed(name)
+    assert place.is_claimed(name) and place.is_claimed(name)
+    began_s = boot_clock.now_s()
+    monkeypatch.setattr(boot_clock, "now_s", lambda: began_s + ABANDONED_AFTER_S)
+    assert not place.is_claimed(name)
 
 
 def test_what_can_not_be_saved_is_said(
