@@ -17,7 +17,7 @@ from headrace.sdk.client import Client
 from headrace.sdk.counts import Teller
 from headrace.sdk.paths import Paths
 from headrace.webhdfs.gateway import Gateway
-from headrace.webhdfs.tokens import write_token_file
+from headrace.webhdfs.token_file import TokenFile
 
 SETTING = "webhdfs_address"
 TOKEN_NAME = "webhdfs-token"
@@ -62,15 +62,18 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         made = os.path.join(folder, TOKEN_NAME)
         create_secret(made, make_token)
         tokens = Tokens(made, "webhdfs_token")
+    shown: TokenFile | None = None
     if tokens is not None:
         port = split_address(bound_to(listening), SETTING)[1]
-        write_token_file(os.path.join(folder, HADOOP_NAME), tokens.newest, [f"127.0.0.1:{port}"])
+        shown = TokenFile(os.path.join(folder, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
     gateway = Gateway(paths, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
     door = Door(gateway, listening, name="webhdfs", tls=tls)
     teller = Teller("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), made))
     run_until_signal(door)
     teller.stop()
+    if shown is not None:
+        shown.stop()
     paths.close()
 
 

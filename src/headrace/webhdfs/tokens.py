@@ -45,9 +45,13 @@ def write_token_file(path: str, token: str, services: list[str]) -> None:
     draft = f"{path}.{secrets.token_hex(8)}"
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as out:
-            out.write(token_file(token, services))
-        os.rename(draft, path)
+        try:
+            with open(fd, "wb") as out:
+                out.write(token_file(token, services))
+            os.rename(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
     except OSError as error:
         raise UsageError(f"file of tokens {path}", why=error.strerror or str(error)) from error
 

@@ -1,0 +1,46 @@
+"""The file of tokens for Hadoop's clients, kept in step with the tokens of the gateway."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from headrace.base.errors import UsageError
+from headrace.base.secret_file import LOOK_EVERY_S
+from headrace.base.tokens import Tokens
+from headrace.webhdfs.tokens import write_token_file
+
+log = logging.getLogger(__name__)
+
+
+class TokenFile:
+    """Has the newest token on construction, UsageError where it can't be written, and in a second or two after that
+    changed: in a thread of its own, as clients that read the file need not ask the gateway before. services: as of
+    `token_file`."""
+
+    def __init__(self, path: str, tokens: Tokens, services: list[str]) -> None:
+        self._path = path
+        self._tokens = tokens
+        self._services = services
+        self._written = ""
+        self._ended = threading.Event()
+        self._write()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="token-file")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            try:
+                self._write()
+            except UsageError as error:
+                log.warning("tokens changed, and Hadoop's clients are not told error=%s", error)
+
+    def _write(self) -> None:
+        newest = self._tokens.newest
+        if newest != self._written:
+            write_token_file(self._path, newest, self._services)
+            self._written = newest
