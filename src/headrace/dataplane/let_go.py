@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from headrace.base.beneath import SafePath
-from headrace.base.errors import HeadraceError, NoSpaceError
+from headrace.base.deadline import Deadline
+from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.layer.known import KnownTable, Row
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
 
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 CACHE_MODE = 0o600
 BRING_BYTES_MAX = 1 << 30
 """All of a file is read before the first byte of it can be had: half a second or more a GiB."""
+HEAD_LIMIT_S = 10.0
 Take = Callable[[SafePath], bool]
 """Takes the file at a place of the layer away from there; False: it stays."""
 
@@ -75,6 +78,23 @@ class Leaving:
             return False
         self._gone(path, await self._leave_one(row))
         return _is_cached(store, entry)
+
+    async def drop_damaged(self, row: Row) -> bool:
+        """A clean file whose bytes are wrong leaves the layer, and is not taken into the cache, if the origin has that
+        version still. HeadraceError where it can't be asked."""
+        place = self._namespace.place_of(row.path)
+        if place is None:
+            return False
+        deadline = Deadline.after(HEAD_LIMIT_S, patience_s=PATIENCE_S)
+        try:
+            info = await place[0].origin.head(place[1], deadline=deadline)
+        except PathNotFoundError:
+            return False
+        if info.version != row.version:
+            return False
+        freed = let_go(self._upper, row, self._is_shown(row), empty_too=True, keep_users=True)
+        self._gone(row.path, freed)
+        return freed > 0
 
     def _gone(self, path: bytes, freed: int) -> None:
         if freed:

@@ -1,8 +1,8 @@
 """Reads all that is cached, slowly, and compares it with its checksums: rotten bytes are found before a job reads them.
 
 The kernel serves cache files without us, so nobody else looks. What is wrong is dropped as by `fsck`, every session
-hears of it, and it is fetched again, from peers or the origin. What was written here and is not persisted is no cache
-file, and is never touched. Where a pass is, and what was found, outlives the node.
+hears of it, and it is fetched again, from peers or the origin. Then it reads what was written here and is persisted
+(`scrub_written.py`). What is not persisted is never touched. Where a pass is, and what was found, outlives the node.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from functools import partial
 
 import msgspec
 
+from headrace.base.beneath import SafePath
 from headrace.base.boot_clock import Moment
 from headrace.base.decoding import decode_msgpack
 from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
+from headrace.dataplane.scrub_written import WrittenFilesOfScrub, read_sums
+from headrace.layer.known import Row
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.recovery import bad_blocks
 from headrace.store.schema import CachedFile
@@ -79,8 +82,9 @@ class Pace:
 
 
 class Scrub:
-    """load: has the whole of a file in the cache. on_damaged: as of Jobs. On the node's loop; files are read in a
-    thread of its own. bytes_s: above 0."""
+    """load: has the whole of a file in the cache. on_damaged: as of Jobs. entry_of: what the index has at a path.
+    written: what was written here, where something can be. On the node's loop; files are read in a thread of its own.
+    bytes_s: above 0."""
 
     def __init__(
         self,
@@ -89,12 +93,15 @@ class Scrub:
         *,
         load: Callable[[Entry], Awaitable[object]],
         on_damaged: Callable[[list[FileId]], Awaitable[None]],
+        entry_of: Callable[[bytes], Entry | None] = lambda path: None,
+        written: WrittenFilesOfScrub | None = None,
         pass_s_min: float = PASS_S_MIN,
     ) -> None:
         self._store = store
         self._bytes_s = bytes_s
         self._pace = Pace(bytes_s)
         self._load, self._on_damaged = load, on_damaged
+        self._entry_of, self._written = entry_of, written
         self._pass_s_min = pass_s_min
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub", initializer=take_idle_priority)
         self._progress = _saved(store)
@@ -154,6 +161,7 @@ class Scrub:
                 self._progress.after = file.id
                 if time.monotonic() - self._saved_s > SAVE_S:
                     self._save()
+        await self._check_written()
         self._progress.after = 0
         self._progress.passes += 1
         self._progress.ended, self._progress.ended_at = (
@@ -198,6 +206,43 @@ class Scrub:
             except HeadraceError as error:
                 log.warning("not fetched again, it will be when it is read path=%s error=%s", path, error)
         self._save()
+
+    async def _check_written(self) -> None:
+        if self._written is None:
+            return
+        for row in self._written.rows():
+            try:
+                await self._check_row(self._written, row)
+            except (HeadraceError, OSError) as error:
+                path = os.fsdecode(row.path)
+                log.warning("a written file can't be compared path=%s error=%s", path, error)
+        self._written.ended()
+
+    async def _check_row(self, written: WrittenFilesOfScrub, row: Row) -> None:
+        sums = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._read_written, written.at(row.path), row
+        )
+        self._progress.files += sums is not None
+        self._progress.size_bytes += 0 if sums is None else row.size_bytes
+        if not written.is_damaged(row, sums):
+            return
+        path = os.fsdecode(row.path)
+        log.warning("a written file rotted after it was persisted path=%s", path)
+        self._progress.files_damaged += 1
+        self._progress.last_damaged = [*self._progress.last_damaged, path][-DAMAGED_KEPT:]
+        self._save()
+        if not await written.drop(row):
+            log.warning("it stays, as it is open, or the origin has another version path=%s", path)
+            return
+        entry = self._entry_of(row.path)
+        if entry is not None:
+            await self._load(entry)
+            self._progress.files_repaired += 1
+        self._save()
+
+    def _read_written(self, at: SafePath, row: Row) -> list[int] | None:
+        self._pace.spend(max(0, FILE_BYTES_MIN - row.size_bytes))
+        return read_sums(at, row, self._pace.spend)
 
     def _save(self) -> None:
         self._saved_s = time.monotonic()

@@ -34,6 +34,7 @@ from headrace.dataplane.layer_room import LayerRoom
 from headrace.dataplane.let_go import Leaving
 from headrace.dataplane.persist import Persist
 from headrace.dataplane.put import Puts
+from headrace.dataplane.scrub_written import WrittenFilesOfScrub
 from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
@@ -149,6 +150,9 @@ class WritePath:
         """Clean files that leave the layer become cache files of the store, which is on its disk."""
         self._leaving.into(store, owns)
         self._room.measure_by(store)
+
+    def for_scrub(self) -> WrittenFilesOfScrub:
+        return WrittenFilesOfScrub(self._known, self._upper.at, drop=self._leaving.drop_damaged)
 
     async def into_cache(self, path: bytes, entry: Entry) -> bool:
         """Whether the cache has the file on return, because it was clean here as that version, and was moved."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ CREATE TABLE IF NOT EXISTS known (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS told_conflicts (
     path BLOB NOT NULL, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL, PRIMARY KEY (path, kept)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sums (
+    path BLOB PRIMARY KEY, inode INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, blocks BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS conflicts (
     path BLOB PRIMARY KEY, kept BLOB NOT NULL, why TEXT NOT NULL, at_s REAL NOT NULL
@@ -265,6 +269,34 @@ class KnownTable:
         top = path.rstrip(b"/")
         found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
         return {row.path: row for row in map(_row, found.fetchall())}
+
+    def clean_files(self, after: bytes, most: int) -> list[Row]:
+        """Of files that the origin has, as far as is known; by path, those behind `after`."""
+        found = self._db.execute(
+            "SELECT * FROM known WHERE path > ? AND NOT begun AND version_bytes >= 0 AND ctime_ns != 0 "
+            "ORDER BY path LIMIT ?",
+            (after, most),
+        )
+        return [*map(_row, found.fetchall())]
+
+    def sums(self, row: Row) -> list[int] | None:
+        """Checksums of the blocks of just that state of a file; None: they were not noted."""
+        found = self._db.execute(
+            "SELECT blocks FROM sums WHERE path = ? AND inode = ? AND ctime_ns = ?",
+            (row.path, row.inode, row.ctime_ns),
+        ).fetchone()
+        return None if found is None else [sum for (sum,) in struct.iter_unpack("<Q", found[0])]
+
+    def note_sums(self, row: Row, sums: list[int]) -> None:
+        blocks = struct.pack(f"<{len(sums)}Q", *sums)
+        self._notes += 1
+        self._write(
+            "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", [(row.path, row.inode, row.ctime_ns, blocks)]
+        )
+
+    def forget_old_sums(self) -> None:
+        """Those of paths that are known no more."""
+        self._write("DELETE FROM sums WHERE path NOT IN (SELECT path FROM known) AND path >= ?", [(b"",)])
 
     def forget_old_removals(self) -> None:
         self._recent.clear()

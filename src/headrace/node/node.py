@@ -183,7 +183,13 @@ class Node:
         self._upkeep: asyncio.Task[None] | None = None
         self.scrub: Scrub | None = None
         if config.scrub_bytes_s > 0:
-            self.scrub = Scrub(store, config.scrub_bytes_s, load=self.reads.load, on_damaged=self._damaged)
+            self.scrub = Scrub(
+                *(store, config.scrub_bytes_s),
+                load=self.reads.load,
+                on_damaged=self._damaged,
+                entry_of=self.namespace.known,
+                written=None if self.write is None else self.write.for_scrub(),
+            )
 
     @classmethod
     async def start(cls, config: Config, *, again: bool = False) -> Node:
