@@ -249,25 +249,29 @@ def test_a_node_that_starts_is_shown_no_older_record(
         heard: dict[str, bytes | None] = {}
         await node.follow("", heard.__setitem__)
         before: dict[str, bytes] = {}
-        for key in ("mounts/x", "mounts/y", "jobs/7"):
+        for key in ("mounts/x", "mounts/y", "jobs/7", "jobs/8"):
             await node.put(key, OBJECT)
             before[key] = await scene.attacker.get(key) or b""
             await node.put(key, b'{"a":2}')
         await node.delete("jobs/7")
-        wanted = {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": None}
+        wanted = {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": None, "jobs/8": b'{"a":2}'}
         await until(lambda: asyncio.sleep(0, heard == wanted))
         await node.close()
         for key in ("mounts/x", "jobs/7"):
             await scene.attacker.put(key, before[key])
-        await scene.attacker.delete("mounts/y")
+        last = await scene.attacker.get("jobs/8") or b""
+        for key in ("mounts/y", "jobs/8"):
+            await scene.attacker.delete(key)
         caplog.clear()
         again = await scene.node("a")
+        await scene.attacker.put("jobs/8", last)  # the one that it knew, but it was gone meanwhile
         assert await again.list("") == {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}'}
-        assert not await again.get("jobs/7")
+        assert not await again.get("jobs/7") and not await again.get("jobs/8")
         # and it tells the others, who never knew better
         await until(lambda: knows(scene.attacker, "mounts/y"))
         fresh = await scene.node("fresh")
-        await until(lambda: holds(fresh, {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": OBJECT}))
+        await until(lambda: holds(fresh, {"mounts/x": b'{"a":2}', "mounts/y": b'{"a":2}', "jobs/7": OBJECT,
+                                         "jobs/8": b'{"a":2}'}))  # fmt: skip
         await scene.end()
 
     run(work())

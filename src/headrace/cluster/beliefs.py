@@ -115,7 +115,8 @@ class Beliefs:
             self._held.pop(key, None)
             self._good.pop(key, None)
             return None
-        self._held[key] = Held(NOTHING, raw)
+        if kind is not None:
+            self._held[key] = Held(NOTHING, raw)
         return NOTHING
 
     def meanings(
@@ -124,8 +125,9 @@ class Beliefs:
         """Of all records with a prefix. Those that nobody believes are left out."""
         if self._seals is None:
             return dict(records)
-        keys = [*records, *(key for key in self._mirror if key not in records and key.startswith(prefix))]
-        meant = {key: self.meaning(key, records.get(key), newest=newest) for key in keys}
+        known = self._mirror.keys() | (self._seals.marks().keys() if newest else set())
+        gone = [key for key in known - records.keys() if key.startswith(prefix)]
+        meant = {key: self.meaning(key, records.get(key), newest=newest) for key in [*records, *gone]}
         return {key: value for key, value in meant.items() if value}
 
     # ------------------------------------------------------------ upkeep
