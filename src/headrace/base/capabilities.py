@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from enum import IntEnum
@@ -80,6 +79,8 @@ def _set(held: frozenset[Capability], inheritable: frozenset[Capability]) -> Non
 
 def _prctl(option: int, second: int, third: int = 0) -> int:
     """The errno; 0 when it went well."""
+    import ctypes  # most programs want none of this
+
     words = (ctypes.c_ulong(one) for one in (second, third, 0, 0))
     return last_errno() if c_library().prctl(option, *words) < 0 else 0
 

@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.base import capabilities
 from headrace.base.account import Account, account_of, account_with
@@ -17,9 +18,11 @@ from headrace.base.capabilities import Capability
 from headrace.base.errors import MountError, UsageError
 from headrace.base.private_folder import hand_over
 from headrace.base.trusted_owner import chosen_by_root, only_root_moves
-from headrace.cli.process import MountOptions
 from headrace.config.load import settle_run_folder
 from headrace.config.schema import Config, public_folder_of
+
+if TYPE_CHECKING:
+    from headrace.cli.process import MountOptions
 
 TO_MOUNT = frozenset({Capability.SYS_ADMIN})
 """What `up` and the holder keep of root's rights, to register files, and to unmount."""
