@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from headrace.base import logs
-from headrace.base.errors import UsageError
+from headrace.base.errors import NodeUnavailableError, UsageError
 from headrace.base.interpreter import module_command
 from headrace.base.printable import printable
 from headrace.checkpoint import save
 from headrace.cli.main import main
 from headrace.config.load import check_run_folder, load
+from headrace.sdk.running import find_node, read_states
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "src").rglob("*.py"))
 
@@ -53,9 +55,31 @@ def test_the_run_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
         check_run_folder(folder)
     os.chown(planted, 0, 0)
     os.chown(folder, 65534, 65534)
+    planted.chmod(0o1777)  # as /tmp
     monkeypatch.setenv("HEADRACE_RUN_FOLDER", folder)
     with pytest.raises(UsageError, match="belongs to user 65534"):
         load()
+
+
+def test_nothing_is_believed_in_a_run_folder_that_root_gave_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only root can have put it there: it is that of a node with `--user`, to which root's programs come otherwise."""
+    if os.geteuid() != 0:
+        pytest.skip("owners are set by root")
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / "1.json").write_text('{"kind": "up", "pid": 1, "socket": "/x.sock"}')
+    monkeypatch.setenv("HEADRACE_RUN_FOLDER", str(folder))
+    assert [state.socket for state in read_states(load().config.run_folder)] == ["/x.sock"]
+    os.chown(folder, 65534, 65534)
+    assert read_states(load().config.run_folder) == []
+    with socket.socket(socket.AF_UNIX) as node:
+        node.bind(str(folder / "node.sock"))
+        node.listen()
+        for at in (None, str(folder / "node.sock")):
+            with pytest.raises(NodeUnavailableError):
+                find_node(socket=at)
 
 
 @pytest.mark.parametrize(("mode", "above"), [(0o777, 0o755), (0o720, 0o755), (0o700, 0o757)])
