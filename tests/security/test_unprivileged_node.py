@@ -139,6 +139,27 @@ found = type(Link(public, patience_s=1, any_owner=False)).__name__
     assert refused == "NotAllowedError"
 
 
+def test_its_mount_is_believed_where_its_user_is_and_nowhere_else(lowered: Host) -> None:
+    """It could say that it is the mount of root's own node beside it."""
+    program = """
+from headrace.sdk.brokered.mounts import believed_mounts, mount_of
+own = mount.encode()
+found = [
+    own in [one.path for one in believed_mounts()],
+    own in [one.path for one in believed_mounts(user)],
+    own in [one.path for one in believed_mounts(user + 1)],
+    mount_of(public) == own]
+"""
+    socket = ready(lowered)["socket"]
+    given = {
+        "mount": str(lowered.mount),
+        "public": f"{lowered.run_folder}.public/{os.path.basename(socket)}",
+        "user": NODE_USER,
+    }
+    for uid in (0, NOBODY):
+        assert as_user(uid, program, imports=LIBRARY, **given) == [False, True, False, True]
+
+
 def test_no_third_user_reads_or_changes_what_the_node_keeps(lowered: Host) -> None:
     paths = below(lowered.cache, lowered.run_folder)
     for path in map(Path, paths):

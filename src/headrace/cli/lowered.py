@@ -152,6 +152,6 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
         path, is_served=lambda at: bool(account.result_of(lambda: may_be_served(run_folder, at)))
     )
     fds = device.open_device(), ledger.create()
-    device.mount(fds[0], path, allow_other=options.allow_other)
+    device.mount(fds[0], path, allow_other=options.allow_other, server_uid=account.uid)
     device.set_read_ahead(path)
     return RootsMount(path, fds, passthrough)

@@ -39,14 +39,19 @@ def open_device() -> int:
         raise MountError("cannot open /dev/fuse", why=str(error.strerror), hint=hint) from error
 
 
-def mount(fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True) -> None:
+def mount(
+    fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True, server_uid: int | None = None
+) -> None:
+    """server_uid: the user that serves it, where that is another than this process's: everybody reads it in the table
+    of mounts, and believes the mount no more than that user."""
     options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
     options += f",max_read={abi.READ_BYTES_MAX}"
     if allow_other:
         options += ",allow_other"
     flags = MS_NOSUID | MS_NODEV | MS_NOATIME | (MS_RDONLY if read_only else 0)
     target = os.fsencode(mountpoint)
-    if _libc.mount(b"headrace", target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
+    source = b"headrace" if server_uid is None else b"headrace@%d" % server_uid
+    if _libc.mount(source, target, FSTYPE.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
         number = ctypes.get_errno()
         hint = MOUNTING_NEEDS if number == errno.EPERM else "is /dev/fuse the kernel's, its module loaded?"
         raise MountError(f"cannot mount at {mountpoint}", why=os.strerror(number), hint=hint)

@@ -6,6 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
+from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import broker_socket_of
 
 SOCKET_ATTRIBUTE = "user.headrace.socket"
@@ -15,7 +16,7 @@ _KIND = b"fuse.headrace"
 
 def mount_of(broker_socket: str) -> bytes | None:
     """The mountpoint of the node that hands out descriptors there; None: no mount that this user may enter."""
-    for mount in believed_mounts():
+    for mount in believed_mounts(chosen_by_root(os.path.dirname(broker_socket))):
         try:
             socket = os.fsdecode(os.getxattr(mount.path, SOCKET_ATTRIBUTE))
         except OSError:
@@ -40,11 +41,17 @@ def believed_mounts(chosen: int | None = None) -> list[Mounted]:
     with open("/proc/self/mountinfo", "rb") as rows:
         for row in rows:
             left, _, right = row.partition(b" - ")
-            kind, _, options = right.split()[:3]
-            if kind == _KIND and makers & set(options.split(b",")):
+            kind, source, options = right.split()[:3]
+            if kind == _KIND and makers & set(options.split(b",")) and _is_served_by(source, chosen):
                 words = left.split()
                 found.append(Mounted(_plain(words[4]), words[2].decode()))
     return found
+
+
+def _is_served_by(source: bytes, chosen: int | None) -> bool:
+    """Whether who serves a mount is believed. source: of the table, which who made the mount wrote."""
+    _, at, user = source.partition(b"@")
+    return not at or (user.isdigit() and (is_trusted(int(user)) or int(user) == chosen))
 
 
 def _plain(word: bytes) -> bytes:
