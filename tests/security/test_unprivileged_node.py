@@ -60,12 +60,13 @@ def lowered(shared_base: Path) -> Iterator[Host]:
         host.put("small", 100_000)
         host.put("large", (9 << 20) + 7)
         host.put("d/file", 3000)
-        host.s3 = up_as_user(host).ready  # type: ignore[attr-defined]
+        up_as_user(host)
         yield host
 
 
 def ready(host: Host) -> dict[str, Any]:
-    found: dict[str, Any] = host.s3  # type: ignore[attr-defined]
+    (state,) = host.run_folder.glob("*.json")
+    found: dict[str, Any] = json.loads(state.read_bytes())
     return found
 
 
@@ -181,7 +182,7 @@ found = [[refused(lambda: open(f"/proc/{pid}/{name}", mode)) for name, mode in (
     assert [one[:3] + one[4:] for one in found] == [["PermissionError"] * 4 + [-1]] * 2
 
 
-def test_a_hostile_session_registers_no_file_of_others(lowered: Host, tmp_path: Path) -> None:
+def test_a_hostile_session_registers_no_file_of_others(lowered: Host) -> None:
     """By the descriptors of a session that its user took over: only a plain file of that user's is registered."""
     session = ready(lowered)["session_pid"]
     number = descriptor_of(session, "backings")
