@@ -290,6 +290,7 @@ def attacked(
 ) -> Iterator[subprocess.Popen[str]]:
     words = ["--address", address, "--count", str(given.count), "--seconds", str(seconds)]
     words += ["--target", target.upload, "--source", "127.0.0.1" if given.same else "127.0.0.2"]
+    words += ["--rate", str(given.rate)]
     words += ["--peers"] * (interface == "peers") + given.kind
     hostile = started([sys.executable, "-m", "headrace.testing.hostile", *words])
     try:
@@ -399,6 +400,7 @@ def main() -> None:
     )
     parser.add_argument("interface", nargs="*", help="all, where none is named")
     parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--rate", type=int, default=2000, help="hostile connections opened a second at most")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0, help="of an attack in each round")
     parser.add_argument(

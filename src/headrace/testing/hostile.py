@@ -25,7 +25,7 @@ from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
 
 AGAIN_S = 1.0
 TICKS_A_SECOND = 20
-OPENED_A_TICK = 100
+OPENED_A_SECOND = 2000
 FLOOD = bytes(64 << 10)
 
 
@@ -77,11 +77,20 @@ def kinds_for_peers() -> dict[str, Kind]:
 class Hostile:
     """sources: addresses that the connections come from, in turn."""
 
-    def __init__(self, address: tuple[str, int], kinds: list[Kind], count: int, sources: list[str]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        kinds: list[Kind],
+        count: int,
+        sources: list[str],
+        *,
+        opened_a_second: int = OPENED_A_SECOND,
+    ) -> None:
         self._address = address
         self._kinds = kinds
         self._count = count
         self._sources = sources
+        self._opened_a_tick = opened_a_second // TICKS_A_SECOND
         self._open: dict[int, tuple[socket.socket, int]] = {}
         self._to_open: list[tuple[float, int]] = [(0.0, index) for index in range(count)]
         self._epoll = select.epoll()
@@ -104,7 +113,7 @@ class Hostile:
         self._tick += 1
         for number, _ in self._epoll.poll(0):
             self._read(number)
-        now_s, budget = time.monotonic(), OPENED_A_TICK
+        now_s, budget = time.monotonic(), self._opened_a_tick
         while self._to_open and self._to_open[0][0] <= now_s and budget:
             self._begin(self._to_open.pop(0)[1])
             budget -= 1
@@ -186,6 +195,9 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument(
+        "--rate", type=int, default=OPENED_A_SECOND, help="connections opened a second at most"
+    )
     parser.add_argument("--target", default="/bucket/key", help="of uploads")
     parser.add_argument("--source", action="append", help="an address that connections come from")
     parser.add_argument("--peers", action="store_true", help="the peers' port, and no HTTP server")
@@ -196,7 +208,8 @@ def main() -> None:
     known = kinds_for_peers() if given.peers else kinds_of(given.target)
     kinds = [known[name] for name in given.kind or known]
     host, _, port = given.address.rpartition(":")
-    hostile = Hostile((host, int(port)), kinds, given.count, given.source or ["127.0.0.1"])
+    sources = given.source or ["127.0.0.1"]
+    hostile = Hostile((host, int(port)), kinds, given.count, sources, opened_a_second=given.rate)
     until_s = time.monotonic() + given.seconds
     while not hostile.opened_once and time.monotonic() < until_s:
         hostile.run(0.05)
