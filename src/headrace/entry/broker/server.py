@@ -96,21 +96,23 @@ class Broker:
     def _on_ready(self) -> None:
         """A slice of the loop's time: new connections, and each user in turn."""
         begun_s = time.monotonic()
-        listener = self._listener
+        listener, crowded = self._listener, False
         if listener is None:
             return
         for number, _ in self._epoll.poll(0):
             if (connection := self._connections.get(number)) is not None:
                 self._readable.add(connection.user.uid, connection)
             elif number == listener.fileno():
-                self._accept(listener)
+                crowded = self._accept(listener)
         while self._readable:
             self._readable.next().on_readable()
             if time.monotonic() - begun_s >= SLICE_S:
-                self._rest(REST_S)
-                return
+                crowded = True
+                break
+        if crowded:
+            self._rest()
 
-    def _rest(self, duration_s: float) -> None:
+    def _rest(self) -> None:
         number = self._epoll.fileno()
         self._loop.remove_reader(number)
 
@@ -119,17 +121,18 @@ class Broker:
                 self._loop.add_reader(number, self._on_ready)
                 self._on_ready()
 
-        self._loop.call_later(duration_s, go_on)
+        self._loop.call_later(REST_S, go_on)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> bool:
+        """Return whether more may be waiting."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = listener.accept()
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 self._pause(listener, error)
-                return
+                return False
             accepted.setblocking(False)
             try:
                 user = user_of(accepted)
@@ -143,6 +146,7 @@ class Broker:
             self._of_users[user.uid] += 1
             self._connections[accepted.fileno()] = _Connection(self, accepted, user)
             self._epoll.register(accepted.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        return True
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
         """No descriptor is left, as a rule: whoever waits would be found there again at once, without end."""
