@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base.turns import Queue, Turns
 from headrace.entry.peer import server as peer_server
 from headrace.http import admission as admission_module
 from headrace.http import connection as http_connection
@@ -31,7 +32,6 @@ from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
 from headrace.http.pace import Pace
 from headrace.http.tls import ServerTls, server_tls
-from headrace.http.turns import Queue, Turns
 from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kinds_of
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
@@ -469,7 +469,7 @@ def test_work_of_one_address_leaves_threads_to_others() -> None:
         over.wait(LIMIT_S)
         done.append("heavy")
 
-    turns = Turns(ThreadPoolExecutor(4), address_max=2)
+    turns: Turns[str] = Turns(ThreadPoolExecutor(4), share=2)
     for _ in range(6):
         turns.submit("heavy", wait)
     turns.submit("other", lambda: done.append("other"))
@@ -488,7 +488,7 @@ def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
     def first() -> None:
         over.wait(LIMIT_S)
 
-    turns = Turns(ThreadPoolExecutor(1), address_max=1)
+    turns: Turns[str] = Turns(ThreadPoolExecutor(1), share=1)
     turns.submit("first", first)
     for _ in range(1000):
         turns.submit("heavy", lambda: order.append("heavy"))

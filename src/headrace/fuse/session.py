@@ -32,7 +32,7 @@ from headrace.fuse.inodes import Inodes
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Begun, Deferred, Method, Mode, OnDisk, Operations
-from headrace.fuse.waiting_calls import WaitingCall, WaitingCalls
+from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
 from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
 from headrace.sdk.client import EventsLost
@@ -219,7 +219,7 @@ class Session:
             answer = _failed(Opcode.READ, error)
         self._send(unique, answer)
 
-    def _run_on_disk(self, opcode: int, unique: int, caller: int, work: OnDisk) -> None:
+    def _run_on_disk(self, opcode: int, unique: int, caller: Caller, work: OnDisk) -> None:
         answer: Answer | Deferred
         try:
             answer = work.work()
@@ -317,8 +317,8 @@ def _refuse_interrupts(unique: int, node: int, request: bytearray) -> Answer:
     return errno.ENOSYS
 
 
-def _caller(request: bytearray) -> int:
-    return int(abi.CALLER.unpack_from(request)[0])
+def _caller(request: bytearray) -> Caller:
+    return Caller(*abi.CALLER.unpack_from(request))
 
 
 def _failed(opcode: int, error: Exception) -> int:

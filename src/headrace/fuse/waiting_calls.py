@@ -10,32 +10,43 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from signal import SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
+from typing import NamedTuple
 
+from headrace.base.turns import Turns
 from headrace.fuse.operations import Deferred
 from headrace.sdk.cancel import Cancel
 
-THREADS = 64
+THREADS = 80
+USER_THREADS_MAX = 64
+"""Of them, for the calls of one user: the others wait, and leave threads to other users."""
 LOOK_S = 0.25
 """Between two looks at the callers; a call that is answered sooner costs none."""
 _EXITING = 4  # of the flags in proc(5): PF_EXITING
 _MASKS = (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigIgn", b"SigCgt")
 
 
+class Caller(NamedTuple):
+    """Who waits, as the request names him. thread: 0 where it can't be seen."""
+
+    user: int
+    thread: int
+
+
 class WaitingCall:
-    """caller: the thread that waits, as the request names it. work: what is left to do."""
+    """work: what is left to do. begun: a thread has it."""
 
-    __slots__ = ("caller", "cancel", "future", "opcode", "since_s", "unique", "work")
+    __slots__ = ("begun", "caller", "cancel", "opcode", "since_s", "unique", "work")
 
-    def __init__(self, opcode: int, unique: int, caller: int, work: Deferred) -> None:
+    def __init__(self, opcode: int, unique: int, caller: Caller, work: Deferred) -> None:
         self.opcode = opcode
         self.unique = unique
         self.caller = caller
         self.work = work
         self.cancel = Cancel()
         self.since_s = time.monotonic()
-        self.future: Future[None] | None = None
+        self.begun = False
 
 
 class WaitingCalls:
@@ -45,7 +56,9 @@ class WaitingCalls:
     def __init__(self, run: Callable[[WaitingCall], None], disk: Executor) -> None:
         self._run = run
         self._disk = disk
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="miss")
+        self._turns: Turns[int] = Turns(
+            ThreadPoolExecutor(THREADS, thread_name_prefix="miss"), share=USER_THREADS_MAX
+        )
         self._calls: dict[int, WaitingCall] = {}
         self._lock = threading.Lock()
         self._any = threading.Event()
@@ -55,7 +68,8 @@ class WaitingCalls:
         """Queue the call's work, the first or the rest of it."""
         with self._lock:
             self._calls[call.unique] = call
-            call.future = self._pool.submit(self._run, call)
+            call.begun = False
+        self._turns.submit(call.caller.user, lambda: self._begin(call))
         if not self._any.is_set():
             self._any.set()
 
@@ -64,6 +78,15 @@ class WaitingCalls:
         with self._lock:
             self._calls.pop(call.unique, None)
             call.cancel.close()
+
+    def _begin(self, call: WaitingCall) -> None:
+        if self._take(call):
+            self._run(call)
+
+    def _take(self, call: WaitingCall) -> bool:
+        with self._lock:
+            begun, call.begun = call.begun, True
+        return not begun
 
     def _watch(self) -> None:
         while True:
@@ -78,11 +101,11 @@ class WaitingCalls:
     def _cancel_killed(self, calls: list[WaitingCall]) -> None:
         long_ago_s = time.monotonic() - LOOK_S
         waiting = [call for call in calls if call.since_s < long_ago_s]
-        killed = {caller for caller in {call.caller for call in waiting} if is_killed(caller)}
+        killed = {caller for caller in {call.caller for call in waiting} if is_killed(caller.thread)}
         for call in waiting:
             if call.caller in killed:
                 call.cancel.set()
-                if call.future is not None and call.future.cancel():  # all threads of the pool are busy
+                if self._take(call):  # all threads of the pool, or of the user, are busy
                     self._disk.submit(self._run, call)
 
 

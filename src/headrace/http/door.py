@@ -6,8 +6,9 @@ threads at once, outside of the interpreter's lock. Measured: docs/decisions/001
 
 Whoever is slow holds no thread that answers: heads, handshakes, the beginnings of bodies and the room for answers are
 waited for here, each with a deadline as a whole. Who has shown no credential yet is served by threads of its own, after
-those who have, and each address in its turn (`turns.py`). Bodies beyond their beginning have a pool of their own, and a
-least rate. Which connections are kept says `admission.py`. Measured: docs/decisions/0046-slow-clients.md and 0064.
+those who have, and each address in its turn (`base/turns.py`). Bodies beyond their beginning have a pool of their own,
+and a least rate. Which connections are kept says `admission.py`. Measured: docs/decisions/0046-slow-clients.md and
+0064-each-in-its-turn.md.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Protocol
 
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
+from headrace.base.turns import Turns
 from headrace.http.admission import Admission, Buffered
 from headrace.http.connection import LINGER_S, Connection, Phase, reset
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import ServerTls, TlsConnection
-from headrace.http.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +108,13 @@ class Door:
         self._working = 0
         self._lingering = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
-        self._newcomers = Turns(
+        self._newcomers: Turns[str] = Turns(
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new"),
-            address_max=ADDRESS_NEWCOMERS_MAX,
+            share=ADDRESS_NEWCOMERS_MAX,
         )
-        self._bodies = Turns(
+        self._bodies: Turns[str] = Turns(
             ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"),
-            address_max=ADDRESS_BODIES_MAX,
+            share=ADDRESS_BODIES_MAX,
         )
         self._admission: Admission[Connection] = Admission(self._displace)
         self._buffered: Buffered[Connection] = Buffered()
@@ -393,7 +394,7 @@ class Door:
             self._working += 1
         self._pool.submit(self._run, work, connection)
 
-    def _submit_in_turn(self, turns: Turns, work: Callable[[], None], connection: Connection) -> None:
+    def _submit_in_turn(self, turns: Turns[str], work: Callable[[], None], connection: Connection) -> None:
         with self._lock:
             self._working += 1
         turns.submit(connection.address, lambda: self._run(work, connection))

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from headrace.fuse.waiting_calls import is_killed
+from headrace.fuse import waiting_calls
+from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls, is_killed
 from tests.integration.cli.host import wait_until
 
 _PREPARED = {
@@ -76,3 +79,33 @@ def test_who_is_not_seen_is_not_killed() -> None:
     assert not is_killed(0)
     assert not is_killed(1 << 30)
     assert not is_killed(os.getpid())
+
+
+def test_calls_of_one_user_that_hang_leave_threads_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had all of them. Of a caller that is killed, also those end that had not begun."""
+    killed: set[int] = set()
+    monkeypatch.setattr(waiting_calls, "is_killed", killed.__contains__)
+    monkeypatch.setattr(waiting_calls, "LOOK_S", 0.05)
+    over = threading.Event()
+    answered: list[tuple[int, bool]] = []
+
+    def run(call: WaitingCall) -> None:
+        if call.caller.user == 1001 and not call.cancel.is_set():
+            over.wait(60)
+        calls.end(call)
+        answered.append((call.unique, call.cancel.is_set()))
+
+    calls = WaitingCalls(run, ThreadPoolExecutor(1))
+    heavy = range(3 * waiting_calls.THREADS)
+    for unique in heavy:
+        calls.submit(WaitingCall(1, unique, Caller(1001, 7 + unique % 2), lambda _: None))
+    calls.submit(WaitingCall(1, 1000, Caller(1002, 9), lambda _: None))
+    wait_until(lambda: (1000, False) in answered)
+    assert len(answered) == 1
+    killed.add(8)
+    waiting = (len(heavy) - waiting_calls.USER_THREADS_MAX) // 2
+    wait_until(lambda: len(answered) == 1 + waiting)
+    assert all(cancelled for _, cancelled in answered[1:])
+    over.set()
+    wait_until(lambda: len(answered) == 1 + len(heavy))
+    assert len({unique for unique, _ in answered}) == len(answered)

@@ -26,9 +26,9 @@ from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.base.trusted_owner import check_above
+from headrace.base.turns import Queue
 from headrace.entry.broker.access import User, user_of
 from headrace.entry.broker.desk import Desk, Reply
-from headrace.http.turns import Queue
 from headrace.wire.broker_messages import REQUEST_BYTES_MAX, Request, decode_request, encode
 
 log = logging.getLogger(__name__)

@@ -27,13 +27,13 @@ from typing import Any
 
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.refusals import Refusals, reason_of
+from headrace.base.turns import Queue, Turns
 from headrace.entry.peer.channel import Channel, HungUpError, Need
 from headrace.entry.peer.conversation import Conversation
 from headrace.entry.peer.desk import Desk, DeskCalls, Piece
 from headrace.http.admission import Admission, Buffered, count_address
 from headrace.http.connection import reset
 from headrace.http.pace import Pace
-from headrace.http.turns import Queue, Turns
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
 from headrace.wire.peer_frame import SPOKEN
@@ -157,9 +157,9 @@ class PeerServer:
         self._accepting = False
         self._listening: socket.socket | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="peer-serve")
-        self._newcomers = Turns(
+        self._newcomers: Turns[str] = Turns(
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet"),
-            address_max=ADDRESS_NEWCOMERS_MAX,
+            share=ADDRESS_NEWCOMERS_MAX,
         )
         self._admission: Admission[Connection] = Admission(self._displace)
         self._buffered: Buffered[Connection] = Buffered(BUFFERED_BYTES_MAX)

@@ -39,45 +39,45 @@ class Queue(Generic[Asker, Item]):
         return item
 
 
-class Turns:
-    """Threads of which an address has so many at most. Thread-safe. pool: belongs to this from now on; what is in its
-    own queue at one time is so much of each address, too."""
+class Turns(Generic[Asker]):
+    """Threads of which each who asks has `share` at most. Thread-safe. pool: belongs to this from now on; in its own
+    queue there is at one time so much of each, too."""
 
-    def __init__(self, pool: ThreadPoolExecutor, *, address_max: int) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, *, share: int) -> None:
         self._pool = pool
-        self._address_max = address_max
+        self._share = share
         self._lock = threading.Lock()
-        self._running: dict[str, int] = {}
-        self._queued: dict[str, deque[Callable[[], None]]] = {}
+        self._running: dict[Asker, int] = {}
+        self._queued: dict[Asker, deque[Callable[[], None]]] = {}
 
-    def submit(self, address: str, work: Callable[[], None]) -> None:
+    def submit(self, asker: Asker, work: Callable[[], None]) -> None:
         """RuntimeError after the shutdown."""
         with self._lock:
-            if self._running.get(address, 0) >= self._address_max:
-                self._queued.setdefault(address, deque()).append(work)
+            if self._running.get(asker, 0) >= self._share:
+                self._queued.setdefault(asker, deque()).append(work)
                 return
-            self._running[address] = self._running.get(address, 0) + 1
-        self._pool.submit(self._run, address, work)
+            self._running[asker] = self._running.get(asker, 0) + 1
+        self._pool.submit(self._run, asker, work)
 
     def shutdown(self, *, wait: bool) -> None:
         """What has not begun is left."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
 
-    def _run(self, address: str, work: Callable[[], None]) -> None:
+    def _run(self, asker: Asker, work: Callable[[], None]) -> None:
         try:
             work()
         finally:
             following: Callable[[], None] | None = None
             with self._lock:
-                queued = self._queued.get(address)
+                queued = self._queued.get(asker)
                 if queued:
                     following = queued.popleft()
                     if not queued:
-                        del self._queued[address]
+                        del self._queued[asker]
                 else:
-                    self._running[address] -= 1
-                    if not self._running[address]:
-                        del self._running[address]
+                    self._running[asker] -= 1
+                    if not self._running[asker]:
+                        del self._running[asker]
             if following is not None:
                 with contextlib.suppress(RuntimeError):  # shut down: what has not begun is left
-                    self._pool.submit(self._run, address, following)
+                    self._pool.submit(self._run, asker, following)
