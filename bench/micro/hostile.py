@@ -369,17 +369,17 @@ def summary(rounds: dict[str, list[Round]]) -> dict[str, object]:
     summed: dict[str, object] = {}
     for phase, measured in rounds.items():
         summed[phase] = {
-            "failed": sum(one.noticed["failed"] for one in measured),
-            "requests": sum(one.noticed["requests"] for one in measured),
-            "why": [why for one in measured for why in one.noticed["why"]][:2],
-            "server_cpu": round(statistics.median(one.server_cpu for one in measured), 2),
-            "hostile_cpu": round(statistics.median(one.hostile_cpu for one in measured), 2),
+            "failed": sum(row.noticed["failed"] for row in measured),
+            "requests": sum(row.noticed["requests"] for row in measured),
+            "why": [why for row in measured for why in row.noticed["why"]][:2],
+            "server_cpu": round(statistics.median(row.server_cpu for row in measured), 2),
+            "hostile_cpu": round(statistics.median(row.hostile_cpu for row in measured), 2),
             "said": measured[-1].said,
         }
     for clients in ("kept", "new"):
         for figure in ("p50_ms", "p99_ms"):
             rows = {
-                p: [one.noticed[clients][figure] for one in r]
+                p: [each.noticed[clients][figure] for each in r]
                 for p, r in rounds.items()
                 if clients in r[0].noticed
             }

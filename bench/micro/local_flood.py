@@ -180,12 +180,12 @@ def run(kind: str, given: argparse.Namespace, base: Path) -> dict[str, object]:
             for name, figures in quiet.items():
                 for figure, value in figures.items():
                     rows.setdefault(f"{name} {figure}", []).append((value, beside[name][figure]))
-    found: dict[str, object] = {"kind": kind, "load": round(os.getloadavg()[0], 1), "done": done}
+    summed: dict[str, object] = {"kind": kind, "load": round(os.getloadavg()[0], 1), "done": done}
     for name, pairs in rows.items():
         quiet_ms, beside_ms = (round(statistics.median(column), 2) for column in zip(*pairs, strict=True))
         ratios = [round(b / a, 1) for a, b in pairs]
-        found[name] = {"quiet": quiet_ms, "beside": beside_ms, "ratios": ratios}
-    return found
+        summed[name] = {"quiet": quiet_ms, "beside": beside_ms, "ratios": ratios}
+    return summed
 
 
 def main() -> None:

@@ -101,7 +101,9 @@ class Broker:
             return
         for number, _ in self._epoll.poll(0):
             if (connection := self._connections.get(number)) is not None:
-                self._readable.add(connection.user.uid, connection)
+                if not connection.queued:
+                    connection.queued = True
+                    self._readable.add(connection.user.uid, connection)
             elif number == listener.fileno():
                 crowded = self._accept(listener)
         while self._readable:
@@ -145,7 +147,7 @@ class Broker:
                 continue
             self._of_users[user.uid] += 1
             self._connections[accepted.fileno()] = _Connection(self, accepted, user)
-            self._epoll.register(accepted.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+            self._epoll.register(accepted.fileno(), select.EPOLLIN)
         return True
 
     def _pause(self, listener: socket.socket, error: OSError) -> None:
@@ -169,12 +171,11 @@ class Broker:
         heaviest, most = self._of_users.most_common(1)[0]
         if most <= count + 1:
             return False
-        next(one for one in self._connections.values() if one.user.uid == heaviest).close()
+        self._oldest_of(heaviest).close()
         return True
 
-    def wait_for(self, number: int) -> None:
-        """A connection's next request is told of."""
-        self._epoll.modify(number, select.EPOLLIN | select.EPOLLONESHOT)
+    def _oldest_of(self, uid: int) -> _Connection:
+        return next(connection for connection in self._connections.values() if connection.user.uid == uid)
 
     def answer_now(self, request: Request, user: User) -> Reply | None:
         return self._desk.answer_now(request, user)
@@ -194,20 +195,19 @@ class Broker:
 
 
 class _Connection:
+    """queued: its user's turn is awaited."""
+
     def __init__(self, broker: Broker, peer: socket.socket, user: User) -> None:
         self.user = user
         self.task: asyncio.Task[None] | None = None
+        self.queued = False
         self._broker = broker
         self._socket = peer
         self._loop = asyncio.get_running_loop()
 
     def on_readable(self) -> None:
         """One packet: others have their turn before the next."""
-        self._take_packet()
-        if (number := self._socket.fileno()) >= 0:
-            self._broker.wait_for(number)
-
-    def _take_packet(self) -> None:
+        self.queued = False
         if self._socket.fileno() < 0:
             return
         try:
