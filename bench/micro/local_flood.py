@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KINDS = ("requests", "large-requests", "connections", "warm-reads", "cold-reads")
-ROUNDS_MAX, COLD_FILES, WARM_FILES, HONEST_FILES = 5, 4000, 500, 600
+ROUNDS_MAX, COLD_FILES, WARM_FILES, HONEST_FILES = 5, 12000, 500, 600
 AS_USER = """
 import os, sys, time, json, socket, select, threading
 from headrace.wire.broker_messages import OpenFiles, encode
@@ -109,7 +109,7 @@ elif kind == "connections":
     work = [connect_without_end]
 else:
     for number in range(256):
-        mine = range(number, 4000, 256)
+        mine = range(number, 12000, 256)
         if kind == "cold-reads":
             work.append(lambda mine=mine: read_without_end(f"/{folder}/{n}" for n in mine))
         else:
@@ -125,11 +125,11 @@ os.killpg(0, 9)
 
 
 @contextlib.contextmanager
-def served(base: Path) -> Iterator[tuple[str, str]]:
+def served(base: Path, cold_folders: int) -> Iterator[tuple[str, str]]:
     origin, mount = base / "origin", base / "mnt"
     mount.mkdir()
     folders = {"warm": WARM_FILES}
-    folders |= {f"cold{number}": COLD_FILES for number in range(ROUNDS_MAX)}
+    folders |= {f"cold{number}": COLD_FILES for number in range(cold_folders)}
     folders |= {f"honest{number}": HONEST_FILES for number in range(2 * ROUNDS_MAX + 1)}
     for name, count in folders.items():
         (origin / name).mkdir(parents=True)
@@ -166,7 +166,7 @@ def noticed(broker: str, mount: str, folder: str, seconds: float) -> dict[str, d
 def run(kind: str, given: argparse.Namespace, base: Path) -> dict[str, object]:
     rows: dict[str, list[tuple[float, float]]] = {}
     done = []
-    with served(base) as (broker, mount):
+    with served(base, given.rounds * (kind == "cold-reads")) as (broker, mount):
         noticed(broker, mount, f"honest{2 * ROUNDS_MAX}", 1)
         for number in range(given.rounds):
             quiet = noticed(broker, mount, f"honest{2 * number}", given.seconds)

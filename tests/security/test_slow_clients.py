@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -166,6 +167,16 @@ def count_ended(socks: list[socket.socket]) -> int:
     for sock in socks:
         poll.register(sock, select.POLLRDHUP)
     return len(poll.poll(0))
+
+
+def crowd_of(address: tuple[str, int], count: int) -> list[socket.socket]:
+    """Connections from another address, which the server may have ended already."""
+    socks = [socket.socket() for _ in range(count)]
+    for sock in socks:
+        sock.setblocking(False)
+        sock.bind(("127.0.0.2", 0))
+        assert sock.connect_ex(address) in (0, errno.EINPROGRESS)
+    return socks
 
 
 @contextlib.contextmanager
@@ -507,6 +518,24 @@ def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
     assert not queue
 
 
+def test_a_crowd_of_one_address_is_ended_and_others_are_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
+    monkeypatch.setattr(served.door, "_admission", Admission(served.door._displace, arrivals_max=50))
+    socks = crowd_of(served.address, 200)
+    try:
+        wait_until(lambda: count_ended(socks) == 150)
+        for _ in range(60):  # who is let in does not count
+            with served.connect() as sock:
+                sock.sendall(head())
+                assert read_answer(sock) == (200, BODY)
+        assert count_ended(socks) == 150
+    finally:
+        for sock in socks:
+            sock.close()
+
+
 def test_an_address_that_only_connects_is_ended_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was let in by a credential does not count, and others are not concerned."""
     monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
@@ -540,6 +569,27 @@ def test_peers_are_answered_beside_hostile_connections(tmp_path: Path, source: s
                 for _ in range(5):
                     assert await pair.fetch(wanted) == pair.desk.body(wanted)
                 assert pair.server.connections() <= 1200
+
+    on_a_loop(work)
+
+
+def test_a_crowd_of_one_address_is_ended_and_peers_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_module, "WINDOW_S", 3600.0)
+
+    async def work() -> None:
+        async with serving(tmp_path) as pair:
+            monkeypatch.setattr(
+                pair.server, "_admission", Admission(pair.server._displace, unproven_max=20, arrivals_max=50)
+            )
+            host, _, port = pair.node.address.rpartition(":")
+            socks = crowd_of((host, int(port)), 200)
+            await asyncio.to_thread(wait_until, lambda: count_ended(socks) == 180)
+            wanted = pair.desk.add("f", 1000)
+            assert await pair.fetch(wanted) == pair.desk.body(wanted)
+            for sock in socks:
+                sock.close()
 
     on_a_loop(work)
 
