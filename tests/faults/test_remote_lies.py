@@ -18,7 +18,6 @@ from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import STEP_BYTES, Nodes
 from headrace.sdk.remote.paths import RemotePaths
 
-pytestmark = pytest.mark.timeout(30)
 MIB = 1 << 20
 DATA = random.Random("remote").randbytes(STEP_BYTES + 2 * MIB + 77)
 Lie = Callable[["Handler", int, int], None]

@@ -72,6 +72,13 @@ def test_the_readme_names_commands_that_exist() -> None:
     assert [word for word in sorted(named) if not re.search(rf"\b{word}\b", listed)] == []
 
 
+def test_a_limit_of_a_test_is_for_what_hangs() -> None:
+    """A machine that does other things takes ten times as long for a while."""
+    limits = re.compile(r"mark\.timeout\((\d+)\)")
+    tests = {name_of(path): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    assert [name for name, text in tests.items() if any(int(s) < 60 for s in limits.findall(text))] == []
+
+
 def test_folders_of_tests_hold_tests() -> None:
     folders = {path.parent for path in (ROOT / "tests").rglob("__init__.py")}
     leaves = [f for f in folders if not any(other != f and f in other.parents for other in folders)]

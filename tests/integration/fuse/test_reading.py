@@ -17,7 +17,7 @@ import pytest
 from tests.integration.cli.host import send, wait_until
 from tests.integration.fuse.conftest import Mounter
 
-pytestmark = [pytest.mark.fuse, pytest.mark.timeout(40)]
+pytestmark = pytest.mark.fuse
 SMALL = os.urandom(110_000)
 BIG = os.urandom(9_500_000)
 MODES = ["passthrough", "splice", "noopen"]

@@ -90,7 +90,6 @@ def counts_when(proxy: CountingProxy, wanted: Counts) -> Counts:
     return found
 
 
-@pytest.mark.timeout(30)
 def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     proxy = proxy_of(endpoint)
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
@@ -108,7 +107,6 @@ def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     assert found.since(Counts(gets=1, bytes_out=10)).gets == 2
 
 
-@pytest.mark.timeout(30)
 def test_many_at_a_time(endpoint: str) -> None:
     proxy = proxy_of(endpoint)
     wrong: list[None] = []
@@ -128,7 +126,6 @@ def test_many_at_a_time(endpoint: str) -> None:
     assert counts_when(proxy, wanted) == wanted
 
 
-@pytest.mark.timeout(30)
 def test_it_is_as_slow_as_it_is_told_to_be(endpoint: str) -> None:
     proxy = proxy_of(endpoint, bytes_s=20e6, latency_s=0.05)
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)

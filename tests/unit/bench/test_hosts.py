@@ -60,7 +60,6 @@ def test_the_same_words_go_to_all_hosts() -> None:
     assert words_without_ssh([*words, "--remote", "x"]) == ["bench", "training", "unet3d", "/data", "--json"]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(("failing", "status"), [("", 0), ("node2", 3)])
 def test_over_ssh_each_host_gets_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, status: int

@@ -35,7 +35,6 @@ def together(work: Callable[[Meeting, int], Any], world: int = WORLD) -> list[An
     return found
 
 
-@pytest.mark.timeout(30)
 def test_nobody_goes_on_before_the_last() -> None:
     arrived, lock = [0] * 50, threading.Lock()
 
@@ -51,14 +50,12 @@ def test_nobody_goes_on_before_the_last() -> None:
     assert together(work) == [[WORLD] * 50] * WORLD
 
 
-@pytest.mark.timeout(30)
 def test_the_first_gets_what_everybody_has_in_their_order() -> None:
     large = list(range(100_000))
     found = together(lambda meeting, rank: meeting.gather([rank, large]))
     assert found == [[[rank, large] for rank in range(WORLD)], None, None, None]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("dying", [0, 2])
 def test_one_that_has_gone_is_an_error_for_all(dying: int) -> None:
     def work(meeting: Meeting, rank: int) -> str:

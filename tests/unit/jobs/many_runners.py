@@ -28,7 +28,7 @@ from headrace.store.volume import Volume
 from headrace.wire.messages import JobRow, JobState
 
 MIB = BLOCK_SIZE_BYTES
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class CountingOrigin(MemoryOrigin):
@@ -315,4 +315,4 @@ class World:
             self.origin.release()
             for runner in self.runners.values():
                 await runner.close()
-        assert not self.heard
+        assert not self.heard, self.heard

@@ -17,7 +17,6 @@ from headrace.testing.faulty import FaultyOrigin
 from headrace.wire.messages import JobState
 from tests.unit.jobs.many_runners import MIB, World
 
-pytestmark = pytest.mark.timeout(60)
 Test = Callable[[World], Awaitable[None]]
 
 

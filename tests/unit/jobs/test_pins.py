@@ -7,11 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import pytest
-
 from tests.unit.jobs.many_runners import World
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def run(world: World, test: Callable[[World], Awaitable[None]]) -> None:

@@ -14,8 +14,6 @@ from headrace.lab import processes, state
 from headrace.lab.lab import Lab, LabPlan
 from headrace.lab.network import Loopback, Namespaces, parse_rate
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.mark.parametrize(
     ("text", "rate"), [("1Gbit", 10**9), ("200Mbit", 2 * 10**8), ("1.5gbit", 15 * 10**8), ("56kbit", 56_000)]

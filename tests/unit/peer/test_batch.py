@@ -12,8 +12,6 @@ from headrace.base.model import Arrived
 from headrace.peer.batch import BATCH_BYTES_MAX, UNDER_WAY_MAX, Batcher, Waiting
 from headrace.wire.peer_messages import FILES_MAX, Wanted
 
-pytestmark = pytest.mark.timeout(20)
-
 
 class Line:
     """Holds requests until they are let go."""
