@@ -196,8 +196,11 @@ def test_a_mutated_manifest_is_loaded_or_refused(saved: Path, data: st.DataObjec
 
 
 class Payload:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch /tmp/headrace-pwned-by-a-pickle",)
+        return os.system, (f"touch {self.trace}",)
 
 
 def wanted_of(value: bytes) -> Wanted:
@@ -207,10 +210,11 @@ def wanted_of(value: bytes) -> Wanted:
     return Wanted(empty, leaf_of_value, None, memory, 0, [])
 
 
-def test_a_pickle_of_code_is_not_loaded() -> None:
+def test_a_pickle_of_code_is_not_loaded(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
     with pytest.raises(NotSupportedError, match="could run code"):
-        wanted_of(pickle.dumps(Payload(), protocol=2)).check_pickle()
-    assert not os.path.exists("/tmp/headrace-pwned-by-a-pickle")
+        wanted_of(pickle.dumps(Payload(trace), protocol=2)).check_pickle()
+    assert not trace.exists()
     plain = io.BytesIO()
     torch.save({"lr": 0.1, "step": 3, "names": ["a"]}, plain)
     wanted_of(plain.getvalue()).check_pickle()
