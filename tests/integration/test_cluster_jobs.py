@@ -52,7 +52,7 @@ class Town(World):
 
     async def headrace(self, node: str, *words: str) -> Output:
         process = await self.begin(node, *words)
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
 

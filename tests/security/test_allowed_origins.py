@@ -148,7 +148,7 @@ def test_a_record_attaches_nothing_that_the_configuration_has_not(
             await asyncio.sleep(0)
         await mounts.stop()
 
-    asyncio.run(asyncio.wait_for(attack(), 10))
+    asyncio.run(asyncio.wait_for(attack(), 60))
     assert attached.pop("/y") == "s3://training/images/new"
     assert attached == ({} if before is None else {"/x": before.url})
     refused = [record.getMessage() for record in caplog.records if "not taken over" in record.getMessage()]
@@ -193,7 +193,7 @@ def test_who_asks_from_elsewhere_attaches_less_than_the_operator_of_the_host(
         finally:
             await node.stop()
 
-    asyncio.run(asyncio.wait_for(ask(), 30))
+    asyncio.run(asyncio.wait_for(ask(), 60))
     refused = [
         record.getMessage() for record in caplog.records if "mount not attached" in record.getMessage()
     ]

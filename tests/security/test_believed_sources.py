@@ -51,7 +51,7 @@ def test_a_record_replaces_no_mount_of_the_configuration(record: MountRecord) ->
             await asyncio.sleep(0)
         await mounts.stop()
 
-    asyncio.run(asyncio.wait_for(attack(), 10))
+    asyncio.run(asyncio.wait_for(attack(), 60))
     assert attached == {"/data": REAL.url, "/other": "s3://other"}
 
 

@@ -64,7 +64,7 @@ def test_a_record_that_is_none_stops_nobody(raw: bytes, caplog: pytest.LogCaptur
             if task is not None:
                 task.cancel()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 60))
     assert list(attached.values()) == ["s3://y"]
 
 

@@ -169,7 +169,7 @@ def etcd() -> Iterator[EtcdServer]:
 
 def run(work: Awaitable[None]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(work, 40)
+        await asyncio.wait_for(work, 60)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(limited())

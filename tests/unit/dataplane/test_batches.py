@@ -33,7 +33,7 @@ def test_those_of_a_moment_are_one_batch() -> None:
         assert await batches.one(8) == 16
         assert doubled.batches == [[2, 4, 6], [8]]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_no_batch_is_larger_than_allowed() -> None:
@@ -43,7 +43,7 @@ def test_no_batch_is_larger_than_allowed() -> None:
         assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6, 8, 10))) == [4, 8, 12, 16, 20]
         assert doubled.batches == [[2, 4], [6, 8], [10]]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_one_alone_waits_for_nobody() -> None:
@@ -56,7 +56,7 @@ def test_one_alone_waits_for_nobody() -> None:
         assert not later.done() and await later == 4
         assert doubled.batches == [[4], [2]]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_each_fails_for_itself() -> None:
@@ -66,7 +66,7 @@ def test_each_fails_for_itself() -> None:
         assert results[0] == 4
         assert isinstance(results[1], KeyError)
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_what_fails_as_a_whole_fails_for_all() -> None:
@@ -75,7 +75,7 @@ def test_what_fails_as_a_whole_fails_for_all() -> None:
         results = await asyncio.gather(*(batches.one(item) for item in (2, 13)), return_exceptions=True)
         assert [type(one) for one in results] == [ValueError, ValueError]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_the_result_of_one_who_left_is_given_back() -> None:
@@ -92,7 +92,7 @@ def test_the_result_of_one_who_left_is_given_back() -> None:
         assert await stays == 8
         assert unclaimed == [4]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
@@ -105,7 +105,7 @@ def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
         assert await waits == 4
         assert doubled.batches == [[2, 4]]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
@@ -124,4 +124,4 @@ def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
             await waits
         assert doubled.batches == [[2]]
 
-    asyncio.run(asyncio.wait_for(scene(), 5))
+    asyncio.run(asyncio.wait_for(scene(), 60))

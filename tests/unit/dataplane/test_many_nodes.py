@@ -252,7 +252,7 @@ class World:
 
     async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
         try:
-            await asyncio.wait_for(test(self), 30)
+            await asyncio.wait_for(test(self), 60)
         finally:
             for node in self.nodes.values():
                 await node.close()

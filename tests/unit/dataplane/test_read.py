@@ -77,7 +77,7 @@ class World:
     async def run(self, test: Callable[[World], Awaitable[None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.heard.append(context))
         try:
-            await asyncio.wait_for(test(self), 20)
+            await asyncio.wait_for(test(self), 60)
         finally:
             await self.reads.close()
             self.disk.shutdown()

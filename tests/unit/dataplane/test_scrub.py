@@ -74,7 +74,7 @@ def rot(store: Store, id: FileId, offset: int) -> None:
 
 def run(work: Awaitable[None]) -> None:
     async def begin() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await work
 
     asyncio.run(begin())

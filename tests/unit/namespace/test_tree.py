@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(test(), 20)
+        await asyncio.wait_for(test(), 60)
 
     asyncio.run(main())
 

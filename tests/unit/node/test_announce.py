@@ -49,7 +49,7 @@ def run(test: Callable[[Others], Awaitable[None]], monkeypatch: pytest.MonkeyPat
 
     async def main() -> None:
         others = Others()
-        await asyncio.wait_for(test(others), 20)
+        await asyncio.wait_for(test(others), 60)
         others.announcer.stop()
 
     asyncio.run(main())
