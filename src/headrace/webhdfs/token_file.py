@@ -6,7 +6,7 @@ import logging
 import threading
 
 from headrace.base.errors import UsageError
-from headrace.base.secret_file import LOOK_EVERY_S
+from headrace.base.reloaded import LOOK_EVERY_S
 from headrace.base.tokens import Tokens
 from headrace.webhdfs.tokens import write_token_file
 
