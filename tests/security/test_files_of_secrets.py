@@ -212,9 +212,11 @@ loading.SYSTEM_FILE = path
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 found = [sorted(load({}).config.mounts), refused(lambda: load({}, file=path))]
 """
-    imports = (
-        "import tomllib\nfrom headrace.config import load as loading\nfrom headrace.config.load import load"
-    )
+    imports = """
+import tomllib, headrace.base.secret_file, headrace.config.secret_options
+from headrace.config import load as loading
+from headrace.config.load import load
+"""
     assert as_nobody(program, imports=imports, path=str(system)) == [[], "UsageError"]
     system.write_text("sync_interval_s = 1")
     system.chmod(0o644)
