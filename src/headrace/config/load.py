@@ -14,10 +14,8 @@ import msgspec
 from headrace.base.decoding import convert_words
 from headrace.base.errors import StoreError, UsageError
 from headrace.base.private_folder import make_private
-from headrace.base.secret_file import exposure_of, writers_of
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.config.schema import CAPACITY_BYTES_MIN, Config
-from headrace.config.secret_options import literal_secret
 from headrace.config.sizes import parse_size
 
 SYSTEM_FILE = "/etc/headrace/headrace.toml"
@@ -169,7 +167,7 @@ def _read_file(path: str, *, named: bool) -> dict[str, Any]:
     try:
         with open(path, "rb") as source:
             found = tomllib.load(source)
-            _check_users(path, source.fileno(), literal_secret(found.get("mounts")), named=named)
+            _check_users(path, source.fileno(), found.get("mounts"), named=named)
     except OSError as error:
         raise UsageError(f"configuration file {path}", why=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:  # of TOML, of text, of a number of thousands of digits
@@ -201,13 +199,17 @@ def _has_nul(value: object) -> bool:
     return False
 
 
-def _check_users(path: str, fd: int, secret: str, *, named: bool) -> None:
-    """Refuse what another user wrote, and secrets that another user reads. secret: the name of one in the file."""
+def _check_users(path: str, fd: int, mounts: object, *, named: bool) -> None:
+    """Refuse what another user wrote, and secrets that another user reads. mounts: the file's table."""
+    from headrace.base.secret_file import exposure_of, writers_of  # not before there is a file, either
+    from headrace.config.secret_options import literal_secret
+
     owner, me = os.fstat(fd).st_uid, os.geteuid()
     why, hint = writers_of(fd), f"chmod go-w {path}"
     if not why and not is_trusted(owner) and not named:
         why, hint = f"it belongs to user {owner}", f"name it with --config, or chown it to user {me}"
-    if not why and secret and owner == me and (exposed := exposure_of(fd)):
+    secret = literal_secret(mounts) if owner == me else ""
+    if not why and secret and (exposed := exposure_of(fd)):
         why = f"{secret} is a secret, and {exposed}"
         hint = f"chmod 600 {path}; or put the secret into a file of mode 0600 and say @FILE"
     if why:
