@@ -68,7 +68,8 @@ def run(
             write_state(found.run_folder, state)
             print_json(answer) if json else say(f"ready: {answer['socket']}")
 
-    listener = threading.Thread(target=wait_ready, name="ready")
+    # daemon: a node that did not start at all says nothing, and nobody waits for it
+    listener = threading.Thread(target=wait_ready, name="ready", daemon=True)
     listener.start()
     _log_to_stderr(found.log_level)
     try:

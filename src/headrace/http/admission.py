@@ -8,7 +8,10 @@ displaces its own. Beyond a rate that no honest client reaches its connections a
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +26,7 @@ ARRIVALS_MAX = ADDRESS_CONNECTIONS_MAX
 WINDOW_S = 1.0
 BUFFERED_BYTES_MAX = 16 << 20
 WHOLE_BODIES_BYTES_MAX = 32 << 20
+_RESET = struct.pack("ii", 1, 0)
 
 
 class Visitor(Protocol):
@@ -199,3 +203,10 @@ class Memory:
 
 WHOLE_BODIES = Memory()
 """Of this process."""
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a connection so that nothing of it is left: no bytes to be sent, and no state in the kernel."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()

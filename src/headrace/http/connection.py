@@ -10,11 +10,10 @@ import enum
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Iterator
 
-from headrace.http.admission import count_address
+from headrace.http.admission import count_address, reset
 from headrace.http.body import Stream, http_chunks
 from headrace.http.errors import BadRequestError, Fault, HungUpError
 from headrace.http.messages import (
@@ -41,7 +40,6 @@ COPIED_BYTES_MAX = 32 << 10
 STEP_BYTES = 8 << 20
 """Of content that is not whole yet so much is waited for at once."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_RESET = struct.pack("ii", 1, 0)
 _TAKEN_AWAY = bytearray(RECEIVE_BYTES)
 """What nobody wants to know is received here, by the door's thread: the kernel drops it without a copy."""
 
@@ -413,10 +411,3 @@ class Connection:
             reset(self.sock)
         else:
             self.sock.close()
-
-
-def reset(sock: socket.socket) -> None:
-    """Close a connection so that nothing of it is left: no bytes to be sent, and no state in the kernel."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.close()

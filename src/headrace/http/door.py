@@ -26,8 +26,8 @@ from typing import Protocol
 from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.base.turns import Turns
-from headrace.http.admission import Admission, Buffered
-from headrace.http.connection import LINGER_S, Connection, Phase, reset
+from headrace.http.admission import Admission, Buffered, reset
+from headrace.http.connection import LINGER_S, Connection, Phase
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import ServerTls, TlsConnection

@@ -74,7 +74,7 @@ def without(
         input=json.dumps([packages, modules, commands]),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=100,
         check=True,
         cwd=folder,
         env={"HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), "PATH": "/usr/bin:/bin"},

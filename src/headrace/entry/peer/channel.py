@@ -14,7 +14,7 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from headrace.http.connection import reset
+from headrace.http.admission import reset
 from headrace.identity.mutual import Member, MutualTls
 from headrace.identity.names import NODE
 from headrace.wire import peer_frame

@@ -31,8 +31,7 @@ from headrace.base.turns import Queue, Turns
 from headrace.entry.peer.channel import Channel, HungUpError, Need
 from headrace.entry.peer.conversation import Conversation
 from headrace.entry.peer.desk import Desk, DeskCalls, Piece
-from headrace.http.admission import Admission, Buffered, count_address
-from headrace.http.connection import reset
+from headrace.http.admission import Admission, Buffered, count_address, reset
 from headrace.http.pace import Pace
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
