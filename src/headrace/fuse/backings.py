@@ -17,6 +17,7 @@ import struct
 import threading
 from typing import Protocol
 
+from headrace.base.passed_descriptors import received_descriptors
 from headrace.fuse import device
 from headrace.fuse.ledger import SLOTS
 
@@ -96,7 +97,7 @@ class BackingsKeeper:
             )
         except OSError:
             return False
-        fds = _descriptors(rights)
+        fds = received_descriptors(rights)
         try:
             if not body:
                 return False
@@ -134,11 +135,3 @@ class BackingsKeeper:
     def close(self) -> None:
         self.socket.close()
         self.theirs.close()
-
-
-def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in rights:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    return list(fds)

@@ -10,6 +10,7 @@ import time
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NodeUnavailableError, NotAllowedError, ProtocolError
+from headrace.base.passed_descriptors import received_descriptors
 from headrace.base.peer_process import peer_of
 from headrace.base.trusted_owner import chosen_by_root, is_trusted
 from headrace.wire.broker_messages import (
@@ -73,7 +74,7 @@ class Link:
         except BaseException:
             connection.close()  # its answer may still come
             raise
-        fds = _descriptors(rights)
+        fds = received_descriptors(rights)
         try:
             if not body:
                 raise self._gone("it closed the connection")
@@ -128,14 +129,6 @@ class Link:
         return NodeUnavailableError(
             f"no node answers at {self.path}", why=why, hint="start one with `headrace up --allow-other`"
         )
-
-
-def _descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in rights:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
-    return list(fds)
 
 
 def _close(fds: list[int]) -> None:
