@@ -20,12 +20,12 @@ from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.checkpoint.place import PosixPlace, PosixSource
-from headrace.dataplane.let_go import checksums_of, let_go
+from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.layer.calls import rename
-from headrace.layer.known import Row
 from headrace.layer.mirror import Mirror
 from headrace.layer.snapshot import Shape, Snapshot, take
+from headrace.layer.sync_journal import JournalRecord
 from headrace.layer.upper import Upper
 from headrace.sdk.cache import Cache
 from headrace.sdk.paths import Paths
@@ -277,10 +277,10 @@ def test_copies_that_are_placed(tmp_path: Path, canary: Canary) -> None:
         for_a_while(step)
 
 
-def row_of(path: Path, name: bytes) -> Row:
+def row_of(path: Path, name: bytes) -> JournalRecord:
     found = path.lstat()
     version = Version(found.st_size, found.st_mtime_ns, "token")
-    return Row(name, found.st_ino, found.st_ctime_ns, found.st_size, version)
+    return JournalRecord(name, found.st_ino, found.st_ctime_ns, found.st_size, version)
 
 
 def test_files_that_leave_the_layer(tmp_path: Path, upper: Upper, canary: Canary) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.config.schema import CacheVolume, Config
-from headrace.dataplane.aside import plain_name
+from headrace.dataplane.conflicts import plain_name
 from headrace.node.neighbourhood import node_id_of
 from headrace.wire.frame import HEADER_BYTES, decode_request, encode
 from headrace.wire.messages import Secure

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.layer.known import KnownTable, Row
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
 
@@ -21,7 +21,7 @@ PROTOCOL_MIN = 2
 
 
 class ComeBack:
-    def __init__(self, me: str, peers: Peers, known: KnownTable, *, view: Callable[[], ClusterView]) -> None:
+    def __init__(self, me: str, peers: Peers, known: SyncJournal, *, view: Callable[[], ClusterView]) -> None:
         self._me = me
         self._peers = peers
         self._known = known
@@ -49,14 +49,14 @@ class ComeBack:
             if not files:
                 return
             for one in files:
-                self._note(Row(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version))
+                self._note(JournalRecord(one.path, one.inode, one.ctime_ns, one.size_bytes, one.version))
             await asyncio.to_thread(self._known.sync)  # the other node forgets them
             log.info("others persisted what was written here node=%s files=%d", node.id, len(files))
             await self._peers.returned(node, self._me, done=True, deadline=Deadline.after(ASK_LIMIT_S))
         except (HeadraceError, OSError) as error:
             log.info("not asked what it persisted node=%s error=%s", node.id, error)
 
-    def _note(self, row: Row) -> None:
+    def _note(self, row: JournalRecord) -> None:
         """Unless this node has put there what is newer: of both it is this host's clock that says when."""
         own = self._known.get(row.path)
         if own is None or own.begun or own.ctime_ns <= row.ctime_ns:

@@ -36,9 +36,9 @@ from headrace.base.errors import (
     StoreError,
     VersionChangedError,
 )
+from headrace.base.group_commit import GroupCommit
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry, FileId, Kind
 from headrace.base.single_flight import SingleFlight
-from headrace.dataplane.batches import Batches
 from headrace.dataplane.compare import (
     Digests,
     SmallComparison,
@@ -125,7 +125,7 @@ class ReadPath:
         self._fills: dict[FileId, Fill] = {}
         self._opens: SingleFlight[FileId, bool] = SingleFlight()
         self._checks: SingleFlight[FileId, None] = SingleFlight()
-        self._small = Batches(self._commit_small, most=SMALL_BATCH, delay_s=SMALL_DELAY_S)
+        self._small = GroupCommit(self._commit_small, most=SMALL_BATCH, delay_s=SMALL_DELAY_S)
         self.digests = Digests(wanted=settings.verify_origin)
         self._comparing = comparing_pool()
         self._corrupt: dict[FileId, tuple[float, CorruptOriginError]] = {}

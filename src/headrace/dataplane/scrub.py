@@ -27,7 +27,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
 from headrace.dataplane.scrub_written import WrittenFilesOfScrub, read_sums
-from headrace.layer.known import Row
+from headrace.layer.sync_journal import JournalRecord
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.recovery import bad_blocks
 from headrace.store.schema import CachedFile
@@ -218,7 +218,7 @@ class Scrub:
                 log.warning("a written file can't be compared path=%s error=%s", path, error)
         self._written.ended()
 
-    async def _check_row(self, written: WrittenFilesOfScrub, row: Row) -> None:
+    async def _check_row(self, written: WrittenFilesOfScrub, row: JournalRecord) -> None:
         sums = await asyncio.get_running_loop().run_in_executor(
             self._thread, self._read_written, written.at(row.path), row
         )
@@ -240,7 +240,7 @@ class Scrub:
             self._progress.files_repaired += 1
         self._save()
 
-    def _read_written(self, at: SafePath, row: Row) -> list[int] | None:
+    def _read_written(self, at: SafePath, row: JournalRecord) -> list[int] | None:
         self._pace.spend(max(0, FILE_BYTES_MIN - row.size_bytes))
         return read_sums(at, row, self._pace.spend)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.layer.known import KnownTable, Row
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader
 
@@ -27,23 +27,23 @@ class WrittenFilesOfScrub:
 
     def __init__(
         self,
-        known: KnownTable,
+        known: SyncJournal,
         at: Callable[[bytes], SafePath],
         *,
-        drop: Callable[[Row], Awaitable[bool]],
+        drop: Callable[[JournalRecord], Awaitable[bool]],
     ) -> None:
         self._known = known
         self.at = at
         self.drop = drop
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[JournalRecord]:
         """Of all that is clean. Rows may change between two steps."""
         after = b""
         while rows := self._known.clean_files(after, BATCH):
             yield from rows
             after = rows[-1].path
 
-    def is_damaged(self, row: Row, sums: list[int] | None) -> bool:
+    def is_damaged(self, row: JournalRecord, sums: list[int] | None) -> bool:
         """sums: as `read_sums` returned them. Those that are met first are noted."""
         if sums is None or self._known.get(row.path) != row:
             return False
@@ -60,7 +60,7 @@ class WrittenFilesOfScrub:
         self._known.forget_old_sums()
 
 
-def read_sums(at: SafePath, row: Row, before_read: Callable[[int], None]) -> list[int] | None:
+def read_sums(at: SafePath, row: JournalRecord, before_read: Callable[[int], None]) -> list[int] | None:
     """Of the blocks, as the disk has them; UNREADABLE for one that it does not give. None: the file is not the one that
     the row describes. In a thread. before_read: told how many bytes; what it raises ends the reading. OSError."""
     try:

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 
 from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteModes
-from headrace.dataplane.believed import Believed
+from headrace.dataplane.preconditions import Preconditions
 from headrace.layer.calls import CTIME_TICK_NS
 from headrace.layer.snapshot import Shape, Snapshot, take
 from headrace.layer.upper import Upper
@@ -27,7 +27,7 @@ class Snapshots:
         self,
         upper: Upper,
         modes: WriteModes,
-        believed: Believed,
+        believed: Preconditions,
         threads: Executor,
         *,
         is_persisted: Callable[[bytes, SafePath, os.stat_result], bool],

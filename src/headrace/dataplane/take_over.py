@@ -24,9 +24,9 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
 from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.keep import KNOWN, Keeper, forget_persisted
-from headrace.dataplane.write import WritePath
-from headrace.layer.known import KnownTable, Row
+from headrace.dataplane.writeback import WriteBack
 from headrace.layer.mirror import copy_of
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper
 from headrace.layer.written import Written
 from headrace.ring.view import ClusterView
@@ -53,7 +53,7 @@ class TakeOver:
         records: HolderRecords,
         *,
         view: Callable[[], ClusterView],
-        build: Callable[[str], WritePath],
+        build: Callable[[str], WriteBack],
         on_persisted: Callable[[str], Awaitable[None]],
         delay_s: float,
     ) -> None:
@@ -153,7 +153,7 @@ class TakeOver:
         at = os.path.join(self._keeper.folder_of(written.writer), TAKEN)
         if not _is_there(at):
             return None
-        with contextlib.closing(KnownTable(at)) as table:
+        with contextlib.closing(SyncJournal(at)) as table:
             row = table.get(path)
         same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
         return row.version if row is not None and same else None
@@ -178,7 +178,7 @@ class TakeOver:
                 if writer in self._view().nodes:
                     forget_persisted(folder)
                 return Returned([])
-            with contextlib.closing(KnownTable(path)) as table:
+            with contextlib.closing(SyncJournal(path)) as table:
                 rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
         return Returned(
             [ReturnedFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
@@ -193,11 +193,11 @@ def _note_taken(folder: str) -> None:
     """By the files of the mirror, which know whose they are. Durable on return. OSError."""
     upper = Upper(folder)
     with (
-        contextlib.closing(KnownTable(os.path.join(folder, KNOWN))) as known,
-        contextlib.closing(KnownTable(os.path.join(folder, TAKEN))) as taken,
+        contextlib.closing(SyncJournal(os.path.join(folder, KNOWN))) as known,
+        contextlib.closing(SyncJournal(os.path.join(folder, TAKEN))) as taken,
     ):
         for row in known.all():
             own = copy_of(upper.at(row.path))
             if len(own) == 3 and row.is_there and not row.begun:
-                taken.note(Row(row.path, *own, row.version))
+                taken.note(JournalRecord(row.path, *own, row.version))
         taken.sync()

@@ -15,8 +15,8 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.registry import Registry
 from headrace.dataplane.rights import Rights
 from headrace.dataplane.written_files import own_name
-from headrace.layer.known import KnownTable
 from headrace.layer.marks import TOLD, Marks
+from headrace.layer.sync_journal import SyncJournal
 from headrace.layer.upper import Upper, join, split
 from headrace.layer.written import Means, Written, WrittenName
 
@@ -30,7 +30,7 @@ class Told:
     def __init__(
         self,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         modes: WriteModes,
         *,
         needs: Callable[[bytes, os.stat_result], object],

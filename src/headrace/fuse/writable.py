@@ -37,8 +37,8 @@ from headrace.fuse.operations import (
     Operations,
 )
 from headrace.fuse.upper_files import UpperFiles
+from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.given_mode import as_given
-from headrace.layer.pressure import Pressure
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS, Miss
@@ -79,7 +79,7 @@ class WritableNames(Operations):
         self._upper = tree.upper
         self._nodes = Nodes(tree.upper, client.path_of)
         self._to_wait_for: list[bytes] = []
-        self._pressure = Pressure(tree.upper.pressure_path)
+        self._pressure = DirtyThrottle(tree.upper.pressure_path)
         tree.on_changed = self._noted
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.Attributes(

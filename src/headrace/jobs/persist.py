@@ -7,13 +7,13 @@ import os
 from collections.abc import AsyncIterator
 
 from headrace.base.errors import HeadraceError
-from headrace.dataplane.write import WritePath
+from headrace.dataplane.writeback import WriteBack
 from headrace.wire.messages import JobState
 
 REPORT_INTERVAL_S = 0.25
 
 
-async def persist_states(write: WritePath, path: str) -> AsyncIterator[JobState]:
+async def persist_states(write: WriteBack, path: str) -> AsyncIterator[JobState]:
     """As `Jobs.run`. What can't be persisted is counted as failed, with its reason, and goes on being tried."""
     before = write.counts.files_persisted, write.counts.bytes_persisted
     work = asyncio.ensure_future(_persist(write, os.fsencode(path)))
@@ -33,12 +33,12 @@ async def persist_states(write: WritePath, path: str) -> AsyncIterator[JobState]
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _persist(write: WritePath, path: bytes) -> None:
+async def _persist(write: WriteBack, path: bytes) -> None:
     await write.persist(path)
     await write.remember()
 
 
-async def persist_begun(write: WritePath, path: str) -> AsyncIterator[JobState]:
+async def persist_begun(write: WriteBack, path: str) -> AsyncIterator[JobState]:
     """How much there is to do, once."""
     waiting, waiting_bytes = write.waiting(os.fsencode(path))
     yield JobState(
@@ -53,7 +53,7 @@ async def persist_begun(write: WritePath, path: str) -> AsyncIterator[JobState]:
     )
 
 
-def _state(write: WritePath, path: str, before: tuple[int, int], *, done: bool) -> JobState:
+def _state(write: WriteBack, path: str, before: tuple[int, int], *, done: bool) -> JobState:
     files = write.counts.files_persisted - before[0]
     size = write.counts.bytes_persisted - before[1]
     waiting, waiting_bytes = write.waiting(os.fsencode(path))

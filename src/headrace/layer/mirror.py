@@ -25,7 +25,7 @@ from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.given_mode import give_mode
 from headrace.layer.snapshot import Shape, Snapshot
-from headrace.layer.upper import BASE, REMOVED, Base, Upper, set_base
+from headrace.layer.upper import BASE, REMOVED, BaseVersion, Upper, set_base
 
 COPY_OF = "trusted.headrace.copy"
 """Of a file: inode number, ctime in ns and size on the node that wrote it."""
@@ -187,7 +187,7 @@ class Mirror:
     def _place_file(self, one: Snapshot) -> None:
         made = self._made(one)
         if one.replaces is not None:
-            set_base(made, Base(one.path, one.replaces))
+            set_base(made, BaseVersion(one.path, one.replaces))
         made.chown(one.uid, one.gid)
         if one.shape == Shape.FILE:
             give_mode(made, one.mode)
@@ -226,7 +226,7 @@ class Mirror:
         _mark(at, REMOVED, b"" if one.shape == Shape.REMOVED else None)
         _mark(at, BASE, None)
         if one.replaces is not None:
-            set_base(at, Base(one.path, one.replaces))
+            set_base(at, BaseVersion(one.path, one.replaces))
 
     def _make_parents(self, path: bytes) -> None:
         for end, byte in enumerate(path):

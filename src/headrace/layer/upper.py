@@ -62,7 +62,7 @@ class Hidden:
 HIDDEN = Hidden()
 
 
-class Base(msgspec.Struct, frozen=True):
+class BaseVersion(msgspec.Struct, frozen=True):
     """A file of several names (hard links) has one for each."""
 
     path: bytes
@@ -188,7 +188,7 @@ class Upper:
     def hide(self, path: bytes, base: Version | None) -> None:
         """A whiteout in the place of a name, or of a file that is there; base: the origin's version that it hides."""
         self.unmark_left(split(path)[0])
-        made = self._whiteout(Base(path, base) if base is not None else None)
+        made = self._whiteout(BaseVersion(path, base) if base is not None else None)
         try:
             made.rename(self.at(path))
         except OSError:
@@ -207,7 +207,9 @@ class Upper:
             missing.insert(0, split(top)[1])
         parent = split(top)[0]
         made = self.new()
-        self._make_chain(made, missing, Base(path, base) if base is not None else None, directory=directory)
+        self._make_chain(
+            made, missing, BaseVersion(path, base) if base is not None else None, directory=directory
+        )
         if self.at(parent).is_folder():
             made.rename(self.at(top), NOREPLACE)
             return top
@@ -218,7 +220,9 @@ class Upper:
         aside.rename(self._name_in_gone())
         return parent
 
-    def _make_chain(self, at: SafePath, names: list[bytes], base: Base | None, *, directory: bool) -> None:
+    def _make_chain(
+        self, at: SafePath, names: list[bytes], base: BaseVersion | None, *, directory: bool
+    ) -> None:
         """Removed directories within each other, the last name a whiteout, or one more of them."""
         for name in names[1:]:
             make_removed(at)
@@ -233,7 +237,7 @@ class Upper:
     def _name_in_gone(self) -> SafePath:
         return self.gone.at(b"/%d-%d-%d" % (os.getpid(), next(_serial), time.time_ns()))
 
-    def _whiteout(self, base: Base | None) -> SafePath:
+    def _whiteout(self, base: BaseVersion | None) -> SafePath:
         made = self.new()
         make_whiteout(made)
         if base is not None:
@@ -270,7 +274,7 @@ class Upper:
         what it hid."""
         at, base = self.at(path), self.base_of(path)
         at.setxattr(PATH, path)
-        made = self._whiteout(Base(path, base) if base is not None else None)
+        made = self._whiteout(BaseVersion(path, base) if base is not None else None)
         made.rename(at, EXCHANGE)
         failpoint.hit("tree.away")
         made.rename(self._name_in_gone())
@@ -296,14 +300,14 @@ class Upper:
         self.unmark_left(split(source)[0])
         self.at(source).rename(self.at(target), WHITEOUT)
         if base is not None:
-            set_base(self.at(source), Base(source, base))
+            set_base(self.at(source), BaseVersion(source, base))
 
     def exchange(self, source: bytes, target: bytes) -> None:
         """Two visible things change places, atomically; each goes on knowing what it replaces at the origin."""
         bases = [(source, target, self.base_of(target)), (target, source, self.base_of(source))]
         for path, becomes, base in bases:
             if base is not None:
-                set_base(self.at(path), Base(becomes, base))
+                set_base(self.at(path), BaseVersion(becomes, base))
         self.at(source).rename(self.at(target), EXCHANGE)
 
     # ------------------------------------------------------------ placing
@@ -326,15 +330,15 @@ class Upper:
 
     def base_of(self, path: bytes) -> Version | None:
         """What the object of this layer at a path replaces at the origin; None: nothing that it knows of."""
-        return base_at(self.at(path), path)
+        return base_version(self.at(path), path)
 
 
-def base_at(at: SafePath | int, path: bytes) -> Version | None:
+def base_version(at: SafePath | int, path: bytes) -> Version | None:
     """at: or an open file."""
     return next((base.version for base in _bases(at) if base.path == path), None)
 
 
-def set_base(at: SafePath, base: Base) -> None:
+def set_base(at: SafePath, base: BaseVersion) -> None:
     others = [one for one in _bases(at) if one.path != base.path]
     value = msgspec.msgpack.encode([*others[-BASES_MAX:], base])
     at.setxattr(BASE, value)
@@ -346,10 +350,10 @@ def drop_base(at: SafePath, path: bytes) -> None:
     at.setxattr(BASE, msgspec.msgpack.encode(others))
 
 
-def _bases(at: SafePath | int) -> list[Base]:
+def _bases(at: SafePath | int) -> list[BaseVersion]:
     try:
         value = os.getxattr(at, BASE) if isinstance(at, int) else at.getxattr(BASE)
-        return decode_msgpack(value, list[Base])
+        return decode_msgpack(value, list[BaseVersion])
     except (OSError, msgspec.MsgspecError):
         return []
 

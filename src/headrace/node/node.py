@@ -34,7 +34,7 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.scrub import Scrub
 from headrace.dataplane.source import Sources
-from headrace.dataplane.write import WritePath
+from headrace.dataplane.writeback import WriteBack
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
 from headrace.jobs.persist import persist_begun, persist_states
@@ -375,7 +375,7 @@ class Node:
                 return Done()
         raise UsageError(f"request {type(request).__name__}", why="not answered here")
 
-    def _writing(self) -> WritePath:
+    def _writing(self) -> WriteBack:
         if self.write is None:
             raise UsageError("nothing can be written here", why="write is off", hint="--write back")
         return self.write

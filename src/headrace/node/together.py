@@ -28,7 +28,7 @@ from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
 from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.take_over import TakeOver
-from headrace.dataplane.write import WritePath
+from headrace.dataplane.writeback import WriteBack
 from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
@@ -62,8 +62,8 @@ class Together:
         namespace: Namespace,
         reads: ReadPath,
         jobs: Jobs,
-        write: WritePath | None,
-        persister: Callable[[str], WritePath],
+        write: WriteBack | None,
+        persister: Callable[[str], WriteBack],
         attach: Attach,
         detach: Detach,
         check: Check,
@@ -144,7 +144,7 @@ class Together:
             self._leases_lost = lost
             await self.come_back()
 
-    def _share_writes(self, config: Config, write: WritePath | None) -> WrittenFiles:
+    def _share_writes(self, config: Config, write: WriteBack | None) -> WrittenFiles:
         """What other nodes write is seen here, and the other way round."""
         hood = self._hood
         upper = Upper(config.upper_folder)
@@ -170,7 +170,7 @@ class Together:
         self._elsewhere.on_own_gone = told.registry.record_again
         return files
 
-    def _persister(self, build: Callable[[str], WritePath], folder: str) -> WritePath:
+    def _persister(self, build: Callable[[str], WriteBack], folder: str) -> WriteBack:
         write = build(folder)
         write.settle_by(self._settle)
         return write

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from headrace.base.errors import HeadraceError, StoreError, UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
-from headrace.dataplane.write import WritePath, WriteSettings
-from headrace.layer.known import KnownTable
+from headrace.dataplane.writeback import WriteBack, WriteBackSettings
 from headrace.layer.reserve import Reserve
+from headrace.layer.sync_journal import SyncJournal
 from headrace.layer.upper import Upper
 from headrace.namespace.tree import Namespace
 
@@ -28,7 +28,7 @@ def build_writing(
     *,
     on_written: Callable[[list[bytes], int], None],
     announce: Callable[[set[bytes]], Awaitable[None]],
-) -> WritePath | None:
+) -> WriteBack | None:
     """None where nothing can be written. What is left of an earlier node with other settings stays where it is, and the
     log says so."""
     modes = WriteModes.parse(config.write)
@@ -56,7 +56,7 @@ def build_persister(
     *,
     on_written: Callable[[list[bytes], int], None],
     announce: Callable[[set[bytes]], Awaitable[None]],
-) -> WritePath:
+) -> WriteBack:
     """What persists a layer in another folder: all of it, whatever may be written here."""
     modes = WriteModes.parse("back")
     return _build(config, modes, namespace, folder, on_written=on_written, announce=announce)
@@ -70,23 +70,23 @@ def _build(
     *,
     on_written: Callable[[list[bytes], int], None],
     announce: Callable[[set[bytes]], Awaitable[None]],
-) -> WritePath:
+) -> WriteBack:
     upper = Upper(folder)
     reserve = Reserve(config.cache[0].folder)
     try:
         reserve.spend(upper.make)
-        known = reserve.spend(lambda: KnownTable(os.path.join(folder, "known.db"), reserve))
+        known = reserve.spend(lambda: SyncJournal(os.path.join(folder, "known.db"), reserve))
     except OSError as error:
         if isinstance(error, HeadraceError):
             raise
         raise StoreError(f"folder {folder}", why=os.strerror(error.errno or 0)) from error
-    return WritePath(
+    return WriteBack(
         namespace,
         upper,
         known,
         modes,
         ThreadPoolExecutor(THREADS, thread_name_prefix="write"),
-        WriteSettings(
+        WriteBackSettings(
             delay_s=config.persist_delay_s,
             timeout_s=config.origin_timeout_s,
             layer_bytes_max=config.cache[0].capacity_bytes // 2,

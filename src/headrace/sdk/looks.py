@@ -21,7 +21,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.pressure import Pressure
+from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.upper import Hidden, join, split
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.listing import merged
@@ -45,7 +45,7 @@ class Looks:
         self.tree = tree
         self._modes_text = client.write
         self._may_write = tree.modes.any
-        self._pressure = Pressure(tree.upper.pressure_path) if tree.modes.any else None
+        self._pressure = DirtyThrottle(tree.upper.pressure_path) if tree.modes.any else None
         self._folders: dict[bytes, _Folder] = {}
 
     # ------------------------------------------------------------ looking
@@ -208,7 +208,7 @@ class Looks:
             self._may_write = self.tree.modes.any
             self._modes_text = self.client.write
             if self._pressure is None and self.tree.modes.any:
-                self._pressure = Pressure(self.tree.upper.pressure_path)
+                self._pressure = DirtyThrottle(self.tree.upper.pressure_path)
 
     # ------------------------------------------------------------ reading
 
@@ -322,7 +322,7 @@ class Looks:
         with (
             self.tree.lock,
             _told(path),
-        ):  # the lock: else the node may hold a lease on it (dataplane/let_go.py)
+        ):  # the lock: else the node may hold a lease on it (dataplane/demotion.py)
             fd = self.tree.upper.at(path).open(os.O_RDONLY | os.O_NONBLOCK)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Entry, FileId, Kind, Version
-from headrace.layer.upper import Base, Upper, base_at, join, make_removed, make_whiteout, set_base
+from headrace.layer.upper import BaseVersion, Upper, base_version, join, make_removed, make_whiteout, set_base
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 
@@ -34,7 +34,7 @@ class Shadows:
         make_removed(made)
         base = self._upper.base_of(path)
         if base is not None:
-            set_base(made, Base(path, base))
+            set_base(made, BaseVersion(path, base))
         self.fill(made, path, entry)
         return made
 
@@ -72,7 +72,7 @@ class Shadows:
     def _hide(whiteout: SafePath, path: bytes, base: Version | None) -> None:
         make_whiteout(whiteout)
         if base is not None:
-            set_base(whiteout, Base(path, base))
+            set_base(whiteout, BaseVersion(path, base))
 
     def hide_below(self, folder: SafePath, path: bytes, entry: Entry) -> None:
         """A directory that comes to lie over one of the origin hides what is in that."""
@@ -88,8 +88,8 @@ class Shadows:
                         pending.append((over, child_path, child))
                 elif not over.exists():
                     self._hide(over, child_path, child.version)
-                elif base_at(over, child_path) is None:
-                    set_base(over, Base(child_path, child.version))
+                elif base_version(over, child_path) is None:
+                    set_base(over, BaseVersion(child_path, child.version))
 
     def take_over(self, target: bytes, source: bytes) -> None:
         """What an (empty) directory hides, the one that takes its place must hide too; the file in whose place it is,
@@ -99,7 +99,7 @@ class Shadows:
             target, source = pending.pop()
             base = self._upper.base_of(target)
             if base is not None:
-                set_base(self._upper.at(source), Base(target, base))
+                set_base(self._upper.at(source), BaseVersion(target, base))
             for name, _ in self._names(target):
                 if self._take_over_name(join(target, name), join(source, name)):
                     pending.append((join(target, name), join(source, name)))
@@ -121,5 +121,5 @@ class Shadows:
             self._hide(whiteout, hidden, base)
             whiteout.rename(taker)
         elif base is not None:
-            set_base(taker, Base(hidden, base))
+            set_base(taker, BaseVersion(hidden, base))
         return False

@@ -26,7 +26,7 @@ from headrace.layer.upper import (
     LOWER_ID,
     MOVING,
     PATH,
-    Base,
+    BaseVersion,
     Hidden,
     Upper,
     dress_as,
@@ -211,7 +211,7 @@ class Tree:
                 self._copy_content(entry, fd, cancel)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
             dress_as(fd, entry.attributes)
-            set_base(made, Base(path, entry.version))
+            set_base(made, BaseVersion(path, entry.version))
             os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
             with self.lock:
                 self.ensure_directory(split(path)[0])
@@ -322,7 +322,7 @@ class Tree:
         base = self._base(path)
         self._clear(path)
         if base is not None:
-            set_base(made, Base(path, base))
+            set_base(made, BaseVersion(path, base))
         return self.upper.place(made, path)
 
     def _clear(self, path: bytes) -> None:
@@ -380,7 +380,7 @@ class Tree:
         base = self._base(path)
         self._clear(path)
         if base is not None:
-            set_base(made, Base(path, base))
+            set_base(made, BaseVersion(path, base))
         made.rename(self.upper.at(path))
         self.on_changed([path])
 
@@ -399,7 +399,9 @@ class Tree:
         self._dress(made, stat.S_IFDIR | mode, owner, parent)
         base, entry = self._base(path), self.below(path)
         if base is not None:
-            set_base(made, Base(path, base))  # of a removed file, which is still to be removed at the origin
+            set_base(
+                made, BaseVersion(path, base)
+            )  # of a removed file, which is still to be removed at the origin
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._shadows.fill(made, path, entry)  # of a folder that a file had taken the place of
         try:
@@ -593,7 +595,7 @@ class Tree:
         left, replaced = self.below(source), self._base(target)
         base = self._base(source)
         if replaced is not None:
-            set_base(self.upper.at(source), Base(target, replaced))
+            set_base(self.upper.at(source), BaseVersion(target, replaced))
         self._clear(target)
         if left is None and base is None:
             self.upper.at(source).rename(self.upper.at(target))
@@ -612,7 +614,7 @@ class Tree:
         elif is_taken:  # by a whiteout
             base = self.upper.base_of(target)
             if base is not None:
-                set_base(at, Base(target, base))
+                set_base(at, BaseVersion(target, base))
         if hidden is not None and hidden.kind is Kind.DIRECTORY:
             self._shadows.hide_below(at, target, hidden)
         if left is None and not is_taken:

@@ -78,7 +78,7 @@ def _attributes(data: bytes) -> None:
     stat = os.stat(_FILE)
     found = extras.extras_of(_FILE, stat)
     assert found is None or isinstance(found, Extras)
-    upper.base_at(_FILE, b"/a")
+    upper.base_version(_FILE, b"/a")
     assert facts.facts_of(stat, _FILE).size_bytes == stat.st_size
 
 
@@ -162,7 +162,7 @@ FUZZERS = [
         (),
         [
             msgspec.msgpack.encode([0, None, {"a": "b"}, {"Content-Type": "x"}, None]),
-            msgspec.msgpack.encode([upper.Base(b"/a", _VERSION)]),
+            msgspec.msgpack.encode([upper.BaseVersion(b"/a", _VERSION)]),
             json.dumps(_RECORD).encode(),
             msgspec.json.encode(facts.Record("etag", 0, 0)),
         ],

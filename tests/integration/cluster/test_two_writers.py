@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
-from headrace.layer.upper import Upper, base_at
+from headrace.layer.upper import Upper, base_version
 from headrace.layer.written import is_written
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
@@ -165,7 +165,7 @@ class Pair:
         that one had removed it."""
         upper = Upper(str(self.town.hosts[node].cache / "upper"))
         whole = os.fsencode(f"/{path}")
-        base = base_at(upper.at(whole), whole)
+        base = base_version(upper.at(whole), whole)
         return is_written(base) or (removed and base is None)
 
     # ------------------------------------------------------------ crashes

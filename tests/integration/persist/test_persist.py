@@ -309,12 +309,12 @@ def test_nothing_goes_while_it_is_open(make_host: MakeHost) -> None:
     assert held.stdout is not None
     assert held.stdout.readline() == "open\n"
     settled(host)
-    from headrace.dataplane.let_go import let_go
-    from headrace.layer.known import KnownTable
+    from headrace.dataplane.demotion import let_go
+    from headrace.layer.sync_journal import SyncJournal
     from headrace.layer.upper import Upper
 
     upper = Upper(str(host.cache / "upper"))
-    table = KnownTable(str(host.cache / "upper/known.db"))
+    table = SyncJournal(str(host.cache / "upper/known.db"))
     row = table.get(b"/f")
     assert row is not None
     assert let_go(upper, row, lambda _: True) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import OriginUnavailableError
-from headrace.dataplane import put
+from headrace.dataplane import upload
 from headrace.layer.upper import Upper
 from tests.model.dataplane.scene import Scene, play
 
@@ -34,7 +34,7 @@ def test_its_folder_is_renamed_before_it_is_put_again(
 ) -> None:
     async def test(scene: Scene) -> None:
         await put_unheard(scene)
-        real, renamed = put._open_settled, threading.Event()
+        real, renamed = upload._open_settled, threading.Event()
 
         def rename_and_open(upper: Upper, paths: list[bytes]) -> object:
             if not renamed.is_set():
@@ -42,7 +42,7 @@ def test_its_folder_is_renamed_before_it_is_put_again(
                 renamed.set()
             return real(upper, paths)
 
-        monkeypatch.setattr(put, "_open_settled", rename_and_open)
+        monkeypatch.setattr(upload, "_open_settled", rename_and_open)
         await asyncio.to_thread(renamed.wait)
         await scene.check(WANTED)
 

@@ -20,9 +20,9 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginUnavailableError, StaleIdError
 from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Version
 from headrace.base.write_modes import WriteModes
-from headrace.dataplane import dirty
-from headrace.dataplane.write import WritePath, WriteSettings
-from headrace.layer.known import KnownTable
+from headrace.dataplane import dirty_set
+from headrace.dataplane.writeback import WriteBack, WriteBackSettings
+from headrace.layer.sync_journal import SyncJournal
 from headrace.layer.upper import Upper, join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
@@ -99,7 +99,7 @@ class Here:
     """The node: what a start of it builds, of a folder that earlier ones left."""
 
     def __init__(self, folder: str, truth: str, chance: random.Random, *, modes: str = "back") -> None:
-        dirty.BACKOFF_S_MAX = 0.05
+        dirty_set.BACKOFF_S_MAX = 0.05
         self.loop = asyncio.get_running_loop()
         self.truth = truth
         self.chance = chance
@@ -114,13 +114,13 @@ class Here:
         self.upper.make()
         self.modes = WriteModes.parse(modes)
         self.threads = ThreadPoolExecutor(8)
-        self.write = WritePath(
+        self.write = WriteBack(
             self.namespace,
             self.upper,
-            KnownTable(f"{folder}/upper/known.db"),
+            SyncJournal(f"{folder}/upper/known.db"),
             self.modes,
             self.threads,
-            WriteSettings(
+            WriteBackSettings(
                 delay_s=chance.choice([0, 0.002, 0.02]),
                 timeout_s=20,
                 layer_bytes_max=chance.choice([0, 1 << 30]),

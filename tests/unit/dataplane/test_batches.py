@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.dataplane.batches import Batches
+from headrace.base.group_commit import GroupCommit
 
 
 class Doubled:
@@ -28,7 +28,7 @@ class Doubled:
 def test_those_of_a_moment_are_one_batch() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=8)
+        batches = GroupCommit(doubled.work, most=8)
         assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6))) == [4, 8, 12]
         assert await batches.one(8) == 16
         assert doubled.batches == [[2, 4, 6], [8]]
@@ -39,7 +39,7 @@ def test_those_of_a_moment_are_one_batch() -> None:
 def test_no_batch_is_larger_than_allowed() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=2, delay_s=0.01)
+        batches = GroupCommit(doubled.work, most=2, delay_s=0.01)
         assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6, 8, 10))) == [4, 8, 12, 16, 20]
         assert doubled.batches == [[2, 4], [6, 8], [10]]
 
@@ -49,7 +49,7 @@ def test_no_batch_is_larger_than_allowed() -> None:
 def test_one_alone_waits_for_nobody() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=8, delay_s=0.01)
+        batches = GroupCommit(doubled.work, most=8, delay_s=0.01)
         later = asyncio.ensure_future(batches.one(2))
         await asyncio.sleep(0)
         assert await batches.one(4, alone=True) == 8
@@ -61,7 +61,7 @@ def test_one_alone_waits_for_nobody() -> None:
 
 def test_each_fails_for_itself() -> None:
     async def scene() -> None:
-        batches = Batches(Doubled().work, most=8)
+        batches = GroupCommit(Doubled().work, most=8)
         results = await asyncio.gather(*(batches.one(item) for item in (2, 3)), return_exceptions=True)
         assert results[0] == 4
         assert isinstance(results[1], KeyError)
@@ -71,7 +71,7 @@ def test_each_fails_for_itself() -> None:
 
 def test_what_fails_as_a_whole_fails_for_all() -> None:
     async def scene() -> None:
-        batches = Batches(Doubled().work, most=8)
+        batches = GroupCommit(Doubled().work, most=8)
         results = await asyncio.gather(*(batches.one(item) for item in (2, 13)), return_exceptions=True)
         assert [type(one) for one in results] == [ValueError, ValueError]
 
@@ -82,7 +82,7 @@ def test_the_result_of_one_who_left_is_given_back() -> None:
     async def scene() -> None:
         doubled, unclaimed = Doubled(), list[int]()
         doubled.go.clear()
-        batches = Batches(doubled.work, most=8, unclaimed=unclaimed.append)
+        batches = GroupCommit(doubled.work, most=8, unclaimed=unclaimed.append)
         left, stays = asyncio.ensure_future(batches.one(2)), asyncio.ensure_future(batches.one(4))
         await asyncio.sleep(0.01)
         left.cancel()
@@ -98,7 +98,7 @@ def test_the_result_of_one_who_left_is_given_back() -> None:
 def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
     async def scene() -> None:
         doubled = Doubled()
-        batches = Batches(doubled.work, most=8, delay_s=60)
+        batches = GroupCommit(doubled.work, most=8, delay_s=60)
         waits = asyncio.ensure_future(batches.one(2))
         await asyncio.sleep(0)
         assert await batches.one(4, soon=True) == 8
@@ -112,7 +112,7 @@ def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
     async def scene() -> None:
         doubled = Doubled()
         doubled.go.clear()
-        batches = Batches(doubled.work, most=8, delay_s=60)
+        batches = GroupCommit(doubled.work, most=8, delay_s=60)
         worked_on = asyncio.ensure_future(batches.one(2, soon=True))
         await asyncio.sleep(0.01)
         waits = asyncio.ensure_future(batches.one(4))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.dataplane.keep import Keeper
-from headrace.layer.known import KnownTable
+from headrace.layer.sync_journal import SyncJournal
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire.peer_messages import Keep
 
@@ -26,7 +26,7 @@ def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_
             await keeper.keep(Keep("n0", [], begin=True, end=True))
             folder = Path(keeper.folder_of("n0"))
             for name in ("known.db", "taken.db"):
-                KnownTable(str(folder / name)).close()
+                SyncJournal(str(folder / name)).close()
             await keeper.keep(Keep("n0", [], begin=False, end=False))
             assert tables(folder) == ["known.db", "taken.db"]
             await keeper.keep(Keep("n0", [], begin=True, end=True))

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.base.errors import NoSpaceError
 from headrace.base.model import Version
-from headrace.layer.known import KnownTable, Row
 from headrace.layer.reserve import SPARES, Reserve
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.store.index import Index
 from headrace.store.room import keep_index_room, reserve_readers
 
@@ -38,8 +38,10 @@ def fill(disk: Path) -> None:
             pass
 
 
-def rows(count: int, word: str) -> list[Row]:
-    return [Row(f"/{word}/{n}".encode(), n, n, n, Version(n, n, "token" * 20)) for n in range(count)]
+def rows(count: int, word: str) -> list[JournalRecord]:
+    return [
+        JournalRecord(f"/{word}/{n}".encode(), n, n, n, Version(n, n, "token" * 20)) for n in range(count)
+    ]
 
 
 def test_a_spare_is_spent_and_made_again(disk: Path) -> None:
@@ -66,21 +68,21 @@ def test_without_a_spare_left_it_fails(disk: Path) -> None:
 def test_the_table_is_written_on_a_full_disk(disk: Path) -> None:
     reserve = Reserve(str(disk))
     reserve.refill(16 * MIB)
-    table = KnownTable(str(disk / "known.db"), reserve)
+    table = SyncJournal(str(disk / "known.db"), reserve)
     fill(disk)
     noted = [rows(20, f"{turn}") for turn in range(100)]  # more than the log has room for at one time
     for some in noted:
         table.note_all(some)
     table.close()
     fill(disk)  # what the log had is gone
-    table = reserve.spend(lambda: KnownTable(str(disk / "known.db"), reserve))
+    table = reserve.spend(lambda: SyncJournal(str(disk / "known.db"), reserve))
     assert sum(1 for _ in table.all()) == 2000
     assert table.get(noted[7][3].path) == noted[7][3]
     table.close()
 
 
 def test_a_table_that_has_no_room_says_so_and_goes_on_when_it_has(disk: Path) -> None:
-    table = KnownTable(str(disk / "known.db"))
+    table = SyncJournal(str(disk / "known.db"))
     fill(disk)
     with pytest.raises(NoSpaceError):
         table.note_all(rows(2000, "many"))

@@ -15,9 +15,9 @@ from headrace.base.model import Version
 from headrace.layer.upper import (
     HIDDEN,
     MOVING,
-    Base,
+    BaseVersion,
     Upper,
-    base_at,
+    base_version,
     is_removed,
     is_whiteout,
     join,
@@ -84,16 +84,16 @@ def test_place_takes_a_whiteouts_place_and_nothing_elses(upper: Upper) -> None:
 def test_a_base_belongs_to_one_path(upper: Upper) -> None:
     put(upper, b"/f")
     at = upper.at(b"/f")
-    set_base(at, Base(b"/f", ONE))
-    set_base(at, Base(b"/g", TWO))
-    assert base_at(at, b"/f") == ONE
-    assert base_at(at, b"/g") == TWO
-    assert base_at(at, b"/h") is None
-    set_base(at, Base(b"/f", TWO))
-    assert base_at(at, b"/f") == TWO
+    set_base(at, BaseVersion(b"/f", ONE))
+    set_base(at, BaseVersion(b"/g", TWO))
+    assert base_version(at, b"/f") == ONE
+    assert base_version(at, b"/g") == TWO
+    assert base_version(at, b"/h") is None
+    set_base(at, BaseVersion(b"/f", TWO))
+    assert base_version(at, b"/f") == TWO
     for number in range(100):  # of many, the newest stay
-        set_base(at, Base(b"/%d" % number, ONE))
-    assert base_at(at, b"/99") == ONE
+        set_base(at, BaseVersion(b"/%d" % number, ONE))
+    assert base_version(at, b"/99") == ONE
 
 
 def test_what_went_with_the_folders_above_it_is_hidden(upper: Upper) -> None:
@@ -114,20 +114,20 @@ def test_what_went_below_a_file_is_put_aside(upper: Upper) -> None:
     ((where, was),) = upper.put_aside()
     assert was == b"/d"
     assert is_whiteout((where / b"e" / b"f").lstat())
-    assert base_at(where / b"e" / b"f", b"/d/e/f") == TWO
+    assert base_version(where / b"e" / b"f", b"/d/e/f") == TWO
 
 
 def test_put_away_makes_room(upper: Upper) -> None:
     upper.at(b"/d").mkdir(0o755)
     upper.mark_removed(b"/d")
     upper.hide(b"/d/x", ONE)
-    set_base(upper.at(b"/d"), Base(b"/d", TWO))
+    set_base(upper.at(b"/d"), BaseVersion(b"/d", TWO))
     upper.put_away(b"/d")
     assert upper.look(b"/d") is HIDDEN
     assert upper.base_of(b"/d") == TWO
     ((where, was),) = upper.put_aside()
     assert was == b"/d"
-    assert base_at(where / b"x", b"/d/x") == ONE
+    assert base_version(where / b"x", b"/d/x") == ONE
 
 
 def test_walk_tells_hidden_things_too(upper: Upper) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.layer.pressure import Pressure
+from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.store.store import Store
 
 
-class LayerRoom:
+class UpperQuota:
     """bytes_max: of the layer, before clean files leave it. used_bytes: that it took when it was last looked over."""
 
-    def __init__(self, bytes_max: int, pressure: Pressure) -> None:
+    def __init__(self, bytes_max: int, pressure: DirtyThrottle) -> None:
         self._bytes_max = bytes_max
         self._pressure = pressure
         self._free_bytes: Callable[[], int] = lambda: 2 * bytes_max

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Version
-from headrace.dataplane.let_go import let_go
-from headrace.dataplane.work import attributes_of
-from headrace.layer.known import KnownTable, Row
+from headrace.dataplane.action import attributes_of
+from headrace.dataplane.demotion import let_go
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
@@ -29,14 +29,14 @@ ASKED_TOGETHER = 32
 EXPECTED_TOGETHER = 1000
 
 
-class Superseded:
+class OriginChangeReconciler:
     """limit_s: of a question to the origin. on_written: told paths that mean something else now."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         *,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
@@ -56,7 +56,7 @@ class Superseded:
         self._waiting.update(path for path in paths if self._upper.at(path).exists())
         return bool(self._waiting or self._emptied)
 
-    async def expect(self, clean: list[tuple[Row, os.stat_result]]) -> None:
+    async def expect(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
         """At a start. The index may be older than the table (after a power loss, or made anew), or have a change
         that an earlier node did not live to look at: it says what this node put, so that the next listing differs
         where somebody else changed that."""
@@ -84,7 +84,7 @@ class Superseded:
         }
         gate = asyncio.Semaphore(ASKED_TOGETHER)
 
-        async def one(row: Row) -> None:
+        async def one(row: JournalRecord) -> None:
             async with gate:
                 await self._look_at(row)
 
@@ -102,7 +102,7 @@ class Superseded:
         below = [one for one, seen in self._upper.walk(path) if stat.S_ISDIR(seen.st_mode)]
         return [one for one in below if self._upper.was_left(one)]
 
-    def _clean_below(self, path: bytes) -> list[Row]:
+    def _clean_below(self, path: bytes) -> list[JournalRecord]:
         found = []
         for one, seen in self._upper.walk(path):
             row = self._known.get(one) if stat.S_ISREG(seen.st_mode) else None
@@ -110,7 +110,7 @@ class Superseded:
                 found.append(row)
         return found
 
-    async def _look_at(self, row: Row) -> None:
+    async def _look_at(self, row: JournalRecord) -> None:
         if self._namespace.is_written_over(row.path):  # by another node, later than what the origin has
             self._leave(row)
             return
@@ -139,7 +139,7 @@ class Superseded:
         else:
             self._leave(row)
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: JournalRecord) -> None:
         if let_go(self._upper, row, lambda _: True, empty_too=True):
             self._known.drop(row.path)
             self._namespace.look_again(row.path)

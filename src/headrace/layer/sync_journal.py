@@ -52,7 +52,7 @@ REMOVED_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JournalRecord:
     """version: what the origin had last, as far as this node knows; ABSENT, or another one of -1 bytes: nothing. A row
     of that, which is not begun, is of a path that this node removed there: what is put there again replaces nothing,
     whatever its BASE says. Its mtime and token are those of what was removed, as a late listing may show that once
@@ -103,16 +103,16 @@ class Row:
         return last != ABSENT and last == Version(-1, version.mtime_ns, version.token)
 
     @classmethod
-    def removal(cls, path: bytes, version: Version) -> Row:
+    def removal(cls, path: bytes, version: Version) -> JournalRecord:
         return cls(path, 0, time.time_ns(), -1, version, begun=True)
 
     @classmethod
-    def removed(cls, path: bytes, last: Version = ABSENT) -> Row:
+    def removed(cls, path: bytes, last: Version = ABSENT) -> JournalRecord:
         """last: what was removed."""
         return cls(path, 0, time.time_ns(), -1, Version(-1, last.mtime_ns, last.token))
 
     @classmethod
-    def made(cls, path: bytes, inode: int, before: Row | None, *, begun: bool) -> Row:
+    def made(cls, path: bytes, inode: int, before: JournalRecord | None, *, begun: bool) -> JournalRecord:
         """Of a directory. before: what was noted of the path."""
         last = ABSENT if before is None else before.last_removed
         return cls(path, inode, 0, 0, Version(0, last.mtime_ns, last.token), begun)
@@ -140,13 +140,13 @@ class Conflict:
     at_s: float
 
 
-class KnownTable:
+class SyncJournal:
     """One thread at a time; nobody else writes to it. reserve: keeps room for it on a disk that gets full."""
 
     def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path
         self._reserve = reserve
-        self._recent: dict[bytes, Row | None] = {}
+        self._recent: dict[bytes, JournalRecord | None] = {}
         self._notes = 0
         # as long as SQLite: to close any descriptor of a file takes its locks away (fcntl(2))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -170,7 +170,7 @@ class KnownTable:
         self.unsure = {row.path for row in self.begun()}
         """Paths of rows that are begun."""
 
-    def get(self, path: bytes) -> Row | None:
+    def get(self, path: bytes) -> JournalRecord | None:
         try:
             return self._recent[path]
         except KeyError:
@@ -180,15 +180,15 @@ class KnownTable:
         self._remember(path, row)
         return row
 
-    def _remember(self, path: bytes, row: Row | None) -> None:
+    def _remember(self, path: bytes, row: JournalRecord | None) -> None:
         if len(self._recent) >= RECENT_MAX:
             self._recent.clear()
         self._recent[path] = row
 
-    def note(self, row: Row) -> None:
+    def note(self, row: JournalRecord) -> None:
         self.note_all([row])
 
-    def note_all(self, rows: list[Row]) -> None:
+    def note_all(self, rows: list[JournalRecord]) -> None:
         """In one transaction."""
         self._notes += len(rows)
         values = [*map(_values, rows)]
@@ -261,16 +261,16 @@ class KnownTable:
             raise self._translated(error) from error
         self.keep_room()
 
-    def all(self) -> Iterator[Row]:
+    def all(self) -> Iterator[JournalRecord]:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
 
-    def below(self, path: bytes) -> dict[bytes, Row]:
+    def below(self, path: bytes) -> dict[bytes, JournalRecord]:
         """Those below a path, by theirs: a tenth of the time of as many `get`."""
         top = path.rstrip(b"/")
         found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
         return {row.path: row for row in map(_row, found.fetchall())}
 
-    def clean_files(self, after: bytes, most: int) -> list[Row]:
+    def clean_files(self, after: bytes, most: int) -> list[JournalRecord]:
         """Of files that the origin has, as far as is known; by path, those behind `after`."""
         found = self._db.execute(
             "SELECT * FROM known WHERE path > ? AND NOT begun AND version_bytes >= 0 AND ctime_ns != 0 "
@@ -279,7 +279,7 @@ class KnownTable:
         )
         return [*map(_row, found.fetchall())]
 
-    def sums(self, row: Row) -> list[int] | None:
+    def sums(self, row: JournalRecord) -> list[int] | None:
         """Checksums of the blocks of just that state of a file; None: they were not noted."""
         found = self._db.execute(
             "SELECT blocks FROM sums WHERE path = ? AND inode = ? AND ctime_ns = ?",
@@ -287,7 +287,7 @@ class KnownTable:
         ).fetchone()
         return None if found is None else [sum for (sum,) in struct.iter_unpack("<Q", found[0])]
 
-    def note_sums(self, row: Row, sums: list[int]) -> None:
+    def note_sums(self, row: JournalRecord, sums: list[int]) -> None:
         blocks = struct.pack(f"<{len(sums)}Q", *sums)
         self._notes += 1
         self._write(
@@ -306,7 +306,7 @@ class KnownTable:
             [(REMOVED_MAX,)],
         )
 
-    def begun(self) -> list[Row]:
+    def begun(self) -> list[JournalRecord]:
         return [_row(one) for one in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
 
     def add_conflict(self, conflict: Conflict) -> None:
@@ -330,7 +330,7 @@ class KnownTable:
         os.close(self._fd)
 
 
-def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
+def _values(row: JournalRecord) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
     version = row.version
     return (
         *(row.path, row.inode, row.ctime_ns, row.size_bytes, row.mtime_ns),
@@ -338,7 +338,7 @@ def _values(row: Row) -> tuple[bytes, int, int, int, int, int, int, str, bool]:
     )
 
 
-def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> Row:
+def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> JournalRecord:
     path, inode, ctime_ns, size_bytes, mtime_ns, version_bytes, version_mtime_ns, token, begun = found
     version = Version(version_bytes, version_mtime_ns, token)
-    return Row(path, inode, ctime_ns, size_bytes, version, bool(begun), mtime_ns)
+    return JournalRecord(path, inode, ctime_ns, size_bytes, version, bool(begun), mtime_ns)

@@ -13,7 +13,7 @@ _PAUSE = struct.Struct("<I")
 PAUSE_S_MAX = 0.25
 
 
-class Pressure:
+class DirtyThrottle:
     """path: a file beside the layer."""
 
     def __init__(self, path: str) -> None:

@@ -29,16 +29,16 @@ from headrace.base.errors import (
     PathNotFoundError,
     StoreError,
 )
+from headrace.base.group_commit import GroupCommit
 from headrace.base.model import Extras, Version
-from headrace.dataplane.aside import Aside
-from headrace.dataplane.batches import Batches
-from headrace.dataplane.believed import Believed
-from headrace.dataplane.work import attributes_of, size_of
+from headrace.dataplane.action import attributes_of, size_of
+from headrace.dataplane.conflicts import ConflictCopies
+from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
-from headrace.layer.known import ABSENT, KnownTable, Row
-from headrace.layer.upper import Upper, base_at
+from headrace.layer.sync_journal import ABSENT, JournalRecord, SyncJournal
+from headrace.layer.upper import Upper, base_version
 from headrace.layer.written import is_written
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
@@ -61,7 +61,7 @@ takes longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class UploadResult:
     """What was put. changed: what must be looked at again: the path, when the file was written meanwhile; what hides
     it, when it was removed."""
 
@@ -99,19 +99,19 @@ class _Landed:
     version: Version
 
 
-class Puts:
+class Uploader:
     """limit_s: of one object, by its bytes."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
-        believed: Believed,
+        known: SyncJournal,
+        believed: Preconditions,
         threads: Executor,
         *,
         limit_s: Callable[[int], float],
-        aside: Aside,
+        aside: ConflictCopies,
         write_ahead: WriteAhead,
     ) -> None:
         self._namespace = namespace
@@ -123,11 +123,11 @@ class Puts:
         self._aside = aside
         self._write_ahead = write_ahead
         self._under_way = 0
-        self._opening = Batches(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
-        self._beginning = Batches(self._begin_all, most=LANDED_TOGETHER_MAX)
-        self._landing = Batches(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
+        self._opening = GroupCommit(self._open_all, most=OPENED_TOGETHER_MAX, unclaimed=_close)
+        self._beginning = GroupCommit(self._begin_all, most=LANDED_TOGETHER_MAX)
+        self._landing = GroupCommit(self._land_all, most=LANDED_TOGETHER_MAX, delay_s=LAND_DELAY_S)
 
-    async def put(self, path: bytes) -> Put | None:
+    async def put(self, path: bytes) -> UploadResult | None:
         """None: there is nothing to put any more. ConflictError is dealt with here; other HeadraceErrors leave the
         file as dirty as it was."""
         mount, key = self._believed.place(path)
@@ -195,7 +195,7 @@ class Puts:
         failpoint.hit("persist.put")
         return _Landed(path, found, version)
 
-    def _nothing_begun(self, path: bytes, before: Row | None) -> None:
+    def _nothing_begun(self, path: bytes, before: JournalRecord | None) -> None:
         """The origin takes no such object, so none need be asked for."""
         if before is None:
             self._known.drop(path)
@@ -218,7 +218,7 @@ class Puts:
         await self._write_ahead.flush()
         return begun
 
-    async def _land_all(self, landed: list[_Landed]) -> list[Put | Exception]:
+    async def _land_all(self, landed: list[_Landed]) -> list[UploadResult | Exception]:
         """The origin has them: names and table say so, in one step for everybody who changes names."""
         with self._upper.lock:
             # those that were removed meanwhile must not come back
@@ -231,10 +231,10 @@ class Puts:
             self._known.note_all(rows)
             now = [self._upper.at(one.path).seen() for one in landed]
         failpoint.hit("persist.noted")
-        puts: list[Put | Exception] = []
+        puts: list[UploadResult | Exception] = []
         for row, hides, seen in zip(rows, hidden, now, strict=True):
             changed = [] if seen is not None and row.describes(seen) else [row.path]
-            puts.append(Put(row.size_bytes, changed if hides is None else [*changed, hides]))
+            puts.append(UploadResult(row.size_bytes, changed if hides is None else [*changed, hides]))
         return puts
 
     async def _same_at_origin(
@@ -290,7 +290,7 @@ def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
         if content is not None and len(content) != found.st_size:
             content = None
         source = FileSource(fd, found.st_size, name=name, content=content, sync=later)
-        return _Opened(path, source, found, base_at(fd, path), extras_of(fd, found))
+        return _Opened(path, source, found, base_version(fd, path), extras_of(fd, found))
     except OSError as error:
         os.close(fd)
         return StoreError(name, why=os.strerror(error.errno or 0))
@@ -322,7 +322,7 @@ def _close(opened: _Opened | None) -> None:
         opened.close()
 
 
-def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> Row:
-    return Row(
+def _row_of(path: bytes, found: os.stat_result, version: Version, *, begun: bool = False) -> JournalRecord:
+    return JournalRecord(
         *(path, found.st_ino, found.st_ctime_ns, found.st_size), version, begun, mtime_ns=found.st_mtime_ns
     )

@@ -21,7 +21,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
-from headrace.layer.known import KnownTable, Row
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
@@ -38,13 +38,13 @@ Take = Callable[[SafePath], bool]
 """Takes the file at a place of the layer away from there; False: it stays."""
 
 
-class Leaving:
+class Demoter:
     """on_left: told a path that left, and the bytes that the layer takes less."""
 
     def __init__(
         self,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         namespace: Namespace,
         threads: Executor,
         *,
@@ -63,7 +63,7 @@ class Leaving:
         an owner of a path."""
         self._store, self._owns = store, owns
 
-    async def leave(self, clean: list[tuple[Row, os.stat_result]], bytes_wanted: int) -> None:
+    async def leave(self, clean: list[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> None:
         """So many bytes of clean files, those that were written longest ago."""
         rows = {row.path: row for row, _ in clean}
         for path in choose(clean, bytes_wanted):
@@ -79,7 +79,7 @@ class Leaving:
         self._gone(path, await self._leave_one(row))
         return _is_cached(store, entry)
 
-    async def drop_damaged(self, row: Row) -> bool:
+    async def drop_damaged(self, row: JournalRecord) -> bool:
         """A clean file whose bytes are wrong leaves the layer, and is not taken into the cache, if the origin has that
         version still. HeadraceError where it can't be asked."""
         place = self._namespace.place_of(row.path)
@@ -101,7 +101,7 @@ class Leaving:
             self._known.drop(path)
             self._on_left(path, freed)
 
-    async def _leave_one(self, row: Row) -> int:
+    async def _leave_one(self, row: JournalRecord) -> int:
         entry = self._namespace.known(row.path)
         if entry is None or entry.version != row.version:
             return 0
@@ -133,7 +133,7 @@ class Leaving:
             log.warning("not moved into the cache path=%s error=%s", os.fsdecode(row.path), error)
             return 0
 
-    def _is_shown(self, row: Row) -> Callable[[bytes], bool]:
+    def _is_shown(self, row: JournalRecord) -> Callable[[bytes], bool]:
         def shown(path: bytes) -> bool:
             entry = self._namespace.known(path)
             return entry is not None and entry.version == row.version
@@ -146,7 +146,7 @@ def _is_cached(store: Store, entry: Entry) -> bool:
     return cached is not None and cached.trusted and store.holds(cached)
 
 
-def checksums_of(at: SafePath, row: Row) -> list[int] | None:
+def checksums_of(at: SafePath, row: JournalRecord) -> list[int] | None:
     """Of the blocks of a clean file; None when it is none any more. What changes after this shows in its ctime. Reads
     all of it."""
     try:
@@ -167,7 +167,7 @@ def checksums_of(at: SafePath, row: Row) -> list[int] | None:
         os.close(fd)
 
 
-def choose(rows: Iterable[tuple[Row, os.stat_result]], bytes_wanted: int) -> list[bytes]:
+def choose(rows: Iterable[tuple[JournalRecord, os.stat_result]], bytes_wanted: int) -> list[bytes]:
     """Paths of clean files, those first that were written longest ago, until so many bytes are together."""
     found: list[bytes] = []
     for row, seen in sorted(rows, key=lambda pair: pair[1].st_mtime_ns):
@@ -180,7 +180,7 @@ def choose(rows: Iterable[tuple[Row, os.stat_result]], bytes_wanted: int) -> lis
 
 def let_go(
     upper: Upper,
-    row: Row,
+    row: JournalRecord,
     is_shown: Callable[[bytes], bool],
     *,
     take: Take | None = None,

@@ -24,17 +24,17 @@ from headrace.base.errors import (
     PathExistsError,
     PathNotFoundError,
 )
+from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Kind
-from headrace.dataplane.aside import Aside
-from headrace.dataplane.believed import Believed
-from headrace.dataplane.turns import Turns
+from headrace.dataplane.conflicts import ConflictCopies
+from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.known import ABSENT, Conflict, KnownTable, Row
+from headrace.layer.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
 from headrace.layer.upper import (
     BASE,
     Hidden,
     Upper,
-    base_at,
+    base_version,
     is_removed,
     is_whiteout,
 )
@@ -44,19 +44,19 @@ from headrace.origin.retry import PATIENCE_S
 log = logging.getLogger(__name__)
 
 
-class Persist:
+class RemovalPropagator:
     """limit_s: of a request. on_written: told paths of which the node itself changed what they mean."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
-        believed: Believed,
-        turns: Turns,
+        known: SyncJournal,
+        believed: Preconditions,
+        turns: KeyedLock,
         write_ahead: WriteAhead,
         *,
-        aside: Aside,
+        aside: ConflictCopies,
         limit_s: float,
         on_written: Callable[[list[bytes]], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Persist:
         deadline = Deadline.after(self._limit_s, patience_s=PATIENCE_S)
         entry = self._namespace.known(path)
         row = await self._believed.resolved(self._known.get(path), mount.origin, key, deadline)
-        if row is not None and row.begun and not row.is_there and base_at(at, path) is None:
+        if row is not None and row.begun and not row.is_there and base_version(at, path) is None:
             # our put has not happened: what is there, if anything, is somebody else's
             self._give_way(path, at)
             return False
@@ -94,11 +94,11 @@ class Persist:
         version = self._believed.version_to_remove(path, at, row, entry)
         if version is None:
             if row is None or not row.is_absent:
-                self._known.note(Row.removed(path))
+                self._known.note(JournalRecord.removed(path))
             elif entry is not None and entry.kind is Kind.FILE and row.was_removed(entry.version):
                 self._namespace.was_removed(path)  # by a node that died before it could say so
             return True
-        self._known.note(Row.removal(path, version))
+        self._known.note(JournalRecord.removal(path, version))
         await self._write_ahead.flush()
         failpoint.hit("persist.removing")
         try:
@@ -115,7 +115,7 @@ class Persist:
         failpoint.hit("persist.removed")
         if entry is not None and entry.kind is Kind.FILE:
             self._namespace.was_removed(path)
-        self._known.note(Row.removed(path, version))
+        self._known.note(JournalRecord.removed(path, version))
         return True
 
     def _give_way(self, path: bytes, at: SafePath) -> None:
@@ -125,7 +125,7 @@ class Persist:
         self._namespace.look_again(path)
         self._on_written([path])
 
-    def _is_back(self, path: bytes, row: Row | None) -> bool:
+    def _is_back(self, path: bytes, row: JournalRecord | None) -> bool:
         """Whether the file that was at a path is there again, and the origin has it: with a folder that was moved away
         and back, which the file itself shows nothing of."""
         found = self._upper.at(path).seen()
@@ -157,7 +157,7 @@ class Persist:
         went = await self._remove_gone_directory(path)
         row, entry = self._known.get(path), self._namespace.known(path)
         if went and row is not None and row.is_directory:
-            self._known.note(Row.removed(path, row.last_removed))
+            self._known.note(JournalRecord.removed(path, row.last_removed))
         if entry is None or entry.kind is Kind.DIRECTORY:
             self._namespace.was_removed(path, folder=True)
 
@@ -181,12 +181,12 @@ class Persist:
                 row = self._known.get(path)
                 if row is None or not row.is_absent or row.was_removed(entry.version):
                     return False
-                if base_at(at, path) == entry.version:
+                if base_version(at, path) == entry.version:
                     return False
             self.drop_marker(path, at)
             return True
 
-    def went(self, path: bytes) -> list[Row]:
+    def went(self, path: bytes) -> list[JournalRecord]:
         """Nothing is at a path any more, and nothing hides it. Rows of what may be at the origin there and below, and
         is to be removed: a put that was not noted; and what was put, and was removed or renamed by who could not know
         of it, as a listing of before the put had taken it out of the index again. What left the layer for the cache is
@@ -204,7 +204,7 @@ class Persist:
         below = self._known.below(path).values() if row.is_directory else ()
         return [row, *(one for one in below if not one.is_absent)]
 
-    def unheard(self) -> list[Row]:
+    def unheard(self) -> list[JournalRecord]:
         """Rows of puts that had begun when their node died, or when their answer was lost, and of which nothing is
         here any more: they may have landed. A session that removed what was put, or renamed a folder above it, did not
         know of it, and tells of the folder alone. What is put aside is removed with its folder."""
@@ -220,7 +220,7 @@ class Persist:
                 return
             if is_whiteout(found):
                 at.unlink()
-            elif not stat.S_ISREG(found.st_mode) and base_at(at, path) is not None:
+            elif not stat.S_ISREG(found.st_mode) and base_version(at, path) is not None:
                 at.removexattr(BASE)
 
     # ------------------------------------------------------------ directories
@@ -228,7 +228,7 @@ class Persist:
     async def clear(self, path: bytes) -> None:
         """What the origin has at a path in whose place something else is now goes."""
         row, at = self._known.get(path), self._upper.at(path)
-        if row is not None and row.is_directory and base_at(at, path) is None:
+        if row is not None and row.is_directory and base_version(at, path) is None:
             await self.unmake(path)
         else:
             await self.remove(path, at)
@@ -245,7 +245,7 @@ class Persist:
             return [path]
         if found is None or not stat.S_ISDIR(found.st_mode):
             return []
-        row = Row.made(path, found.st_ino, self._known.get(path), begun=True)
+        row = JournalRecord.made(path, found.st_ino, self._known.get(path), begun=True)
         self._known.note(row)
         await self._write_ahead.flush()
         try:
@@ -280,7 +280,7 @@ class Persist:
         entry = self._namespace.known(path)
         if entry is None or entry.kind is Kind.DIRECTORY:
             self._namespace.was_removed(path, folder=True)
-        self._known.note(Row.removed(path, row.last_removed))
+        self._known.note(JournalRecord.removed(path, row.last_removed))
 
     async def remove_directory(self, path: bytes) -> bool:
         """A directory marked as removed, when nothing is left in it. False: something is, or another one by now."""
@@ -296,7 +296,7 @@ class Persist:
         failpoint.hit("persist.emptied")
         with self._upper.lock:
             row = self._known.get(path)
-            removed = Row.removed(path, ABSENT if row is None else row.last_removed)
+            removed = JournalRecord.removed(path, ABSENT if row is None else row.last_removed)
             if not is_removed(at):  # one came there meanwhile, perhaps the one that was there before
                 if row is not None and row.is_directory:
                     self._known.note(removed)

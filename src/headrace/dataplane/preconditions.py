@@ -13,22 +13,22 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
-from headrace.layer.known import KnownTable, Row
-from headrace.layer.upper import Base, Upper, base_at, drop_base, is_whiteout, set_base
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
+from headrace.layer.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
 from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Condition, Origin
 
 
-class Believed:
+class Preconditions:
     """ask_others: what they persisted in this node's place is in the table then. On the node's loop."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         *,
         ask_others: Callable[[], Awaitable[None]],
     ) -> None:
@@ -52,21 +52,23 @@ class Believed:
         """What replaces, or removes, a file that another node had not persisted yet waits until it has: then there is a
         version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
         asked now."""
-        base = base_at(at, path)
+        base = base_version(at, path)
         if base is None or not is_written(base):
             return True
         version = await self.settle_elsewhere(path, base)
         with self._upper.lock:
-            if base_at(at, path) != base:
+            if base_version(at, path) != base:
                 return True
             if version is not None:
-                set_base(at, Base(path, version))
+                set_base(at, BaseVersion(path, version))
                 self._namespace.was_put(path, version)
             elif not is_whiteout(at.lstat()):  # a whiteout without a base would stand for whatever is there
                 drop_base(at, path)
             return version is not None
 
-    async def resolved(self, row: Row | None, origin: Origin, key: str, deadline: Deadline) -> Row | None:
+    async def resolved(
+        self, row: JournalRecord | None, origin: Origin, key: str, deadline: Deadline
+    ) -> JournalRecord | None:
         """What became of a put, or a removal, that had begun when its node died, or its answer was lost: the row as if
         it had been noted, when the origin has the object, or has it no more; the file may be another one by now."""
         if row is None or not row.begun or row.is_directory:
@@ -74,7 +76,7 @@ class Believed:
         try:
             info = await origin.head(key, deadline=deadline)
         except PathNotFoundError:
-            return self._note(Row.removed(row.path, row.version)) if row.is_removal else row
+            return self._note(JournalRecord.removed(row.path, row.version)) if row.is_removal else row
         told = info.attributes
         if told is None or info.version.size_bytes != row.size_bytes:
             return row
@@ -82,7 +84,7 @@ class Believed:
             return row
         return self._note(replace(row, version=info.version, begun=False))
 
-    def _note(self, row: Row) -> Row:
+    def _note(self, row: JournalRecord) -> JournalRecord:
         """The index, too: what it had there before would look as if somebody had put it there since."""
         with self._upper.lock:
             entry = self._namespace.known(row.path)
@@ -94,7 +96,7 @@ class Believed:
             self._known.note(row)
         return row
 
-    def condition(self, path: bytes, row: Row | None, base: Version | None) -> Condition:
+    def condition(self, path: bytes, row: JournalRecord | None, base: Version | None) -> Condition:
         """Of a put. base: what the file says that it replaces."""
         if row is None:
             return base or Absent()
@@ -106,13 +108,13 @@ class Believed:
         """The origin's version that what is at a path stands for, or hides; None: there is none."""
         row = self._known.get(path)
         if stat.S_ISREG(found.st_mode):
-            condition = self.condition(path, row, base_at(at, path))
+            condition = self.condition(path, row, base_version(at, path))
             return condition if isinstance(condition, Version) else None
         if is_whiteout(found):
             return self.version_to_remove(path, at, row, self._namespace.known(path))
-        return base_at(at, path)
+        return base_version(at, path)
 
-    def _is_newer(self, base: Version, row: Row) -> bool:
+    def _is_newer(self, base: Version, row: JournalRecord) -> bool:
         """Whether somebody put that there after this node removed what the row is of: then the index has it, unless
         what another node wrote there is shown over it."""
         if row.was_removed(base):
@@ -128,11 +130,11 @@ class Believed:
         return self._known.get(path) != before
 
     def version_to_remove(
-        self, path: bytes, at: SafePath, row: Row | None, entry: Entry | None
+        self, path: bytes, at: SafePath, row: JournalRecord | None, entry: Entry | None
     ) -> Version | None:
         if row is not None and row.is_there and not row.is_directory:
             return row.version
-        base = base_at(at, path)
+        base = base_version(at, path)
         if base is not None and (row is None or self._is_newer(base, row)):
             return base
         if row is not None and row.is_absent:

@@ -10,11 +10,11 @@ from enum import IntEnum
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
-from headrace.layer.known import Row
-from headrace.layer.upper import base_at, is_removed, is_whiteout
+from headrace.layer.sync_journal import JournalRecord
+from headrace.layer.upper import base_version, is_removed, is_whiteout
 
 
-class Work(IntEnum):
+class SyncAction(IntEnum):
     """What is to be done for a path, in this order."""
 
     CLEAR = 1  # a file at the origin, in whose place there is a directory now
@@ -25,7 +25,7 @@ class Work(IntEnum):
 
 
 @dataclass(slots=True)
-class Counts:
+class WriteBackCounts:
     """Of what was done since the start."""
 
     files_persisted: int = 0
@@ -35,28 +35,28 @@ class Counts:
     let_go: int = 0
 
 
-def work_of(
-    path: bytes, at: SafePath, found: os.stat_result, row: Row | None, *, is_top: bool
-) -> Work | None:
+def action_for(
+    path: bytes, at: SafePath, found: os.stat_result, row: JournalRecord | None, *, is_top: bool
+) -> SyncAction | None:
     """None: nothing. row: what was noted of the path. is_top: a folder that is there because of the settings."""
     if is_whiteout(found):
-        return Work.REMOVE
+        return SyncAction.REMOVE
     if stat.S_ISDIR(found.st_mode):
         if replaces_file(path, at, row):
-            return Work.CLEAR
+            return SyncAction.CLEAR
         if is_removed(at):
-            return Work.REMOVE_DIRECTORY
+            return SyncAction.REMOVE_DIRECTORY
         made = row is not None and row.inode == found.st_ino and not row.begun
-        return None if made or is_top else Work.MAKE
+        return None if made or is_top else SyncAction.MAKE
     if not stat.S_ISREG(found.st_mode):
         was_there = replaces_file(path, at, row) or (row is not None and row.is_directory)
-        return Work.CLEAR if was_there else None
-    return None if row is not None and row.describes(found) else Work.PUT
+        return SyncAction.CLEAR if was_there else None
+    return None if row is not None and row.describes(found) else SyncAction.PUT
 
 
-def replaces_file(path: bytes, at: SafePath, row: Row | None) -> bool:
+def replaces_file(path: bytes, at: SafePath, row: JournalRecord | None) -> bool:
     """Whether the origin has a file, or may have one, where something that is no file is now."""
-    return (row is not None and row.is_file) or base_at(at, path) is not None
+    return (row is not None and row.is_file) or base_version(at, path) is not None
 
 
 def size_of(at: SafePath) -> int:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
-from headrace.dataplane.work import replaces_file
-from headrace.layer.known import Conflict, KnownTable
+from headrace.dataplane.action import replaces_file
+from headrace.layer.sync_journal import Conflict, SyncJournal
 from headrace.layer.upper import Upper, join, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import HIDDEN
@@ -19,14 +19,14 @@ from headrace.origin.origin import HIDDEN
 log = logging.getLogger(__name__)
 
 
-class Aside:
+class ConflictCopies:
     """on_written: told paths of which the node itself changed what they mean."""
 
     def __init__(
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         *,
         on_written: Callable[[list[bytes]], None],
     ) -> None:

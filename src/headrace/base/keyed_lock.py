@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Turns:
+class KeyedLock:
     """`path in turns`: somebody is at it."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 A session writes into the upper layer (`layer/upper.py`), where it is safe from the death of any process, and tells
 the node which paths it touched (`changed`). The node keeps the set of paths that may be dirty, looks at each when it
 has been quiet for a moment (`_work_of`), and settles them in rounds (`_settle`): folders and files first, what was
-removed after them, so that a file that was renamed is never missing at the origin. `dataplane/persist.py` does each
+removed after them, so that a file that was renamed is never missing at the origin. `dataplane/removal.py` does each
 single one. What no session tells of (it was killed, or wrote through a mapping) is found by looking over the layer, at
 the start and now and then.
 """
@@ -23,26 +23,26 @@ from dataclasses import dataclass
 
 from headrace.base.beneath import SafePath
 from headrace.base.errors import DeadlineExceededError, HeadraceError
+from headrace.base.keyed_lock import KeyedLock
 from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.dataplane.aside import Aside
-from headrace.dataplane.believed import Believed
+from headrace.dataplane.action import SyncAction, WriteBackCounts, action_for, by_depth, size_of
+from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.copies import Copies
-from headrace.dataplane.dirty import DirtyPaths
+from headrace.dataplane.demotion import Demoter
+from headrace.dataplane.dirty_set import DirtySet
 from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.layer_room import LayerRoom
-from headrace.dataplane.let_go import Leaving
-from headrace.dataplane.persist import Persist
-from headrace.dataplane.put import Puts
+from headrace.dataplane.origin_changes import OriginChangeReconciler
+from headrace.dataplane.preconditions import Preconditions
+from headrace.dataplane.removal import RemovalPropagator
 from headrace.dataplane.scrub_written import WrittenFilesOfScrub
 from headrace.dataplane.snapshots import Snapshots
-from headrace.dataplane.superseded import Superseded
 from headrace.dataplane.told import Told
-from headrace.dataplane.turns import Turns
-from headrace.dataplane.work import Counts, Work, by_depth, size_of, work_of
+from headrace.dataplane.upload import Uploader
+from headrace.dataplane.upper_quota import UpperQuota
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.known import KnownTable, Row
-from headrace.layer.pressure import Pressure
+from headrace.layer.dirty_throttle import DirtyThrottle
+from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.peer.peers import Peers
@@ -63,7 +63,7 @@ AGAIN_S, LATER_S = 0.05, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class WriteSettings:
+class WriteBackSettings:
     """delay_s: how long a path is quiet before it is persisted. timeout_s: of a request to an origin. layer_bytes_max:
     what the layer may take before clean files leave it, and what may wait before writers are slowed down."""
 
@@ -72,7 +72,7 @@ class WriteSettings:
     layer_bytes_max: int
 
 
-class WritePath:
+class WriteBack:
     """on_written: told paths whose meaning changed, and by which session (0: by the node). announce: tells other nodes
     of folders that changed at their origin."""
 
@@ -80,10 +80,10 @@ class WritePath:
         self,
         namespace: Namespace,
         upper: Upper,
-        known: KnownTable,
+        known: SyncJournal,
         modes: WriteModes,
         threads: Executor,
-        settings: WriteSettings,
+        settings: WriteBackSettings,
         *,
         on_written: Callable[[list[bytes], int], None],
         announce: Callable[[set[bytes]], Awaitable[None]],
@@ -96,32 +96,34 @@ class WritePath:
         self._threads = threads
         self._settings = settings
         self._on_written = on_written
-        self._turns = Turns()
-        self._believed = Believed(namespace, upper, known, ask_others=lambda: self.ask_others())
+        self._turns = KeyedLock()
+        self._believed = Preconditions(namespace, upper, known, ask_others=lambda: self.ask_others())
         self._write_ahead = WriteAhead(known.sync, threads)
-        self._aside = Aside(namespace, upper, known, on_written=lambda paths: self._changed_here(paths))
-        self._puts = Puts(
+        self._aside = ConflictCopies(
+            namespace, upper, known, on_written=lambda paths: self._changed_here(paths)
+        )
+        self._puts = Uploader(
             *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
             aside=self._aside,
             write_ahead=self._write_ahead,
         )
-        self._persist = Persist(
+        self._persist = RemovalPropagator(
             *(namespace, upper, known, self._believed, self._turns, self._write_ahead),
             aside=self._aside,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._changed_here(paths),
         )
-        self._superseded = Superseded(
+        self._superseded = OriginChangeReconciler(
             namespace,
             upper,
             known,
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._on_written(paths, 0),
         )
-        self._leaving = Leaving(upper, known, namespace, threads, on_left=self._left)
+        self._leaving = Demoter(upper, known, namespace, threads, on_left=self._left)
         self._letting_go: asyncio.Task[None] | None = None
-        self._dirty = DirtyPaths()
+        self._dirty = DirtySet()
         self._wake = asyncio.Event()
         self._gate = asyncio.Semaphore(TOGETHER_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +132,7 @@ class WritePath:
         self._clearing = asyncio.Lock()
         self._gone_due_s = math.inf
         """When a round looks at what was put aside, though nothing else is dirty."""
-        self._room = LayerRoom(settings.layer_bytes_max, Pressure(upper.pressure_path))
+        self._room = UpperQuota(settings.layer_bytes_max, DirtyThrottle(upper.pressure_path))
         self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Copies | None = None
@@ -144,7 +146,7 @@ class WritePath:
         )
         self.ask_others: Callable[[], Awaitable[None]] = _nobody
         """What they persisted in this node's place is known on return."""
-        self.counts = Counts()
+        self.counts = WriteBackCounts()
 
     def move_into(self, store: Store, owns: Callable[[bytes], bool]) -> None:
         """Clean files that leave the layer become cache files of the store, which is on its disk."""
@@ -221,7 +223,7 @@ class WritePath:
         if self._put_aside():
             self._gone_due_s = 0.0
 
-    def _hide(self, rows: list[Row]) -> None:
+    def _hide(self, rows: list[JournalRecord]) -> None:
         """What these are of is to be removed at the origin, if it is there."""
         with self._upper.lock:
             hidden = [self._upper.hide_missing(row.path, None, directory=row.is_directory) for row in rows]
@@ -264,13 +266,13 @@ class WritePath:
                 one.due_s = min(now_s + delay_s, max(one.due_s, one.since_s + 10 * delay_s))
                 self._wake.set()
 
-    async def look_over(self) -> list[tuple[Row, os.stat_result]]:
+    async def look_over(self) -> list[tuple[JournalRecord, os.stat_result]]:
         """Finds whatever is dirty. Reads all names of the layer, in a thread. → what is clean."""
         self._known.forget_old_removals()
         self._hide(self._persist.unheard())
         rows = {row.path: row for row in self._known.all()}
         found: list[tuple[bytes, int]]
-        clean: list[tuple[Row, os.stat_result]]
+        clean: list[tuple[JournalRecord, os.stat_result]]
         found, clean, self._room.used_bytes = await self._in_thread(self._look_over, rows)
         now_s = time.monotonic()
         for path, size in found:
@@ -281,11 +283,11 @@ class WritePath:
         return clean
 
     def _look_over(
-        self, rows: dict[bytes, Row]
-    ) -> tuple[list[tuple[bytes, int]], list[tuple[Row, os.stat_result]], int]:
+        self, rows: dict[bytes, JournalRecord]
+    ) -> tuple[list[tuple[bytes, int]], list[tuple[JournalRecord, os.stat_result]], int]:
         """What is dirty: (path, bytes); what is clean; bytes of all."""
         found: list[tuple[bytes, int]] = []
-        clean: list[tuple[Row, os.stat_result]] = []
+        clean: list[tuple[JournalRecord, os.stat_result]] = []
         total = 0
         for path, seen in self._upper.walk():
             total += seen.st_blocks * 512
@@ -298,13 +300,13 @@ class WritePath:
                 clean.append((row, seen))
         return found, clean, total
 
-    def _let_go(self, clean: list[tuple[Row, os.stat_result]]) -> None:
+    def _let_go(self, clean: list[tuple[JournalRecord, os.stat_result]]) -> None:
         """Clean files leave the layer when it takes more than its share; what is persisted doesn't wait for that."""
         surplus = self._room.surplus_bytes
         if surplus > 0 and (self._letting_go is None or self._letting_go.done()):
             self._letting_go = asyncio.ensure_future(self._leave(clean, surplus))
 
-    async def _leave(self, clean: list[tuple[Row, os.stat_result]], surplus: int) -> None:
+    async def _leave(self, clean: list[tuple[JournalRecord, os.stat_result]], surplus: int) -> None:
         try:
             await self._leaving.leave(clean, surplus)
         except Exception:
@@ -315,9 +317,11 @@ class WritePath:
         self.counts.let_go += 1
         self._on_written([path], 0)
 
-    def _work_of(self, path: bytes, at: SafePath, found: os.stat_result, row: Row | None) -> Work | None:
+    def _work_of(
+        self, path: bytes, at: SafePath, found: os.stat_result, row: JournalRecord | None
+    ) -> SyncAction | None:
         """What a path needs; None: nothing."""
-        return work_of(path, at, found, row, is_top=path in self._tops)
+        return action_for(path, at, found, row, is_top=path in self._tops)
 
     # ------------------------------------------------------------ copies
 
@@ -461,28 +465,28 @@ class WritePath:
                 folders.add(folder)
         return folders
 
-    async def _do(self, works: dict[bytes, Work]) -> list[HeadraceError]:
+    async def _do(self, works: dict[bytes, SyncAction]) -> list[HeadraceError]:
         errors = await self._clear_gone()
-        errors += await self._each([p for p, work in works.items() if work is Work.CLEAR], self._clear)
-        for level in by_depth(path for path, work in works.items() if work is Work.MAKE):
+        errors += await self._each([p for p, work in works.items() if work is SyncAction.CLEAR], self._clear)
+        for level in by_depth(path for path, work in works.items() if work is SyncAction.MAKE):
             errors += await self._each(level, self._make_directory)
-        errors += await self._each([p for p, work in works.items() if work is Work.PUT], self._put)
-        removed = [path for path, work in works.items() if work is Work.REMOVE]
+        errors += await self._each([p for p, work in works.items() if work is SyncAction.PUT], self._put)
+        removed = [path for path, work in works.items() if work is SyncAction.REMOVE]
         if errors:
             self._later(removed)
             return errors
         gone: list[bytes] = []
         errors += await self._each(removed, lambda path: self._remove(path, gone))
         errors += await self._unhide(gone)
-        folders = by_depth(path for path, work in works.items() if work is Work.REMOVE_DIRECTORY)
+        folders = by_depth(path for path, work in works.items() if work is SyncAction.REMOVE_DIRECTORY)
         for level in reversed(folders):
             errors += await self._each(level, self._remove_directory)
         return errors
 
-    def _works_of(self, paths: Iterable[bytes]) -> dict[bytes, Work]:
+    def _works_of(self, paths: Iterable[bytes]) -> dict[bytes, SyncAction]:
         """What each path needs now; those that need nothing are clean. A folder that came from elsewhere brings all
         that is in it."""
-        works: dict[bytes, Work] = {}
+        works: dict[bytes, SyncAction] = {}
         for path in paths:
             one = self._dirty.get(path)
             if one is None or path in works:  # of a folder that came before
@@ -498,8 +502,8 @@ class WritePath:
                 self._dirty.drop(path)
             else:
                 works[path] = work
-                self._dirty.resize(one, found.st_size if work is Work.PUT else 0)
-            if work in (Work.CLEAR, Work.MAKE, Work.REMOVE_DIRECTORY):
+                self._dirty.resize(one, found.st_size if work is SyncAction.PUT else 0)
+            if work in (SyncAction.CLEAR, SyncAction.MAKE, SyncAction.REMOVE_DIRECTORY):
                 self._note_children(path, works)
         return works
 
@@ -508,7 +512,7 @@ class WritePath:
         self._dirty.drop(path)
         self._hide(self._persist.went(path))
 
-    def _note_children(self, top: bytes, works: dict[bytes, Work]) -> None:
+    def _note_children(self, top: bytes, works: dict[bytes, SyncAction]) -> None:
         now_s, rows = time.monotonic(), self._known.below(top)
         for path, found in self._upper.walk(top):
             if path == top or path in works:
@@ -516,7 +520,7 @@ class WritePath:
             work = self._work_of(path, self._upper.at(path), found, rows.get(path))
             if work is not None:
                 one = self._dirty.add(path, now_s)
-                self._dirty.resize(one, found.st_size if work is Work.PUT else 0)
+                self._dirty.resize(one, found.st_size if work is SyncAction.PUT else 0)
                 works[path] = work
 
     async def _each(
@@ -658,7 +662,7 @@ class WritePath:
         self._known.forget_conflicts([one.path for one in self._known.conflicts()])
 
     @property
-    def known(self) -> KnownTable:
+    def known(self) -> SyncJournal:
         return self._known
 
     @property

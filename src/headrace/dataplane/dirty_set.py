@@ -12,8 +12,8 @@ ERRORS_SHOWN_MAX = 20
 
 
 @dataclass(slots=True)
-class Dirty:
-    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtyPaths.resize`. noted: how often it
+class DirtyPath:
+    """since_s: monotonic. due_s: when it is looked at. size_bytes is set by `DirtySet.resize`. noted: how often it
     was added: whoever works on it looks again when that happened meanwhile."""
 
     since_s: float
@@ -30,9 +30,9 @@ class Dirty:
         self.due_s = time.monotonic() + min(BACKOFF_S_MAX, 2.0 ** min(self.attempts, 10) / 2)
 
 
-class DirtyPaths:
+class DirtySet:
     def __init__(self) -> None:
-        self._all: dict[bytes, Dirty] = {}
+        self._all: dict[bytes, DirtyPath] = {}
         self._size_bytes = 0
 
     def __contains__(self, path: bytes) -> bool:
@@ -41,26 +41,26 @@ class DirtyPaths:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._all)
 
-    def __getitem__(self, path: bytes) -> Dirty:
+    def __getitem__(self, path: bytes) -> DirtyPath:
         return self._all[path]
 
-    def get(self, path: bytes) -> Dirty | None:
+    def get(self, path: bytes) -> DirtyPath | None:
         return self._all.get(path)
 
-    def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> Dirty:
+    def add(self, path: bytes, now_s: float, size_bytes: int = 0, *, delay_s: float = 0.0) -> DirtyPath:
         """One that is known stays as it is, but for `noted`."""
         one = self._all.get(path)
         if one is None:
-            one = self._all[path] = Dirty(now_s, now_s + delay_s, size_bytes)
+            one = self._all[path] = DirtyPath(now_s, now_s + delay_s, size_bytes)
             self._size_bytes += size_bytes
         one.noted += 1
         return one
 
-    def resize(self, one: Dirty, size_bytes: int) -> None:
+    def resize(self, one: DirtyPath, size_bytes: int) -> None:
         self._size_bytes += size_bytes - one.size_bytes
         one.size_bytes = size_bytes
 
-    def drop(self, path: bytes, only: Dirty | None = None) -> None:
+    def drop(self, path: bytes, only: DirtyPath | None = None) -> None:
         """only: not if it was made dirty anew since that one."""
         one = self._all.get(path)
         if one is not None and only in (None, one):

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Batches(Generic[Item, Result]):
+class GroupCommit(Generic[Item, Result]):
     """work: gives what comes of each item, in their order; an exception is raised to the one who gave the item, and one
     that work itself raises, to all. most: items at one time. delay_s: how long the first waits for others. unclaimed:
     told of a result for which nobody waits any more."""
