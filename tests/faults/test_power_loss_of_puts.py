@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.dataplane.keep import Keeper
-from headrace.layer.snapshot import Shape, Snapshot
+from headrace.dataplane.replica_host import ReplicaHost
+from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.ring.view import NodeInfo, next_view
-from headrace.wire.peer_messages import Keep
+from headrace.wire.peer_messages import Replicate
 from tests.faults import acknowledged_putter
 from tests.faults.acknowledged_putter import TOP, States, replay
 from tests.faults.conftest import Disk, MakeDisk, MakeHost
@@ -156,12 +156,14 @@ def test_a_copy_is_on_the_disk_before_its_writer_hears_of_it(tmp_path: Path, mak
 
     async def keep() -> None:
         with ThreadPoolExecutor(2) as threads:
-            keeper = Keeper("me", str(folder / "kept"), cast(Any, None), threads, view=lambda: view)
+            keeper = ReplicaHost("me", str(folder / "kept"), cast(Any, None), threads, view=lambda: view)
             snapshots = [
-                Snapshot(path, Shape.FILE, inode=number + 1, size_bytes=len(data), content=data, mode=0o600)
+                Snapshot(
+                    path, EntryType.FILE, inode=number + 1, size_bytes=len(data), content=data, mode=0o600
+                )
                 for number, (path, data) in enumerate(contents.items())
             ]
-            await keeper.keep(Keep("writer", snapshots, begin=True, end=True))
+            await keeper.keep(Replicate("writer", snapshots, begin=True, end=True))
             keeper._mirrors["writer"].upper.lock.close()  # so that the disk can be unmounted
 
     asyncio.run(keep())

@@ -27,16 +27,16 @@ from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     AskWritten,
     Doubt,
+    FailoverReport,
     Forget,
-    Keep,
-    KeepAhead,
     ListShared,
     LookupShared,
     NameRow,
     Names,
     PeerWelcome,
-    Return,
-    Returned,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
     Settle,
     Settled,
     Stirred,
@@ -183,10 +183,10 @@ class FileDesk:
     async def doubt(self, request: Doubt) -> None:
         self.doubted.append(request.file)
 
-    async def keep(self, request: Keep | KeepAhead) -> None:
+    async def keep(self, request: Replicate | ReplicateAhead) -> None:
         raise NotImplementedError
 
-    async def give_back(self, request: Return) -> Returned:
+    async def give_back(self, request: QueryFailover) -> FailoverReport:
         raise NotImplementedError
 
     async def written(self, request: AskWritten | Stirred | Settle | Yield) -> WrittenNames | Settled | Done:

@@ -23,8 +23,8 @@ from headrace.checkpoint.place import PosixPlace, PosixSource
 from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.layer.calls import rename
-from headrace.layer.mirror import Mirror
-from headrace.layer.snapshot import Shape, Snapshot, take
+from headrace.layer.replica_layer import ReplicaLayer
+from headrace.layer.snapshot import EntryType, Snapshot, take
 from headrace.layer.sync_journal import JournalRecord
 from headrace.layer.upper import Upper
 from headrace.sdk.cache import Cache
@@ -240,7 +240,7 @@ def test_snapshots_for_other_nodes(tmp_path: Path, upper: Upper, canary: Canary)
         path = b"/race/" + NAMES[number % 2].encode()
         with contextlib.suppress(OSError):
             one = take(path, upper.at(path), upper.base_of(path))
-            return one.shape == Shape.FILE and assert_harmless(one.content)
+            return one.shape == EntryType.FILE and assert_harmless(one.content)
         return False
 
     with exchanging(tmp_path / "upper/tree/race", canary):
@@ -249,18 +249,18 @@ def test_snapshots_for_other_nodes(tmp_path: Path, upper: Upper, canary: Canary)
 
 def test_copies_that_are_placed(tmp_path: Path, canary: Canary) -> None:
     """In the layer of the copies, whoever could change names there."""
-    mirror = Mirror(str(tmp_path / "mirror"))
+    mirror = ReplicaLayer(str(tmp_path / "mirror"))
     mirror.make()
     race = tmp_path / "mirror/tree/race"
 
     def step(number: int) -> bool:
         new = b"/race/d/%d" % number
         snapshots = [
-            Snapshot(new, Shape.FILE, size_bytes=3, content=b"new", mode=0o4777, uid=USER, gid=USER),
-            Snapshot(b"/race/d", Shape.DIRECTORY, mode=0o777, uid=USER, gid=USER),
-            Snapshot(b"/race/d/way", Shape.WHITEOUT),
-            Snapshot(new, Shape.GONE),
-            Snapshot(b"/race/d/f", Shape.GONE),
+            Snapshot(new, EntryType.FILE, size_bytes=3, content=b"new", mode=0o4777, uid=USER, gid=USER),
+            Snapshot(b"/race/d", EntryType.DIRECTORY, mode=0o777, uid=USER, gid=USER),
+            Snapshot(b"/race/d/way", EntryType.WHITEOUT),
+            Snapshot(new, EntryType.GONE),
+            Snapshot(b"/race/d/f", EntryType.GONE),
         ]
         done = 0
         for one in snapshots:

@@ -30,7 +30,15 @@ from headrace.node.neighbourhood import node_id_of, node_tls
 from headrace.peer.peers import Peers
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
-from headrace.wire.peer_messages import Keep, KeepAhead, PeerHello, PeerWelcome, Ping, Return, Stirred
+from headrace.wire.peer_messages import (
+    PeerHello,
+    PeerWelcome,
+    Ping,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
+    Stirred,
+)
 from tests.certificates import authority, issued, mutual, settings_of
 from tests.integration.peer_desk import CLUSTER, Serving, serving, soon
 
@@ -157,14 +165,14 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
 
 @pytest.mark.parametrize(
     "request_",
-    [Keep("c", []), KeepAhead("c", 1, 0, 1), Return("c"), Stirred("c", [b"/"])],
+    [Replicate("c", []), ReplicateAhead("c", 1, 0, 1), QueryFailover("c"), Stirred("c", [b"/"])],
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_node_speaks_for_no_other(
     run: Run, lab: Authority, tmp_path: Path, request_: Message, tls: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`Keep` of another writer emptied the only second copy of what it had written."""
+    """`Replicate` of another writer emptied the only second copy of what it had written."""
     caplog.set_level(logging.WARNING)
 
     async def work() -> None:

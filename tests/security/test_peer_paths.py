@@ -1,4 +1,4 @@
-"""A peer's message leads out of no directory of this node (finding 1 of the audit: `Keep` was root by network)."""
+"""A peer's message leads out of no directory of this node (finding 1 of the audit: `Replicate` was root by network)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from headrace.base.beneath import Root
 from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
 from headrace.base.namespace_path import check_path
-from headrace.dataplane.keep import Keeper
-from headrace.dataplane.written_files import WrittenFiles
-from headrace.layer.mirror import Mirror
-from headrace.layer.snapshot import Shape, Snapshot
+from headrace.dataplane.dirty_files import DirtyFiles
+from headrace.dataplane.replica_host import ReplicaHost
+from headrace.layer.replica_layer import ReplicaLayer
+from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.wire import peer_frame
-from headrace.wire.peer_messages import Keep, Wanted
+from headrace.wire.peer_messages import Replicate, Wanted
 
 EVIL_PATHS = [
     b"", b"etc/cron.d/x", b"/..", b"/../../etc/shadow", b"/a/../../b", b"/a/./b", b"//etc", b"/a//b", b"/a/",
@@ -53,7 +53,7 @@ def requests_with(path: bytes) -> list[dict[str, object]]:
 def requests_of(writer: str) -> list[dict[str, object]]:
     return [
         {"type": "Keep", "writer": writer, "snapshots": []},
-        {"type": "KeepAhead", "writer": writer, "inode": 1, "start": 0, "end": 1},
+        {"type": "ReplicateAhead", "writer": writer, "inode": 1, "start": 0, "end": 1},
         {"type": "Return", "writer": writer},
         {"type": "AskWritten", "writer": writer, "path": b"/"},
         {"type": "Stirred", "writer": writer, "paths": []},
@@ -134,31 +134,31 @@ def view_of(*nodes: str) -> ClusterView:
     return next_view(None, infos, epoch=1)
 
 
-def keep(folder: Path, request: Keep) -> None:
+def keep(folder: Path, request: Replicate) -> None:
     with ThreadPoolExecutor(1) as threads:
-        keeper = Keeper("me", str(folder), cast(Any, None), threads, view=lambda: view_of("me", "evil"))
+        keeper = ReplicaHost("me", str(folder), cast(Any, None), threads, view=lambda: view_of("me", "evil"))
         asyncio.run(keeper.keep(request))
 
 
 STEPS: list[Callable[[], Snapshot]] = [
-    lambda: Snapshot(b"/way/file", Shape.GONE),
-    lambda: Snapshot(b"/way", Shape.GONE),
-    lambda: Snapshot(b"/way/file", Shape.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
-    lambda: Snapshot(b"/way/below/file", Shape.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
-    lambda: Snapshot(b"/way", Shape.DIRECTORY, mode=0o777),
-    lambda: Snapshot(b"/way/file", Shape.WHITEOUT),
+    lambda: Snapshot(b"/way/file", EntryType.GONE),
+    lambda: Snapshot(b"/way", EntryType.GONE),
+    lambda: Snapshot(b"/way/file", EntryType.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
+    lambda: Snapshot(b"/way/below/file", EntryType.FILE, content=b"pwned", size_bytes=5, mode=0o4755),
+    lambda: Snapshot(b"/way", EntryType.DIRECTORY, mode=0o777),
+    lambda: Snapshot(b"/way/file", EntryType.WHITEOUT),
 ]
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
 def test_a_link_that_a_peer_made_leads_no_later_copy_out(tmp_path: Path, precious: Path, step: int) -> None:
-    """`Keep` makes a link to a directory of the host, and then names something below that link."""
+    """`Replicate` makes a link to a directory of the host, and then names something below that link."""
     if os.geteuid() != 0:
         pytest.skip("owners are set by root")
-    link = Snapshot(b"/way", Shape.LINK, content=os.fsencode(precious), mode=0o777)
-    keep(tmp_path / "copies", Keep("evil", [link]))
+    link = Snapshot(b"/way", EntryType.LINK, content=os.fsencode(precious), mode=0o777)
+    keep(tmp_path / "copies", Replicate("evil", [link]))
     mode = precious.stat().st_mode
-    keep(tmp_path / "copies", Keep("evil", [STEPS[step]()]))
+    keep(tmp_path / "copies", Replicate("evil", [STEPS[step]()]))
     assert (precious / "file").read_bytes() == b"precious"
     assert sorted(os.listdir(precious)) == ["file"]
     assert precious.stat().st_mode == mode
@@ -167,12 +167,12 @@ def test_a_link_that_a_peer_made_leads_no_later_copy_out(tmp_path: Path, preciou
 def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precious: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("owners are set by root")
-    link = Snapshot(b"/way", Shape.LINK, content=os.fsencode(precious), mode=0o777)
-    keep(tmp_path / "copies", Keep("evil", [link]))
+    link = Snapshot(b"/way", EntryType.LINK, content=os.fsencode(precious), mode=0o777)
+    keep(tmp_path / "copies", Replicate("evil", [link]))
 
     async def attack() -> None:
         with ThreadPoolExecutor(1) as threads:
-            files = WrittenFiles(
+            files = DirtyFiles(
                 "me",
                 threads,
                 at=Root(b"/").at,
@@ -187,16 +187,16 @@ def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precio
 
 def test_copies_of_the_node_itself_are_not_taken(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="keeps no copies of its own"):
-        keep(tmp_path / "copies", Keep("me", []))
+        keep(tmp_path / "copies", Replicate("me", []))
 
 
 def test_the_root_of_a_mirror_can_not_be_replaced(tmp_path: Path, precious: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("owners are set by root")
-    mirror = Mirror(str(tmp_path / "mirror"))
+    mirror = ReplicaLayer(str(tmp_path / "mirror"))
     mirror.make()
     with pytest.raises(OSError):
-        mirror.place(Snapshot(b"/", Shape.LINK, content=os.fsencode(precious), mode=0o777))
-    mirror.place(Snapshot(b"/", Shape.GONE))
+        mirror.place(Snapshot(b"/", EntryType.LINK, content=os.fsencode(precious), mode=0o777))
+    mirror.place(Snapshot(b"/", EntryType.GONE))
     assert os.path.isdir(mirror.upper.tree.path)
     assert not os.path.islink(mirror.upper.tree.path)

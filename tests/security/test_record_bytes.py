@@ -12,8 +12,8 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
-from headrace.dataplane.holders import PREFIX as HOLDERS
-from headrace.dataplane.holders import HolderRecords
+from headrace.dataplane.placement import PREFIX as HOLDERS
+from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.namespace.cover import Cover
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
 from headrace.ring.view import ClusterView, NodeInfo
@@ -73,7 +73,7 @@ def test_a_record_of_what_was_written_that_is_none(raw: bytes) -> None:
     async def is_holder() -> bool:
         records = EmbeddedRecords(Followers())
         await records.put(f"{HOLDERS}/a", raw)
-        return await HolderRecords(records).is_holder("a", "b")
+        return await ReplicaSetRecords(records).is_holder("a", "b")
 
     for ask in (lambda: asyncio.run(is_holder()), lambda: Cover.decode(raw)):
         try:

@@ -17,8 +17,8 @@ from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.etcd import EtcdRecords
 from headrace.cluster.kept_records import Kept, KeptRecords
 from headrace.cluster.membership import Membership
-from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.take_over import TakeOver
+from headrace.dataplane.failover import Failover
+from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
@@ -423,13 +423,13 @@ def test_copies_are_dropped_only_where_a_record_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The record of a writer that is gone was removed from etcd, and its last copies were dropped."""
-    monkeypatch.setattr("headrace.dataplane.take_over.AGAIN_S", 0.0)
+    monkeypatch.setattr("headrace.dataplane.failover.AGAIN_S", 0.0)
     copy = tmp_path / "tree" / "file"
     copy.parent.mkdir()
     copy.write_bytes(b"acknowledged")
 
     async def work() -> None:
-        records = HolderRecords(EmbeddedRecords())
+        records = ReplicaSetRecords(EmbeddedRecords())
         asked = 0
         real = records.is_holder
 
@@ -439,7 +439,7 @@ def test_copies_are_dropped_only_where_a_record_says_so(
             return await real(writer, node)
 
         monkeypatch.setattr(records, "is_holder", is_holder)
-        me = TakeOver(
+        me = Failover(
             "me",
             _Keeper(tmp_path),  # type: ignore[arg-type]
             records,

@@ -8,12 +8,17 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
-    *("layer/upper.py", "layer/mirror.py", "layer/snapshot.py", "layer/marks.py"),
+    *("layer/upper.py", "layer/replica_layer.py", "layer/snapshot.py", "layer/marks.py"),
     *("sdk/looks.py", "sdk/paths.py", "sdk/tree.py", "sdk/shadows.py", "sdk/elsewhere.py"),
     *("fuse/nodes.py", "fuse/upper_files.py", "fuse/writable.py", "fuse/writable_files.py"),
-    *("dataplane/conflicts.py", "dataplane/preconditions.py", "dataplane/copies.py", "dataplane/demotion.py"),
+    *(
+        "dataplane/conflicts.py",
+        "dataplane/preconditions.py",
+        "dataplane/replicator.py",
+        "dataplane/demotion.py",
+    ),
     *("dataplane/removal.py", "dataplane/upload.py", "dataplane/snapshots.py", "dataplane/origin_changes.py"),
-    *("dataplane/told.py", "dataplane/action.py", "dataplane/writeback.py", "dataplane/written_files.py"),
+    *("dataplane/told.py", "dataplane/action.py", "dataplane/writeback.py", "dataplane/dirty_files.py"),
     *("webhdfs/reading.py", "webhdfs/writing.py", "s3/facts.py", "s3/listing.py", "s3/objects.py"),
     *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/place.py"),
     "checkpoint/node_place.py",

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, Extras, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.copies import TOKEN, Offers, WrittenFile
-from headrace.dataplane.keep import Keeper
+from headrace.dataplane.dirty_files import OwnDirtyFileReader
+from headrace.dataplane.failover import Failover
 from headrace.dataplane.read import ReadPath
+from headrace.dataplane.replica_host import ReplicaHost
+from headrace.dataplane.replicator import TOKEN, OfferedFile, ReplicaOffers
 from headrace.dataplane.shared_writes import SharedWrites
-from headrace.dataplane.take_over import TakeOver
-from headrace.dataplane.written_files import WrittenPiece
 from headrace.layer.extras import extras_of
 from headrace.layer.told import extras_by
 from headrace.layer.written import PREFIX
@@ -32,14 +32,14 @@ from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     AskWritten,
     Doubt,
+    FailoverReport,
     Forget,
-    Keep,
-    KeepAhead,
     ListShared,
     LookupShared,
     Names,
-    Return,
-    Returned,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
     Settle,
     Settled,
     Stirred,
@@ -126,9 +126,9 @@ class ServedFile:
 class CopyDesk:
     """What a node has to do with copies of written files. offers: of its own, for their holders."""
 
-    keeper: Keeper
-    take_over: TakeOver
-    offers: Offers
+    keeper: ReplicaHost
+    take_over: Failover
+    offers: ReplicaOffers
 
 
 class Desk:
@@ -159,13 +159,13 @@ class Desk:
 
     async def open_many(
         self, wanted: list[Wanted], *, cached_only: bool, epoch: int
-    ) -> list[ServedFile | WrittenFile | WrittenPiece | HeadraceError]:
+    ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
         """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
         return [await self._open(one, cached_only=cached_only) for one in wanted]
 
     async def _open(
         self, one: Wanted, *, cached_only: bool
-    ) -> ServedFile | WrittenFile | WrittenPiece | HeadraceError:
+    ) -> ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError:
         try:
             if one.token.startswith(PREFIX):
                 return await self._shared_writes().files.open(one)
@@ -234,14 +234,14 @@ class Desk:
             self._takes.window.succeeded(bytes_read=one.end - one.start, seconds=took_s)
         self._store.set_borrowed(entry.id, borrowed=False)
 
-    async def keep(self, request: Keep | KeepAhead) -> None:
+    async def keep(self, request: Replicate | ReplicateAhead) -> None:
         keeper = self._copy_desk().keeper
-        if isinstance(request, Keep):
+        if isinstance(request, Replicate):
             await keeper.keep(request)
         else:
             await keeper.keep_ahead(request)
 
-    async def give_back(self, request: Return) -> Returned:
+    async def give_back(self, request: QueryFailover) -> FailoverReport:
         return await self._copy_desk().take_over.give_back(request.writer, done=request.done)
 
     def _copy_desk(self) -> CopyDesk:

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.base.model import Version
-from headrace.dataplane.take_over import TakeOver
+from headrace.dataplane.dirty_files import DirtyFiles
+from headrace.dataplane.failover import Failover
 from headrace.dataplane.told import Told
-from headrace.dataplane.written_files import WrittenFiles
 from headrace.layer.written import Written
 from headrace.wire.peer_messages import AskWritten, WrittenNames
 
@@ -18,8 +18,8 @@ class SharedWrites:
     """told: None where nothing can be written. give_up: of the right to make new names in a folder."""
 
     me: str
-    files: WrittenFiles
-    take_over: TakeOver
+    files: DirtyFiles
+    take_over: Failover
     told: Told | None
     give_up: Callable[[bytes], Awaitable[None]]
 

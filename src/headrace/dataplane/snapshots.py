@@ -13,7 +13,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.preconditions import Preconditions
 from headrace.layer.calls import CTIME_TICK_NS
-from headrace.layer.snapshot import Shape, Snapshot, take
+from headrace.layer.snapshot import EntryType, Snapshot, take
 from headrace.layer.upper import Upper
 
 SUMMED_MAX = 16
@@ -52,7 +52,7 @@ class Snapshots:
         try:
             found = at.lstat()
             if self._modes.copies(path) < 2 or self._is_persisted(path, at, found):
-                return Snapshot(path, Shape.GONE)
+                return Snapshot(path, EntryType.GONE)
             replaces = self._believed.replaces(path, at, found)
             known = self._summed.get(found.st_ino)
             if known is not None and (known.path, *known.state[1:5]) == (
@@ -64,7 +64,7 @@ class Snapshots:
             self._keep_summed(taken)
             return taken
         except OSError:
-            return Snapshot(path, Shape.GONE)
+            return Snapshot(path, EntryType.GONE)
 
     def _keep_summed(self, taken: Snapshot) -> None:
         """The checksums of a large file are good as long as its ctime says so: a change in the same tick would not

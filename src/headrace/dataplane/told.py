@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.dirty_files import own_name
 from headrace.dataplane.registry import Registry
 from headrace.dataplane.rights import Rights
-from headrace.dataplane.written_files import own_name
 from headrace.layer.marks import TOLD, Marks
 from headrace.layer.sync_journal import SyncJournal
 from headrace.layer.upper import Upper, join, split

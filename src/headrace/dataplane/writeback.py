@@ -28,13 +28,13 @@ from headrace.base.model import Entry, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.action import SyncAction, WriteBackCounts, action_for, by_depth, size_of
 from headrace.dataplane.conflicts import ConflictCopies
-from headrace.dataplane.copies import Copies
 from headrace.dataplane.demotion import Demoter
 from headrace.dataplane.dirty_set import DirtySet
-from headrace.dataplane.holders import HolderRecords
 from headrace.dataplane.origin_changes import OriginChangeReconciler
+from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.removal import RemovalPropagator
+from headrace.dataplane.replicator import Replicator
 from headrace.dataplane.scrub_written import WrittenFilesOfScrub
 from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.told import Told
@@ -135,7 +135,7 @@ class WriteBack:
         self._room = UpperQuota(settings.layer_bytes_max, DirtyThrottle(upper.pressure_path))
         self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
-        self.copies: Copies | None = None
+        self.copies: Replicator | None = None
         self.told = Told(
             upper,
             known,
@@ -161,10 +161,10 @@ class WriteBack:
         return await self._leaving.bring(path, entry)
 
     def keep_copies(
-        self, me: str, peers: Peers, view: Callable[[], ClusterView], records: HolderRecords
-    ) -> Copies:
+        self, me: str, peers: Peers, view: Callable[[], ClusterView], records: ReplicaSetRecords
+    ) -> Replicator:
         """On other nodes, from `start` on."""
-        self.copies = Copies(
+        self.copies = Replicator(
             me,
             peers,
             view=view,

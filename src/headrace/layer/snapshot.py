@@ -20,7 +20,7 @@ SMALL_BYTES_MAX = 256 << 10
 """Smaller files travel within the snapshot."""
 
 
-class Shape(IntEnum):
+class EntryType(IntEnum):
     GONE = 0
     """Nothing there, or nothing that the origin doesn't have."""
     FILE = 1
@@ -31,7 +31,7 @@ class Shape(IntEnum):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """shape: a Shape. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
+    """shape: a EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
     hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file. extras: as
     `layer/extras.py` keeps them."""
 
@@ -52,7 +52,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Refuse what no layer can have: it came from another node, and is made below a directory of this one."""
         check_path(self.path)
-        Shape(self.shape)
+        EntryType(self.shape)
         if self.mode & ~0o7777 or self.size_bytes < 0 or not 0 <= self.inode < 1 << 64:
             raise ValueError(f"mode {self.mode:o}, {self.size_bytes} bytes, inode {self.inode}")
         if self.is_large and len(self.sums) != block_count(self.size_bytes):
@@ -66,29 +66,29 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def is_large(self) -> bool:
-        return self.shape == Shape.FILE and self.size_bytes > SMALL_BYTES_MAX
+        return self.shape == EntryType.FILE and self.size_bytes > SMALL_BYTES_MAX
 
 
-def shape_of(at: SafePath, found: os.stat_result) -> Shape:
+def entry_type_of(at: SafePath, found: os.stat_result) -> EntryType:
     """GONE for what can't be persisted: sockets, devices."""
     if is_whiteout(found):
-        return Shape.WHITEOUT
+        return EntryType.WHITEOUT
     if stat.S_ISDIR(found.st_mode):
-        return Shape.REMOVED if is_removed(at) else Shape.DIRECTORY
+        return EntryType.REMOVED if is_removed(at) else EntryType.DIRECTORY
     if stat.S_ISLNK(found.st_mode):
-        return Shape.LINK
-    return Shape.FILE if stat.S_ISREG(found.st_mode) else Shape.GONE
+        return EntryType.LINK
+    return EntryType.FILE if stat.S_ISREG(found.st_mode) else EntryType.GONE
 
 
 def take(path: bytes, at: SafePath, replaces: Version | None) -> Snapshot:
     """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after, with
     the ctime of before. OSError."""
     found = at.lstat()
-    shape = shape_of(at, found)
+    shape = entry_type_of(at, found)
     content, sums, extras = b"", [], b""
-    if shape is Shape.LINK:
+    if shape is EntryType.LINK:
         content = at.readlink()
-    elif shape is Shape.FILE:
+    elif shape is EntryType.FILE:
         fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             found = seen_at_rest(fd)

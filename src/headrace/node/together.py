@@ -17,19 +17,19 @@ from headrace.base.model import FileId, Version
 from headrace.base.write_modes import WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
-from headrace.dataplane.come_back import ComeBack
-from headrace.dataplane.copies import Offers
-from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.keep import Keeper
+from headrace.dataplane.dirty_files import DirtyFiles
+from headrace.dataplane.failback import Failback
+from headrace.dataplane.failover import Failover
+from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.dataplane.registry import Registry
+from headrace.dataplane.replica_host import ReplicaHost
+from headrace.dataplane.replicator import ReplicaOffers
 from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
 from headrace.dataplane.shared_writes import SharedWrites
-from headrace.dataplane.take_over import TakeOver
 from headrace.dataplane.writeback import WriteBack
-from headrace.dataplane.written_files import WrittenFiles
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.layer.upper import Upper
@@ -76,16 +76,16 @@ class Together:
         self._replicas = config.replicas
         self._write = write
         self._copies = None
-        holders = HolderRecords(hood.records)
+        holders = ReplicaSetRecords(hood.records)
         self._leases_lost = 0
         self._announcer = Announcer(hood.forget, hood.view)
         if write is not None:
-            write.ask_others = ComeBack(hood.info.id, hood.peers, write.known, view=hood.view).ask
+            write.ask_others = Failback(hood.info.id, hood.peers, write.known, view=hood.view).ask
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
             self._copies = write.keep_copies(hood.info.id, hood.peers, hood.view, holders)
         self._threads = ThreadPoolExecutor(KEEP_THREADS, thread_name_prefix="keep")
         keeper = self.keeper = _keeper(hood, config, self._threads)
-        self._take_over = TakeOver(
+        self._take_over = Failover(
             hood.info.id,
             keeper,
             holders,
@@ -102,7 +102,7 @@ class Together:
             owns=self._owns,
             on_forget=self._relist,
             copies=CopyDesk(
-                keeper, self._take_over, Offers() if self._copies is None else self._copies.offers
+                keeper, self._take_over, ReplicaOffers() if self._copies is None else self._copies.offers
             ),
             shared=SharedWrites(
                 hood.info.id, files, self._take_over, None if write is None else write.told, self._give_up
@@ -144,11 +144,11 @@ class Together:
             self._leases_lost = lost
             await self.come_back()
 
-    def _share_writes(self, config: Config, write: WriteBack | None) -> WrittenFiles:
+    def _share_writes(self, config: Config, write: WriteBack | None) -> DirtyFiles:
         """What other nodes write is seen here, and the other way round."""
         hood = self._hood
         upper = Upper(config.upper_folder)
-        files = WrittenFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
+        files = DirtyFiles(hood.info.id, self._threads, at=upper.at, folder_of=self.keeper.folder_of)
         self._elsewhere.mirrored = files.mirrored
         self._elsewhere.on_stirred = self._namespace.stirred
         hood.share_written(self._elsewhere.sources, files.read, self._settle)
@@ -300,6 +300,6 @@ class Together:
         yield self._rebalance.state(done=True)
 
 
-def _keeper(hood: Neighbourhood, config: Config, threads: Executor) -> Keeper:
+def _keeper(hood: Neighbourhood, config: Config, threads: Executor) -> ReplicaHost:
     place = (hood.info.id, config.copies_folder, hood.peers, threads)
-    return Keeper(*place, view=hood.view, is_durable=config.durable_puts)
+    return ReplicaHost(*place, view=hood.view, is_durable=config.durable_puts)

@@ -36,18 +36,18 @@ from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     AskWritten,
     Doubt,
+    FailedOverFile,
+    FailoverReport,
     Fetch,
     Forget,
-    Keep,
-    KeepAhead,
     ListShared,
     LookupShared,
     Names,
     PeerHello,
     PeerWelcome,
-    Return,
-    Returned,
-    ReturnedFile,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
     Settle,
     Settled,
     Stirred,
@@ -131,16 +131,16 @@ class Peers:
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().refused
 
-    async def keep(self, node: NodeInfo, request: Keep | KeepAhead, deadline: Deadline) -> None:
+    async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
         talk = AskTalk(request, Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
     async def returned(
         self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
-    ) -> builtins.list[ReturnedFile]:
+    ) -> builtins.list[FailedOverFile]:
         """What the node persisted of the copies that it had of a writer's files."""
-        talk = AskTalk(Return(writer, done), Returned)
+        talk = AskTalk(QueryFailover(writer, done), FailoverReport)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().files
 

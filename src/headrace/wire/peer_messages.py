@@ -117,7 +117,7 @@ class Doubt(Message, frozen=True):
     file: Wanted
 
 
-class Keep(Message, frozen=True):
+class Replicate(Message, frozen=True):
     """The asker wrote these and has not persisted them: a copy of each is kept here. Blocks of large files that are
     not here are fetched from the asker first. → Done, when all are as the snapshots say. begin: what the asker does not
     name from here on, until a message with end, is of no more use then. Since protocol 2."""
@@ -131,8 +131,8 @@ class Keep(Message, frozen=True):
         check_node_id(self.writer)
 
 
-class KeepAhead(Message, frozen=True):
-    """These bytes of a file of the asker's that a Keep will name are fetched, so that it takes less long. → Done.
+class ReplicateAhead(Message, frozen=True):
+    """These bytes of a file of the asker's that a Replicate will name are fetched, so that it takes less long. → Done.
     inode: of the file there. Since protocol 2."""
 
     writer: str
@@ -146,8 +146,8 @@ class KeepAhead(Message, frozen=True):
             raise ValueError(f"bytes {self.start} to {self.end} of inode {self.inode}")
 
 
-class Return(Message, frozen=True):
-    """The asker is back: what was persisted of its copies meanwhile? → Returned. done: it has noted that; → Returned,
+class QueryFailover(Message, frozen=True):
+    """The asker is back: what was persisted of its copies meanwhile? → FailoverReport. done: it has noted that; → FailoverReport,
     empty. Since protocol 2."""
 
     writer: str
@@ -184,7 +184,7 @@ class Stirred(Message, frozen=True):
             check_path(path)
 
 
-OF_THE_ASKER = (Keep, KeepAhead, Return, Stirred)
+OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, Stirred)
 """Their writer is the asker itself. AskWritten's may be another one."""
 
 
@@ -249,7 +249,7 @@ class Taken(Message, frozen=True):
     refused: list[int]
 
 
-class ReturnedFile(msgspec.Struct, frozen=True, array_like=True):
+class FailedOverFile(msgspec.Struct, frozen=True, array_like=True):
     """inode, ctime_ns, size_bytes: of the file on the node that wrote it. version: what the origin has."""
 
     path: bytes
@@ -262,8 +262,8 @@ class ReturnedFile(msgspec.Struct, frozen=True, array_like=True):
         check_path(self.path)
 
 
-class Returned(Message, frozen=True):
-    files: list[ReturnedFile]
+class FailoverReport(Message, frozen=True):
+    files: list[FailedOverFile]
 
 
 class WrittenNames(Message, frozen=True):
@@ -305,9 +305,9 @@ PeerRequest = (
     | Forget
     | Take
     | Doubt
-    | Keep
-    | KeepAhead
-    | Return
+    | Replicate
+    | ReplicateAhead
+    | QueryFailover
     | AskWritten
     | Stirred
     | Settle
@@ -315,5 +315,5 @@ PeerRequest = (
     | Ping
 )
 PeerAnswer = (
-    PeerWelcome | Block | FileEnd | Names | Taken | Returned | WrittenNames | Settled | Done | Failure
+    PeerWelcome | Block | FileEnd | Names | Taken | FailoverReport | WrittenNames | Settled | Done | Failure
 )

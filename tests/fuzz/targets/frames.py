@@ -7,7 +7,7 @@ import msgspec
 from headrace.base.errors import ProtocolError
 from headrace.base.model import Version
 from headrace.base.namespace_path import check_name, check_path
-from headrace.layer.snapshot import Shape, Snapshot
+from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.layer.written import Means, WrittenName
 from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
 from headrace.wire.messages import Message
@@ -44,12 +44,12 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.Forget(b"/", True),
     peer_messages.Take([_WANTED, _WANTED], 4),
     peer_messages.Doubt(_WANTED),
-    peer_messages.Keep(
+    peer_messages.Replicate(
         "node-2", [Snapshot(b"/w", 1, 5, 6, 7, 3, 0o644, 0, 0, Version(3, 7, "x"), b"abc")], True
     ),
-    peer_messages.Keep("node-2", [Snapshot(b"/w", 1, 5, 6, 7, 2 << 20, 0o644, sums=[1, 2])]),
-    peer_messages.KeepAhead("node-2", 5, 0, 100),
-    peer_messages.Return("node-2", True),
+    peer_messages.Replicate("node-2", [Snapshot(b"/w", 1, 5, 6, 7, 2 << 20, 0o644, sums=[1, 2])]),
+    peer_messages.ReplicateAhead("node-2", 5, 0, 100),
+    peer_messages.QueryFailover("node-2", True),
     peer_messages.AskWritten("node-2", b"/w", "state"),
     peer_messages.Stirred("node-2", [b"/w", b"/"], True),
     peer_messages.Settle(b"/w/x", "written-by/node-2/5-6"),
@@ -102,7 +102,7 @@ def _peer_request(data: bytes) -> None:
     if isinstance(request, peer_messages.PeerHello):
         lowest, highest = peer_frame.SPOKEN
         assert lowest <= peer_frame.common_protocol(request.protocols) <= highest
-    if isinstance(request, peer_messages.Keep):
+    if isinstance(request, peer_messages.Replicate):
         for snapshot in request.snapshots:
             _check_snapshot(snapshot)
     _same_again(request, peer_frame.decode_request)
@@ -157,7 +157,7 @@ def _check_paths(request: Message | broker_messages.Message) -> None:
 def _check_snapshot(snapshot: Snapshot) -> None:
     check_path(snapshot.path)
     assert snapshot.mode & ~0o7777 == 0 and snapshot.size_bytes >= 0
-    assert Shape(snapshot.shape) is not None
+    assert EntryType(snapshot.shape) is not None
     assert snapshot.state
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.layer.snapshot import Shape, shape_of
+from headrace.layer.snapshot import EntryType, entry_type_of
 from headrace.layer.upper import Upper
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
@@ -44,13 +44,17 @@ def layer(folder: Path) -> dict[str, tuple[object, ...]]:
     found: dict[str, tuple[object, ...]] = {}
     for path, seen in upper.walk():
         at = upper.at(path)
-        shape = shape_of(at, seen)
+        shape = entry_type_of(at, seen)
         inside = b""
-        if shape is Shape.FILE:
+        if shape is EntryType.FILE:
             inside = Path(os.fsdecode(plain(at))).read_bytes()
-        elif shape is Shape.LINK:
+        elif shape is EntryType.LINK:
             inside = at.readlink()
-        found[os.fsdecode(path)] = (shape, inside, stat.S_IMODE(seen.st_mode) if shape is Shape.FILE else 0)
+        found[os.fsdecode(path)] = (
+            shape,
+            inside,
+            stat.S_IMODE(seen.st_mode) if shape is EntryType.FILE else 0,
+        )
     return found
 
 

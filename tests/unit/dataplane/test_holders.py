@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.dataplane.holders import PROTOCOL_MIN, able_holders
+from headrace.dataplane.placement import PROTOCOL_MIN, choose_replicas
 from headrace.ring.ring import Ring
 from headrace.ring.view import ClusterView, NodeInfo
 
@@ -18,7 +18,7 @@ def node(number: int, zone: str = "", *, draining: bool = False, protocol: int =
 
 
 def firsts(nodes: list[NodeInfo]) -> dict[str, str]:
-    return {one.id: able_holders(view_of(nodes), one.id)[0].id for one in nodes}
+    return {one.id: choose_replicas(view_of(nodes), one.id)[0].id for one in nodes}
 
 
 @pytest.mark.parametrize("count", [2, 3, 8, 100])
@@ -37,6 +37,6 @@ def test_one_that_comes_changes_the_first_of_one_other() -> None:
 def test_all_that_can_come_in_order_and_those_of_other_zones_first() -> None:
     nodes = [node(number, "ab"[number % 2]) for number in range(8)]
     nodes += [node(8, "b", draining=True), node(9, "b", protocol=PROTOCOL_MIN - 1)]
-    found = able_holders(view_of(nodes), "node-0")
+    found = choose_replicas(view_of(nodes), "node-0")
     assert [one.zone for one in found] == ["b"] * 4 + ["a"] * 3
     assert {one.id for one in found} == {f"node-{number}" for number in range(1, 8)}

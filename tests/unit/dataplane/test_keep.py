@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from headrace.dataplane.keep import Keeper
+from headrace.dataplane.replica_host import ReplicaHost
 from headrace.layer.sync_journal import SyncJournal
 from headrace.ring.view import NodeInfo, next_view
-from headrace.wire.peer_messages import Keep
+from headrace.wire.peer_messages import Replicate
 
 
 def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_path: Path) -> None:
@@ -22,14 +22,14 @@ def test_a_writer_that_is_back_is_not_measured_by_what_was_put_in_its_place(tmp_
 
     async def test() -> None:
         with ThreadPoolExecutor(1) as threads:
-            keeper = Keeper("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
-            await keeper.keep(Keep("n0", [], begin=True, end=True))
+            keeper = ReplicaHost("n1", str(tmp_path), cast(Any, None), threads, view=lambda: view)
+            await keeper.keep(Replicate("n0", [], begin=True, end=True))
             folder = Path(keeper.folder_of("n0"))
             for name in ("known.db", "taken.db"):
                 SyncJournal(str(folder / name)).close()
-            await keeper.keep(Keep("n0", [], begin=False, end=False))
+            await keeper.keep(Replicate("n0", [], begin=False, end=False))
             assert tables(folder) == ["known.db", "taken.db"]
-            await keeper.keep(Keep("n0", [], begin=True, end=True))
+            await keeper.keep(Replicate("n0", [], begin=True, end=True))
             assert tables(folder) == ["taken.db"]
 
     asyncio.run(test())

@@ -12,8 +12,8 @@ import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Extras, Version
 from headrace.layer.extras import extras_of, note_extras
-from headrace.layer.mirror import Mirror, copy_of
-from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot, shape_of, take
+from headrace.layer.replica_layer import ReplicaLayer, copy_of
+from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
 from headrace.layer.upper import Upper, join
 from tests.plain_paths import plain
 
@@ -22,10 +22,10 @@ VERSION = Version(7, 8, '"nine"')
 
 
 @pytest.fixture
-def layers(tmp_path: Path) -> tuple[Upper, Mirror]:
+def layers(tmp_path: Path) -> tuple[Upper, ReplicaLayer]:
     if os.geteuid() != 0:
         pytest.skip("whiteouts are devices, and made by root")
-    upper, mirror = Upper(str(tmp_path / "upper")), Mirror(str(tmp_path / "mirror"))
+    upper, mirror = Upper(str(tmp_path / "upper")), ReplicaLayer(str(tmp_path / "mirror"))
     upper.make()
     mirror.make()
     return upper, mirror
@@ -35,14 +35,14 @@ def snapshot(upper: Upper, path: bytes) -> Snapshot:
     try:
         return take(path, upper.at(path), upper.base_of(path))
     except (FileNotFoundError, NotADirectoryError):
-        return Snapshot(path, Shape.GONE)
+        return Snapshot(path, EntryType.GONE)
 
 
-def send(upper: Upper, mirror: Mirror, paths: list[bytes]) -> int:
+def send(upper: Upper, mirror: ReplicaLayer, paths: list[bytes]) -> int:
     """As a lane and a holder do; bytes of large files that were sent."""
     below = {one for path in paths for one, _ in upper.walk(path)}
     snapshots = [snapshot(upper, path) for path in {*paths, *below}]
-    snapshots.sort(key=lambda one: one.shape in (Shape.GONE, Shape.WHITEOUT))
+    snapshots.sort(key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
     sent = 0
     for one in snapshots:
         if one.is_large:
@@ -59,13 +59,13 @@ def looks(upper: Upper) -> dict[bytes, tuple[object, ...]]:
     found: dict[bytes, tuple[object, ...]] = {}
     for path, seen in upper.walk():
         at = upper.at(path)
-        shape = shape_of(at, seen)
+        shape = entry_type_of(at, seen)
         inside = b""
-        if shape is Shape.FILE:
+        if shape is EntryType.FILE:
             inside = Path(os.fsdecode(plain(at))).read_bytes()
-        elif shape is Shape.LINK:
+        elif shape is EntryType.LINK:
             inside = at.readlink()
-        times = seen.st_mtime_ns if shape is Shape.FILE else 0
+        times = seen.st_mtime_ns if shape is EntryType.FILE else 0
         found[path] = (shape, inside, stat.S_IMODE(seen.st_mode), times, upper.base_of(path))
     return found
 
@@ -107,7 +107,7 @@ def act(choose: random.Random, upper: Upper) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("HEADRACE_EXAMPLES", "20"))))
-def test_like_the_layer(layers: tuple[Upper, Mirror], seed: int) -> None:
+def test_like_the_layer(layers: tuple[Upper, ReplicaLayer], seed: int) -> None:
     upper, mirror = layers
     choose = random.Random(seed)
     for _ in range(60):
@@ -124,11 +124,13 @@ def test_like_the_layer(layers: tuple[Upper, Mirror], seed: int) -> None:
         mirror.begin()
         send(upper, mirror, [path for path, _ in upper.walk()])
         mirror.end()
-        files = {path: one for path, one in looks(upper).items() if one[0] is not Shape.DIRECTORY}
-        assert {p: one for p, one in looks(mirror.upper).items() if one[0] is not Shape.DIRECTORY} == files
+        files = {path: one for path, one in looks(upper).items() if one[0] is not EntryType.DIRECTORY}
+        assert {
+            p: one for p, one in looks(mirror.upper).items() if one[0] is not EntryType.DIRECTORY
+        } == files
 
 
-def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
+def test_only_what_changed_is_sent(layers: tuple[Upper, ReplicaLayer]) -> None:
     upper, mirror = layers
     at, size = plain(upper.at(b"/f")), 4 * BLOCK_SIZE_BYTES + 100
     Path(os.fsdecode(at)).write_bytes(os.urandom(size))
@@ -144,7 +146,7 @@ def test_only_what_changed_is_sent(layers: tuple[Upper, Mirror]) -> None:
     assert copy_of(mirror.upper.at(b"/g")) == (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
-def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -> None:
+def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, ReplicaLayer]) -> None:
     """What the mirror knew of it when it was large is true no more."""
     upper, mirror = layers
     at, data = plain(upper.at(b"/f")), os.urandom(3 * BLOCK_SIZE_BYTES)
@@ -156,7 +158,7 @@ def test_what_was_large_and_small_is_large_again(layers: tuple[Upper, Mirror]) -
         assert looks(upper) == looks(mirror.upper)
 
 
-def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror]) -> None:
+def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, ReplicaLayer]) -> None:
     upper, mirror = layers
     at = plain(upper.at(b"/f"))
     first = os.urandom(3 * BLOCK_SIZE_BYTES)
@@ -172,7 +174,7 @@ def test_the_old_state_is_whole_until_the_new_one_is(layers: tuple[Upper, Mirror
     assert looks(upper) == looks(mirror.upper)
 
 
-def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Mirror]) -> None:
+def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, ReplicaLayer]) -> None:
     """Its file was removed before it was closed: nobody ever tells of it."""
     upper, mirror = layers
     mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
@@ -188,7 +190,7 @@ def test_what_was_sent_ahead_and_never_finished_goes(layers: tuple[Upper, Mirror
     assert looks(upper) == looks(mirror.upper)
 
 
-def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, Mirror]) -> None:
+def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, ReplicaLayer]) -> None:
     """Nor does one while it persists, which makes folders there."""
     _, mirror = layers
     mirror.write(77, 0, bytes(BLOCK_SIZE_BYTES))
@@ -198,7 +200,9 @@ def test_a_crash_of_the_holder_leaves_nothing_in_work(layers: tuple[Upper, Mirro
 
 
 @pytest.mark.parametrize("size", [10, SMALL_BYTES_MAX + 1])
-def test_a_copy_has_what_an_object_has_beside_its_bytes(layers: tuple[Upper, Mirror], size: int) -> None:
+def test_a_copy_has_what_an_object_has_beside_its_bytes(
+    layers: tuple[Upper, ReplicaLayer], size: int
+) -> None:
     upper, mirror = layers
     at = plain(upper.at(b"/file"))
     Path(os.fsdecode(at)).write_bytes(b"x" * size)

@@ -22,15 +22,15 @@ from headrace.wire.peer_messages import (
     Doubt,
     Fetch,
     Forget,
-    Keep,
-    KeepAhead,
     ListShared,
     LookupShared,
     PeerHello,
     PeerRequest,
     PeerWelcome,
     Ping,
-    Return,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
     Settle,
     Stirred,
     Take,
@@ -146,11 +146,11 @@ class Conversation:
             looking = self._calls.desk.doubt(request)
             yield from self._ask(self._calls.call(looking, "checking a file for a peer", WORK_LIMIT_S))
             self._put(Done())
-        elif isinstance(request, Keep | KeepAhead):
+        elif isinstance(request, Replicate | ReplicateAhead):
             keeping = self._calls.desk.keep(request)
             yield from self._ask(self._calls.call(keeping, "keeping copies", WORK_LIMIT_S))
             self._put(Done())
-        elif isinstance(request, Return):
+        elif isinstance(request, QueryFailover):
             giving = self._calls.desk.give_back(request)
             self._put((yield from self._ask(self._calls.call(giving, "giving copies back", WORK_LIMIT_S))))
         elif isinstance(request, AskWritten | Stirred | Settle | Yield):

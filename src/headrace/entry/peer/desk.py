@@ -15,14 +15,14 @@ from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     AskWritten,
     Doubt,
+    FailoverReport,
     Forget,
-    Keep,
-    KeepAhead,
     ListShared,
     LookupShared,
     Names,
-    Return,
-    Returned,
+    QueryFailover,
+    Replicate,
+    ReplicateAhead,
     Settle,
     Settled,
     Stirred,
@@ -94,9 +94,9 @@ class Desk(Protocol):
 
     async def doubt(self, request: Doubt) -> None: ...
 
-    async def keep(self, request: Keep | KeepAhead) -> None: ...
+    async def keep(self, request: Replicate | ReplicateAhead) -> None: ...
 
-    async def give_back(self, request: Return) -> Returned: ...
+    async def give_back(self, request: QueryFailover) -> FailoverReport: ...
 
     async def written(
         self, request: AskWritten | Stirred | Settle | Yield

@@ -22,15 +22,15 @@ from headrace.base import failpoint
 from headrace.base.beneath import Root
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
-from headrace.dataplane.holders import HolderRecords
-from headrace.dataplane.keep import KNOWN, Keeper, forget_persisted
+from headrace.dataplane.placement import ReplicaSetRecords
+from headrace.dataplane.replica_host import KNOWN, ReplicaHost, forget_persisted
 from headrace.dataplane.writeback import WriteBack
-from headrace.layer.mirror import copy_of
+from headrace.layer.replica_layer import copy_of
 from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper
 from headrace.layer.written import Written
 from headrace.ring.view import ClusterView
-from headrace.wire.peer_messages import Returned, ReturnedFile
+from headrace.wire.peer_messages import FailedOverFile, FailoverReport
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,15 @@ FILES_MAX = 50_000
 TAKEN = "taken.db"
 
 
-class TakeOver:
+class Failover:
     """build: what persists an upper layer; folder → write path. on_persisted: told of a writer of whom
     nothing is left to persist; after it nobody asks for its names any more. delay_s: how long a writer may be away."""
 
     def __init__(
         self,
         me: str,
-        keeper: Keeper,
-        records: HolderRecords,
+        keeper: ReplicaHost,
+        records: ReplicaSetRecords,
         *,
         view: Callable[[], ClusterView],
         build: Callable[[str], WriteBack],
@@ -158,7 +158,7 @@ class TakeOver:
         same = row is not None and (row.inode, row.ctime_ns) == (written.inode, written.ctime_ns)
         return row.version if row is not None and same else None
 
-    async def give_back(self, writer: str, *, done: bool) -> Returned:
+    async def give_back(self, writer: str, *, done: bool) -> FailoverReport:
         """What was persisted for a writer that is back, or alive and cut off: then its copies stay ours to persist.
         done: it knows."""
         self._end(writer)
@@ -167,21 +167,21 @@ class TakeOver:
         finally:
             self.on_view()
 
-    async def _taken(self, writer: str, *, done: bool) -> Returned:
+    async def _taken(self, writer: str, *, done: bool) -> FailoverReport:
         folder = self._keeper.folder_of(writer)
         path = os.path.join(folder, TAKEN)
         async with self._keeper.lock_of(writer):
             if not _is_there(path):
-                return Returned([])
+                return FailoverReport([])
             if done:
                 os.unlink(path)
                 if writer in self._view().nodes:
                     forget_persisted(folder)
-                return Returned([])
+                return FailoverReport([])
             with contextlib.closing(SyncJournal(path)) as table:
                 rows = [row for row in table.all() if row.version.size_bytes >= 0][:FILES_MAX]
-        return Returned(
-            [ReturnedFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
+        return FailoverReport(
+            [FailedOverFile(row.path, row.inode, row.ctime_ns, row.size_bytes, row.version) for row in rows]
         )
 
 

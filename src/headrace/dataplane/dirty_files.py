@@ -17,13 +17,13 @@ from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
 from headrace.layer.calls import seen_at_rest, tick_left_s
 from headrace.layer.extras import extras_of
-from headrace.layer.mirror import copy_of
+from headrace.layer.replica_layer import copy_of
 from headrace.layer.upper import is_removed, is_whiteout
 from headrace.layer.written import Means, Written, WrittenName
 from headrace.wire.peer_messages import Wanted
 
 
-class LayerPiece:
+class DirtyFileReader:
     """For the peers' door: a file of a layer, which may change while it is sent, so its checksums are of what was read.
     fd: belongs to this from now on."""
 
@@ -46,7 +46,7 @@ class LayerPiece:
         os.close(self._fd)
 
 
-class WrittenPiece(LayerPiece):
+class OwnDirtyFileReader(DirtyFileReader):
     """One state of a file. It is looked at after each read, too (`ready`)."""
 
     def __init__(self, fd: int, state: tuple[int, int], name: str) -> None:
@@ -61,7 +61,7 @@ class WrittenPiece(LayerPiece):
         raise VersionChangedError(self._name, why="it was written again")
 
 
-class WrittenFiles:
+class DirtyFiles:
     """at: where this node's own files lie. folder_of: of the copies of what a writer wrote."""
 
     def __init__(
@@ -77,7 +77,7 @@ class WrittenFiles:
         self._at = at
         self._folder_of = folder_of
 
-    async def open(self, wanted: Wanted) -> WrittenPiece:
+    async def open(self, wanted: Wanted) -> OwnDirtyFileReader:
         """VersionChangedError when there is none like that (any more)."""
         written = Written.parse(wanted.token)
         name = os.fsdecode(wanted.path)
@@ -95,7 +95,7 @@ class WrittenFiles:
             if state != (written.inode, written.ctime_ns) or found.st_size != wanted.size_bytes:
                 raise VersionChangedError(name, why="it was written again")
             await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
-            return WrittenPiece(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
+            return OwnDirtyFileReader(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
 
     async def read(self, wanted: Wanted) -> Arrived | None:
         """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""

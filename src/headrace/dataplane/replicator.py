@@ -24,13 +24,13 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError, PeerError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.dataplane.concurrency import all_of
-from headrace.dataplane.holders import HolderRecords, able_holders
-from headrace.dataplane.written_files import LayerPiece
-from headrace.layer.mirror import RANGE_BYTES
-from headrace.layer.snapshot import SMALL_BYTES_MAX, Shape, Snapshot
+from headrace.dataplane.dirty_files import DirtyFileReader
+from headrace.dataplane.placement import ReplicaSetRecords, choose_replicas
+from headrace.layer.replica_layer import RANGE_BYTES
+from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import Keep, KeepAhead, Wanted
+from headrace.wire.peer_messages import Replicate, ReplicateAhead, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ FOLLOW_LOOK_S = 0.1
 FOLLOW_S = 30.0
 Key = tuple[str, str]
 """Id and instance of a node."""
-NOTHING = Snapshot(b"/", Shape.GONE).state
+NOTHING = Snapshot(b"/", EntryType.GONE).state
 TOKEN = "written/"
 """Of a file of the layer, for the peers' door."""
 
 
-class WrittenFile(LayerPiece):
+class OfferedFile(DirtyFileReader):
     """As it is at the moment it is read. fd: stays the caller's."""
 
     def __init__(self, fd: int, name: str) -> None:
@@ -67,7 +67,7 @@ class WrittenFile(LayerPiece):
         raise StoreError(self._name, why=f"it has fewer than {end} bytes now")
 
 
-class Offers:
+class ReplicaOffers:
     """Files of the layer that holders fetch just now, by inode number."""
 
     def __init__(self) -> None:
@@ -92,19 +92,19 @@ class Offers:
                 del self._open[inode]
                 os.close(known)
 
-    def open(self, wanted: Wanted) -> WrittenFile:
+    def open(self, wanted: Wanted) -> OfferedFile:
         """PathNotFoundError when it is not offered."""
         inode = int(wanted.token.removeprefix(TOKEN), 16)
         found = self._open.get(inode)
         if found is None:
             raise PathNotFoundError(f"written file {inode:x}", why="it is not offered any more")
-        return WrittenFile(found[0], os.fsdecode(wanted.path))
+        return OfferedFile(found[0], os.fsdecode(wanted.path))
 
 
-class Lane:
+class ReplicaStream:
     """To one holder."""
 
-    def __init__(self, copies: Copies, node: NodeInfo) -> None:
+    def __init__(self, copies: Replicator, node: NodeInfo) -> None:
         self.node = node
         self._copies = copies
         self._pending: dict[bytes, list[asyncio.Future[None]]] = {}
@@ -165,7 +165,7 @@ class Lane:
 
         async def one(start: int) -> None:
             async with gate:
-                request = KeepAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
+                request = ReplicateAhead(self._copies.me, inode, start, min(start + RANGE_BYTES, end))
                 await self._copies.peers.keep(self.node, request, Deadline.after(_limit_s(RANGE_BYTES)))
 
         await all_of(one(start) for start in range(sent, end, RANGE_BYTES))
@@ -261,20 +261,20 @@ class Lane:
     def _gone_below(self, one: Snapshot) -> list[Snapshot]:
         """A folder that was renamed may leave something in its old place: whiteouts. All else in it went with it, and
         nobody tells of each."""
-        if one.shape not in (Shape.DIRECTORY, Shape.REMOVED) or one.path not in self._has:
+        if one.shape not in (EntryType.DIRECTORY, EntryType.REMOVED) or one.path not in self._has:
             return []
         prefix = one.path.rstrip(b"/") + b"/"
         below = [path for path in self._has if path.startswith(prefix)]
-        return [Snapshot(path, Shape.GONE) for path in below if not self._copies.at(path).exists()]
+        return [Snapshot(path, EntryType.GONE) for path in below if not self._copies.at(path).exists()]
 
     async def _send(self, snapshots: list[Snapshot], *, begin: bool, end: bool) -> None:
         # names that are there before those that are gone: what was renamed is found under its old one
-        snapshots = sorted(snapshots, key=lambda one: one.shape in (Shape.GONE, Shape.WHITEOUT))
-        request = Keep(self._copies.me, snapshots, begin=begin, end=end)
+        snapshots = sorted(snapshots, key=lambda one: one.shape in (EntryType.GONE, EntryType.WHITEOUT))
+        request = Replicate(self._copies.me, snapshots, begin=begin, end=end)
         limit_s = _limit_s(sum(one.size_bytes for one in snapshots))
         await self._copies.peers.keep(self.node, request, Deadline.after(limit_s))
         for one in snapshots:
-            if one.shape == Shape.GONE:
+            if one.shape == EntryType.GONE:
                 self._has.pop(one.path, None)
                 continue
             self._has[one.path] = one.state
@@ -284,7 +284,7 @@ class Lane:
         self._copies.told += len(snapshots)
 
 
-class Copies:
+class Replicator:
     """count: copies of a file at most, this node's included. at: where a path lies. take: its snapshot; of what is
     persisted, one that says it is gone. names: all paths of the layer of which copies are kept."""
 
@@ -294,7 +294,7 @@ class Copies:
         peers: Peers,
         *,
         view: Callable[[], ClusterView],
-        records: HolderRecords,
+        records: ReplicaSetRecords,
         count: int,
         at: Callable[[bytes], SafePath],
         take: Callable[[bytes], Awaitable[Snapshot]],
@@ -305,12 +305,12 @@ class Copies:
         self.at = at
         self.names = names
         self.take = take
-        self.offers = Offers()
+        self.offers = ReplicaOffers()
         self.told = 0
         self._view = view
         self._count = count
         self._records = records
-        self._lanes: dict[Key, Lane] = {}
+        self._lanes: dict[Key, ReplicaStream] = {}
         self._retired: set[str] = set()
         self._told_to_drop: set[Key] = set()
         self._announcing: asyncio.Task[None] | None = None
@@ -374,9 +374,9 @@ class Copies:
             "copies_told": self.told,
         }
 
-    def _current(self, copies: int) -> list[Lane]:
+    def _current(self, copies: int) -> list[ReplicaStream]:
         """The lanes of the view; what is not in it any more ends."""
-        able = able_holders(self._view(), self.me)
+        able = choose_replicas(self._view(), self.me)
         nodes = able[: self._count - 1]
         keys = [(node.id, node.instance) for node in nodes]
         for key in [key for key in self._lanes if key not in keys]:
@@ -384,7 +384,7 @@ class Copies:
             self._retired.add(key[0])
         new = [(key, node) for key, node in zip(keys, nodes, strict=True) if key not in self._lanes]
         for key, node in new:
-            self._lanes[key] = Lane(self, node)
+            self._lanes[key] = ReplicaStream(self, node)
         strangers = {(node.id, node.instance) for node in able} - {*keys, *self._told_to_drop}
         if new or strangers:
             if self._announcing is not None:
@@ -411,11 +411,11 @@ class Copies:
             await asyncio.sleep(AGAIN_S)
 
     async def _tell_to_drop(self) -> None:
-        for node in able_holders(self._view(), self.me):
+        for node in choose_replicas(self._view(), self.me):
             key = node.id, node.instance
             if key in self._lanes or key in self._told_to_drop:
                 continue
-            await self.peers.keep(node, Keep(self.me, [], begin=True, end=True), Deadline.after(LIMIT_S))
+            await self.peers.keep(node, Replicate(self.me, [], begin=True, end=True), Deadline.after(LIMIT_S))
             self._told_to_drop.add(key)
 
 

@@ -24,7 +24,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.layer.calls import write_back
 from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.given_mode import give_mode
-from headrace.layer.snapshot import Shape, Snapshot
+from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.layer.upper import BASE, REMOVED, BaseVersion, Upper, set_base
 
 COPY_OF = "trusted.headrace.copy"
@@ -36,7 +36,7 @@ Range = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Staged:
+class Staging:
     """sums: of the blocks that are there. shared: a second name of a file that has its place; not to be written.
     used_s: monotonic, the last time that something came for it."""
 
@@ -47,7 +47,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Installed:
     """copy: what `copy_of` says of it as long as the sums are those of its bytes."""
 
     path: bytes
@@ -55,15 +55,15 @@ class Placed:
     sums: list[int]
 
 
-class Mirror:
+class ReplicaLayer:
     """folder: made when it is needed. is_durable: a file's bytes are on their way to the disk before it has its name;
     the flush is the caller's."""
 
     def __init__(self, folder: str, *, is_durable: bool = False) -> None:
         self._is_durable = is_durable
         self.upper = Upper(folder)
-        self._staged: dict[int, Staged] = {}
-        self._placed: dict[int, Placed] = {}
+        self._staged: dict[int, Staging] = {}
+        self._placed: dict[int, Installed] = {}
         self._kept: set[bytes] | None = None
         self._staging = threading.Lock()
 
@@ -120,7 +120,7 @@ class Mirror:
                 self._staged.pop(inode).at.throw_away()
         return len(idle)
 
-    def _stage(self, wanted: Snapshot) -> Staged:
+    def _stage(self, wanted: Snapshot) -> Staging:
         """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
         placed = self._placed.get(wanted.inode)
         staging = self._new_staging(wanted.inode)
@@ -128,16 +128,16 @@ class Mirror:
         if placed is not None and earlier is not None and copy_of(earlier) == placed.copy:
             staging.at.unlink()
             earlier.link(staging.at)
-            staging = Staged(staging.at, dict(enumerate(placed.sums)), shared=True)
+            staging = Staging(staging.at, dict(enumerate(placed.sums)), shared=True)
         self._staged[wanted.inode] = staging
         return staging
 
-    def _new_staging(self, inode: int) -> Staged:
+    def _new_staging(self, inode: int) -> Staging:
         at = self.upper.work.at(b"/%x" % inode)
         os.close(at.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        return Staged(at)
+        return Staging(at)
 
-    def _unshare(self, inode: int, staged: Staged) -> Staged:
+    def _unshare(self, inode: int, staged: Staging) -> Staging:
         own = self.upper.work.at(staged.at.path + b".own")
         _copy(staged.at, own)
         own.rename(staged.at)
@@ -170,16 +170,16 @@ class Mirror:
         if self._kept is not None:
             self._kept.add(one.path)
         with self.upper.lock:
-            if one.shape == Shape.GONE:
+            if one.shape == EntryType.GONE:
                 self._clear(one.path)
                 return
             self._make_parents(one.path)
-            if one.shape in (Shape.DIRECTORY, Shape.REMOVED):
+            if one.shape in (EntryType.DIRECTORY, EntryType.REMOVED):
                 self._place_directory(one)
                 return
             if self.upper.at(one.path).is_folder():
                 self._clear(one.path)
-            if one.shape == Shape.WHITEOUT:
+            if one.shape == EntryType.WHITEOUT:
                 self.upper.hide(one.path, one.replaces)
             else:
                 self._place_file(one)
@@ -189,14 +189,14 @@ class Mirror:
         if one.replaces is not None:
             set_base(made, BaseVersion(one.path, one.replaces))
         made.chown(one.uid, one.gid)
-        if one.shape == Shape.FILE:
+        if one.shape == EntryType.FILE:
             give_mode(made, one.mode)
             own = msgspec.msgpack.encode((one.inode, one.ctime_ns, one.size_bytes))
             made.setxattr(COPY_OF, own)
             if one.extras:
                 made.setxattr(EXTRAS, one.extras)
         made.utime((one.mtime_ns, one.mtime_ns))
-        if self._is_durable and one.shape == Shape.FILE:
+        if self._is_durable and one.shape == EntryType.FILE:
             _write_back(made)
         made.rename(self.upper.at(one.path))
         with contextlib.suppress(FileNotFoundError):
@@ -204,7 +204,7 @@ class Mirror:
 
     def _made(self, one: Snapshot) -> SafePath:
         made = self.upper.new()
-        if one.shape == Shape.LINK:
+        if one.shape == EntryType.LINK:
             made.symlink(one.content)
         elif one.is_large:
             staged = self._staged.pop(one.inode)
@@ -212,7 +212,7 @@ class Mirror:
             _truncate(made, one.size_bytes)
             count = -(-one.size_bytes // BLOCK_SIZE_BYTES)
             sums = [staged.sums[number] for number in range(count)]
-            self._placed[one.inode] = Placed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
+            self._placed[one.inode] = Installed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
         else:
             with open(made.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
                 out.write(one.content)
@@ -223,7 +223,7 @@ class Mirror:
         _make_folder(at)
         at.chown(one.uid, one.gid)
         at.chmod(one.mode)
-        _mark(at, REMOVED, b"" if one.shape == Shape.REMOVED else None)
+        _mark(at, REMOVED, b"" if one.shape == EntryType.REMOVED else None)
         _mark(at, BASE, None)
         if one.replaces is not None:
             set_base(at, BaseVersion(one.path, one.replaces))

@@ -1,6 +1,6 @@
 """Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
 
-Of each writer a mirror (`layer/mirror.py`), on the first volume, in a folder of the writer's id. What happens to it
+Of each writer a mirror (`layer/replica_layer.py`), on the first volume, in a folder of the writer's id. What happens to it
 when the writer is gone is in take_over.py.
 """
 
@@ -19,14 +19,14 @@ from headrace.base.beneath import Root
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError, StoreError, UsageError
 from headrace.dataplane.concurrency import all_of
-from headrace.dataplane.copies import TOKEN
+from headrace.dataplane.replicator import TOKEN
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.durable_writes import flush_folder
-from headrace.layer.mirror import Mirror, Range
+from headrace.layer.replica_layer import Range, ReplicaLayer
 from headrace.layer.snapshot import Snapshot
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import Keep, KeepAhead, Wanted
+from headrace.wire.peer_messages import Replicate, ReplicateAhead, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ STAGING_IDLE_S = 600.0
 """How long what was sent ahead of a file waits for the rest of it."""
 
 
-class Keeper:
+class ReplicaHost:
     """me: the id of this node. folder: where mirrors lie. Calls are on the node's loop; what touches the disk runs in
     `threads`. is_durable: what is kept is on the disk before its writer hears of it."""
 
@@ -59,7 +59,7 @@ class Keeper:
         self._peers = peers
         self._threads = threads
         self._view = view
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, ReplicaLayer] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self.bytes_kept = 0
         """When it was last measured."""
@@ -96,7 +96,7 @@ class Keeper:
         """Its folder was changed by somebody else."""
         self._mirrors.pop(writer, None)
 
-    async def keep(self, request: Keep) -> None:
+    async def keep(self, request: Replicate) -> None:
         """All are as the snapshots say on return."""
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
@@ -118,13 +118,13 @@ class Keeper:
         if self._is_durable:
             await self._disk.flush()
 
-    async def keep_ahead(self, request: KeepAhead) -> None:
+    async def keep_ahead(self, request: ReplicateAhead) -> None:
         node = self._node(request.writer)
         async with self.lock_of(request.writer):
             mirror = await self._mirror(request.writer)
         await self._fetch_range(node, mirror, request.inode, (request.start, request.end))
 
-    async def _fetch(self, node: NodeInfo, mirror: Mirror, one: Snapshot) -> None:
+    async def _fetch(self, node: NodeInfo, mirror: ReplicaLayer, one: Snapshot) -> None:
         gate = asyncio.Semaphore(FETCHES)
 
         async def some(range_: Range) -> None:
@@ -133,7 +133,7 @@ class Keeper:
 
         await all_of(some(range_) for range_ in await self._in_thread(mirror.missing, one))
 
-    async def _fetch_range(self, node: NodeInfo, mirror: Mirror, inode: int, range_: Range) -> None:
+    async def _fetch_range(self, node: NodeInfo, mirror: ReplicaLayer, inode: int, range_: Range) -> None:
         start, end = range_
         wanted = Wanted(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
         arrived = await self._peers.fetch(
@@ -149,11 +149,11 @@ class Keeper:
             raise PeerError(f"node {writer}", why="it is not in this node's view of the cluster")
         return found
 
-    async def _mirror(self, writer: str) -> Mirror:
+    async def _mirror(self, writer: str) -> ReplicaLayer:
         """The lock is held."""
         found = self._mirrors.get(writer)
         if found is None:
-            found = Mirror(self.folder_of(writer), is_durable=self._is_durable)
+            found = ReplicaLayer(self.folder_of(writer), is_durable=self._is_durable)
             await self._in_thread(found.make)
             self._mirrors[writer] = found
         return found
@@ -180,6 +180,6 @@ def _bytes_below(folder: str) -> int:
     return total
 
 
-def _place(mirror: Mirror, snapshots: list[Snapshot]) -> None:
+def _place(mirror: ReplicaLayer, snapshots: list[Snapshot]) -> None:
     for one in snapshots:
         mirror.place(one)

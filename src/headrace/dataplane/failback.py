@@ -20,7 +20,7 @@ ASK_LIMIT_S = 10.0
 PROTOCOL_MIN = 2
 
 
-class ComeBack:
+class Failback:
     def __init__(self, me: str, peers: Peers, known: SyncJournal, *, view: Callable[[], ClusterView]) -> None:
         self._me = me
         self._peers = peers

@@ -15,7 +15,7 @@ PREFIX = "copies"
 PROTOCOL_MIN = 2
 
 
-def able_holders(view: ClusterView, me: str) -> list[NodeInfo]:
+def choose_replicas(view: ClusterView, me: str) -> list[NodeInfo]:
     """All nodes that can keep this one's copies, in the order in which they are asked to: as they follow on a ring of
     all, by a hash of the ids, so that each is the first of one other only, and one that comes or goes changes that for
     one; those of other zones before those of this one."""
@@ -36,7 +36,7 @@ def _place(id: str) -> int:
     return xxhash.xxh3_64_intdigest(id.encode())
 
 
-class HolderRecords:
+class ReplicaSetRecords:
     def __init__(self, records: Records) -> None:
         self._records = records
 
