@@ -25,26 +25,26 @@ from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
-    AskWritten,
+    DirtyNamesChanged,
     Doubt,
     FailoverReport,
-    Forget,
+    InvalidateListing,
+    ListPending,
     ListShared,
     LookupShared,
     NameRow,
     Names,
     PeerWelcome,
+    PendingNamesPage,
     QueryFailover,
+    RecallLease,
     Replicate,
     ReplicateAhead,
-    Settle,
-    Settled,
-    Stirred,
+    ResolveVersion,
     Take,
     Taken,
+    VersionResolved,
     Wanted,
-    WrittenNames,
-    Yield,
 )
 
 MIB = 1 << 20
@@ -128,7 +128,7 @@ class FileDesk:
         self.folder = folder
         self.files: dict[bytes, DeskFile] = {}
         self.requests: list[int] = []
-        self.forgotten: list[Forget] = []
+        self.forgotten: list[InvalidateListing] = []
         self.taken: list[Take] = []
         self.doubted: list[Wanted] = []
         self.pages: list[Names] = []
@@ -177,7 +177,7 @@ class FileDesk:
         rows = [row for page in self.pages for row in page.rows if row.name == request.name]
         return [Names(rows, 5.0, last=True)]
 
-    async def forget(self, request: Forget) -> None:
+    async def forget(self, request: InvalidateListing) -> None:
         self.forgotten.append(request)
 
     async def doubt(self, request: Doubt) -> None:
@@ -189,7 +189,9 @@ class FileDesk:
     async def give_back(self, request: QueryFailover) -> FailoverReport:
         raise NotImplementedError
 
-    async def written(self, request: AskWritten | Stirred | Settle | Yield) -> WrittenNames | Settled | Done:
+    async def written(
+        self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
+    ) -> PendingNamesPage | VersionResolved | Done:
         raise NotImplementedError
 
     async def take(self, request: Take) -> Taken:

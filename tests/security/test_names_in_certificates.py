@@ -26,18 +26,18 @@ from headrace.config.schema import Config
 from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, Identity, NameForm, StrangerError, uris_of
-from headrace.node.neighbourhood import node_id_of, node_tls
+from headrace.node.cluster_link import node_id_of, node_tls
 from headrace.peer.peers import Peers
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import (
+    DirtyNamesChanged,
     PeerHello,
     PeerWelcome,
     Ping,
     QueryFailover,
     Replicate,
     ReplicateAhead,
-    Stirred,
 )
 from tests.certificates import authority, issued, mutual, settings_of
 from tests.integration.peer_desk import CLUSTER, Serving, serving, soon
@@ -165,7 +165,7 @@ def test_whoever_is_no_node_of_the_cluster_is_told_nothing(
 
 @pytest.mark.parametrize(
     "request_",
-    [Replicate("c", []), ReplicateAhead("c", 1, 0, 1), QueryFailover("c"), Stirred("c", [b"/"])],
+    [Replicate("c", []), ReplicateAhead("c", 1, 0, 1), QueryFailover("c"), DirtyNamesChanged("c", [b"/"])],
     ids=lambda one: type(one).__name__,
 )
 @pytest.mark.parametrize("tls", [True, False])

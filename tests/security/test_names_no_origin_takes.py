@@ -12,7 +12,7 @@ import pytest
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.config.schema import CacheVolume, Config
 from headrace.dataplane.conflicts import plain_name
-from headrace.node.neighbourhood import node_id_of
+from headrace.node.cluster_link import node_id_of
 from headrace.wire.frame import HEADER_BYTES, decode_request, encode
 from headrace.wire.messages import Secure
 from tests.integration.cli.host import Host

@@ -43,7 +43,7 @@ def requests_with(path: bytes) -> list[dict[str, object]]:
         {"type": "Take", "files": [wanted], "epoch": 1},
         {"type": "Doubt", "file": wanted},
         {"type": "Keep", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},
-        {"type": "AskWritten", "writer": "n1", "path": path},
+        {"type": "ListPending", "writer": "n1", "path": path},
         {"type": "Stirred", "writer": "n1", "paths": [path]},
         {"type": "Settle", "path": path, "token": "t"},
         {"type": "Yield", "path": path},
@@ -55,7 +55,7 @@ def requests_of(writer: str) -> list[dict[str, object]]:
         {"type": "Keep", "writer": writer, "snapshots": []},
         {"type": "ReplicateAhead", "writer": writer, "inode": 1, "start": 0, "end": 1},
         {"type": "Return", "writer": writer},
-        {"type": "AskWritten", "writer": writer, "path": b"/"},
+        {"type": "ListPending", "writer": writer, "path": b"/"},
         {"type": "Stirred", "writer": writer, "paths": []},
     ]
 
@@ -96,7 +96,7 @@ def test_a_snapshot_that_no_layer_can_have_is_not_decoded(fields: dict[str, obje
 
 @pytest.mark.parametrize("name", [b".", b"..", b"a/b", b"a\0", b"n" * 256])
 def test_a_written_name_that_is_none_is_not_decoded(name: bytes) -> None:
-    answer = {"type": "WrittenNames", "names": [[name, 2]], "state": "", "whole": True}
+    answer = {"type": "PendingNamesPage", "names": [[name, 2]], "state": "", "whole": True}
     with pytest.raises(ProtocolError):
         peer_frame.decode_answer(msgspec.msgpack.encode(answer))
 

@@ -14,7 +14,7 @@ from headrace.cluster.membership import Membership
 from headrace.cluster.records import Followers
 from headrace.dataplane.placement import PREFIX as HOLDERS
 from headrace.dataplane.placement import ReplicaSetRecords
-from headrace.namespace.cover import Cover
+from headrace.namespace.dirty_scope import DirtyScope
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
 from headrace.ring.view import ClusterView, NodeInfo
 
@@ -75,7 +75,7 @@ def test_a_record_of_what_was_written_that_is_none(raw: bytes) -> None:
         await records.put(f"{HOLDERS}/a", raw)
         return await ReplicaSetRecords(records).is_holder("a", "b")
 
-    for ask in (lambda: asyncio.run(is_holder()), lambda: Cover.decode(raw)):
+    for ask in (lambda: asyncio.run(is_holder()), lambda: DirtyScope.decode(raw)):
         try:
             assert not ask()
         except ClusterUnavailableError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
-    *("layer/upper.py", "layer/replica_layer.py", "layer/snapshot.py", "layer/marks.py"),
+    *("layer/upper.py", "layer/replica_layer.py", "layer/snapshot.py", "layer/lease_marks.py"),
     *("sdk/looks.py", "sdk/paths.py", "sdk/tree.py", "sdk/shadows.py", "sdk/elsewhere.py"),
     *("fuse/nodes.py", "fuse/upper_files.py", "fuse/writable.py", "fuse/writable_files.py"),
     *(
@@ -18,7 +18,12 @@ MODULES = (
         "dataplane/demotion.py",
     ),
     *("dataplane/removal.py", "dataplane/upload.py", "dataplane/snapshots.py", "dataplane/origin_changes.py"),
-    *("dataplane/told.py", "dataplane/action.py", "dataplane/writeback.py", "dataplane/dirty_files.py"),
+    *(
+        "dataplane/pending_names.py",
+        "dataplane/action.py",
+        "dataplane/writeback.py",
+        "dataplane/dirty_files.py",
+    ),
     *("webhdfs/reading.py", "webhdfs/writing.py", "s3/facts.py", "s3/listing.py", "s3/objects.py"),
     *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/place.py"),
     "checkpoint/node_place.py",
@@ -48,7 +53,7 @@ BY_EITHER = {
 """Calls that take a descriptor, too, or the path of a Pin."""
 HELD = {"fd", "file", "at", "_fd"}
 ALLOWED = {
-    ("dataplane/told.py", "exists"): "a file beside the layer",
+    ("dataplane/pending_names.py", "exists"): "a file beside the layer",
     ("layer/upper.py", "getxattr"): "an entry of a directory that is held",
     ("sdk/looks.py", "open"): "a file of the cache",
     ("sdk/paths.py", "open"): "/proc",

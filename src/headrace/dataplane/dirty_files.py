@@ -17,9 +17,9 @@ from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
 from headrace.layer.calls import seen_at_rest, tick_left_s
 from headrace.layer.extras import extras_of
+from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.layer.replica_layer import copy_of
 from headrace.layer.upper import is_removed, is_whiteout
-from headrace.layer.written import Means, Written, WrittenName
 from headrace.wire.peer_messages import Wanted
 
 
@@ -79,7 +79,7 @@ class DirtyFiles:
 
     async def open(self, wanted: Wanted) -> OwnDirtyFileReader:
         """VersionChangedError when there is none like that (any more)."""
-        written = Written.parse(wanted.token)
+        written = PendingVersion.parse(wanted.token)
         name = os.fsdecode(wanted.path)
         if written is None:
             raise VersionChangedError(name, why="not understood")
@@ -112,7 +112,7 @@ class DirtyFiles:
         finally:
             piece.close()
 
-    def mirrored(self, writer: str, folder: bytes) -> list[WrittenName]:
+    def mirrored(self, writer: str, folder: bytes) -> list[PendingEntry]:
         """What the copies here say of a folder of the writer's. All of it is unpersisted, as far as it is known
         here."""
         at = self._copy_at(writer, folder)
@@ -131,27 +131,29 @@ def _open_at_rest(at: SafePath) -> tuple[io.FileIO, os.stat_result]:
     return file, seen_at_rest(file.fileno())
 
 
-def own_name(at: SafePath, name: bytes) -> WrittenName:
+def own_name(at: SafePath, name: bytes) -> PendingEntry:
     """What a name of a layer means, of which the origin has something else, or nothing."""
     try:
         found = at.lstat()
     except OSError:
-        return WrittenName(name, Means.ORIGIN)
+        return PendingEntry(name, EntryState.ORIGIN)
     if is_whiteout(found):
-        return WrittenName(name, Means.HIDDEN)
+        return PendingEntry(name, EntryState.HIDDEN)
     if stat.S_ISDIR(found.st_mode):
-        return WrittenName(name, Means.HIDDEN if is_removed(at) else Means.DIRECTORY)
+        return PendingEntry(name, EntryState.HIDDEN if is_removed(at) else EntryState.DIRECTORY)
     return (
-        WrittenName.of_file(name, found) if stat.S_ISREG(found.st_mode) else WrittenName(name, Means.ORIGIN)
+        PendingEntry.of_file(name, found)
+        if stat.S_ISREG(found.st_mode)
+        else PendingEntry(name, EntryState.ORIGIN)
     )
 
 
-def copy_name(at: SafePath, name: bytes) -> WrittenName:
+def copy_name(at: SafePath, name: bytes) -> PendingEntry:
     """The same of a copy: files have the state that they have where they were written."""
     one = own_name(at, name)
-    if one.means != Means.FILE:
+    if one.means != EntryState.FILE:
         return one
     state = copy_of(at)
     if len(state) != 3:
-        return WrittenName(name, Means.ORIGIN)
-    return WrittenName(name, Means.FILE, one.size_bytes, one.mtime_ns, state[0], state[1])
+        return PendingEntry(name, EntryState.ORIGIN)
+    return PendingEntry(name, EntryState.FILE, one.size_bytes, one.mtime_ns, state[0], state[1])

@@ -25,10 +25,10 @@ from headrace.base.model import Version
 from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.replica_host import KNOWN, ReplicaHost, forget_persisted
 from headrace.dataplane.writeback import WriteBack
+from headrace.layer.pending_version import PendingVersion
 from headrace.layer.replica_layer import copy_of
 from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper
-from headrace.layer.written import Written
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
 
@@ -148,7 +148,7 @@ class Failover:
             elif not name.startswith(TAKEN):
                 os.unlink(path)
 
-    def taken(self, path: bytes, written: Written) -> Version | None:
+    def taken(self, path: bytes, written: PendingVersion) -> Version | None:
         """What the origin has of a file of a writer's that was persisted here in its place."""
         at = os.path.join(self._keeper.folder_of(written.writer), TAKEN)
         if not _is_there(at):

@@ -13,9 +13,9 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
+from headrace.layer.pending_version import is_pending
 from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
-from headrace.layer.written import is_written
 from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Condition, Origin
@@ -53,7 +53,7 @@ class Preconditions:
         version to replace. False: there is not, as that node wrote it again, or is gone. HeadraceError: it can't be
         asked now."""
         base = base_version(at, path)
-        if base is None or not is_written(base):
+        if base is None or not is_pending(base):
             return True
         version = await self.settle_elsewhere(path, base)
         with self._upper.lock:
@@ -88,7 +88,7 @@ class Preconditions:
         """The index, too: what it had there before would look as if somebody had put it there since."""
         with self._upper.lock:
             entry = self._namespace.known(row.path)
-            if entry is not None and entry.kind is Kind.FILE and not is_written(entry.version):
+            if entry is not None and entry.kind is Kind.FILE and not is_pending(entry.version):
                 if row.is_absent:
                     self._namespace.was_removed(row.path)
                 else:
@@ -139,7 +139,7 @@ class Preconditions:
             return base
         if row is not None and row.is_absent:
             return None  # it was removed; what the name means since then is somebody else's
-        if entry is None or entry.kind is not Kind.FILE or is_written(entry.version):
+        if entry is None or entry.kind is not Kind.FILE or is_pending(entry.version):
             return None
         return entry.version
 

@@ -15,39 +15,39 @@ from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
 from headrace.base.model import Entry, Extras, FileId, Version
+from headrace.dataplane.coherence_service import CoherenceService
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.dirty_files import OwnDirtyFileReader
 from headrace.dataplane.failover import Failover
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import TOKEN, OfferedFile, ReplicaOffers
-from headrace.dataplane.shared_writes import SharedWrites
 from headrace.layer.extras import extras_of
+from headrace.layer.pending_version import PREFIX
 from headrace.layer.told import extras_by
-from headrace.layer.written import PREFIX
 from headrace.namespace.tree import Namespace
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
-    AskWritten,
+    DirtyNamesChanged,
     Doubt,
     FailoverReport,
-    Forget,
+    InvalidateListing,
+    ListPending,
     ListShared,
     LookupShared,
     Names,
+    PendingNamesPage,
     QueryFailover,
+    RecallLease,
     Replicate,
     ReplicateAhead,
-    Settle,
-    Settled,
-    Stirred,
+    ResolveVersion,
     Take,
     Taken,
+    VersionResolved,
     Wanted,
-    WrittenNames,
-    Yield,
 )
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class Desk:
         owns: Callable[[bytes, int], bool],
         on_forget: Callable[[bytes, bool], None],
         copies: CopyDesk | None = None,
-        shared: SharedWrites | None = None,
+        shared: CoherenceService | None = None,
     ) -> None:
         self._copies = copies
         self._shared = shared
@@ -249,21 +249,23 @@ class Desk:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
 
-    async def written(self, request: AskWritten | Stirred | Settle | Yield) -> WrittenNames | Settled | Done:
+    async def written(
+        self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
+    ) -> PendingNamesPage | VersionResolved | Done:
         shared = self._shared_writes()
         match request:
-            case AskWritten():
+            case ListPending():
                 return await shared.answer(request)
-            case Stirred(paths=paths, below=below):
+            case DirtyNamesChanged(paths=paths, below=below):
                 for path in paths:
                     self._namespace.stirred(path, below)
-            case Settle(path=path, token=token):
-                return Settled(await shared.settle(path, token))
-            case Yield(path=path):
+            case ResolveVersion(path=path, token=token):
+                return VersionResolved(await shared.settle(path, token))
+            case RecallLease(path=path):
                 await shared.give_up(path)
         return Done()
 
-    def _shared_writes(self) -> SharedWrites:
+    def _shared_writes(self) -> CoherenceService:
         if self._shared is None:
             raise UsageError("written files", why="this node tells nobody of any")
         return self._shared
@@ -272,7 +274,7 @@ class Desk:
         entry = await self._claimed(request.file)
         await self._reads.check(entry.id)
 
-    async def forget(self, request: Forget) -> None:
+    async def forget(self, request: InvalidateListing) -> None:
         if request.relist:
             self._on_forget(request.path, request.below)
         elif request.below:

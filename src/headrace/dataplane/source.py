@@ -22,7 +22,7 @@ from headrace.base.errors import HeadraceError, NotOwnerError, OriginUnavailable
 from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
-from headrace.layer.written import Written, is_written
+from headrace.layer.pending_version import PendingVersion, is_pending
 from headrace.namespace.mounts import Mount
 from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
@@ -179,7 +179,7 @@ class ClusterSources(Sources):
         self._at_origin: dict[tuple[bytes, Version], list[tuple[int, int]]] = {}
 
     def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
-        if is_written(entry.version):
+        if is_pending(entry.version):
             return WrittenSource(self, path, entry, mount, key)
         return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
 
@@ -395,7 +395,7 @@ class WrittenSource:
 
     async def _fetch(self, start: int, end: int) -> Arrived | None:
         sources, version = self.sources, self.entry.version
-        written = Written.parse(version.token)
+        written = PendingVersion.parse(version.token)
         wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         for node in [] if written is None else sources.writers(written.writer):
             deadline = Deadline.after(sources.peer_timeout_s)

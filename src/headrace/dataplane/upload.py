@@ -37,9 +37,9 @@ from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
+from headrace.layer.pending_version import is_pending
 from headrace.layer.sync_journal import ABSENT, JournalRecord, SyncJournal
 from headrace.layer.upper import Upper, base_version
-from headrace.layer.written import is_written
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
@@ -149,7 +149,7 @@ class Uploader:
         at = self._upper.at(path)
         while True:
             opened = await self._open(path, at)
-            if opened is None or opened.base is None or not is_written(opened.base):
+            if opened is None or opened.base is None or not is_pending(opened.base):
                 return opened
             opened.close()
             await self._believed.settle_base(path, at)

@@ -31,13 +31,13 @@ from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.demotion import Demoter
 from headrace.dataplane.dirty_set import DirtySet
 from headrace.dataplane.origin_changes import OriginChangeReconciler
+from headrace.dataplane.pending_names import PendingNames
 from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.removal import RemovalPropagator
 from headrace.dataplane.replicator import Replicator
 from headrace.dataplane.scrub_written import WrittenFilesOfScrub
 from headrace.dataplane.snapshots import Snapshots
-from headrace.dataplane.told import Told
 from headrace.dataplane.upload import Uploader
 from headrace.dataplane.upper_quota import UpperQuota
 from headrace.dataplane.write_ahead import WriteAhead
@@ -136,7 +136,7 @@ class WriteBack:
         self._snapshots = Snapshots(upper, modes, self._believed, threads, is_persisted=self._is_persisted)
         self._following: set[asyncio.Task[None]] = set()
         self.copies: Replicator | None = None
-        self.told = Told(
+        self.told = PendingNames(
             upper,
             known,
             modes,

@@ -31,8 +31,8 @@ from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Versio
 from headrace.base.single_flight import SingleFlight
 from headrace.layer.upper import join, split
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.overlay import Beneath, Changed, Overlays, Rows, version_of
-from headrace.namespace.stirs import Stirs
+from headrace.namespace.pending_rows import Changed, OriginListing, PendingRows, Rows, version_of
+from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.origin.origin import ListPage, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.store.index import Index, ListingWriter
@@ -100,8 +100,10 @@ class Namespace:
     ) -> None:
         self._shared = shared
         self._others = others
-        self._overlays = Overlays(index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path)))))
-        self._stirs = Stirs(self._see_others, self._folders_below)
+        self._overlays = PendingRows(
+            index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path))))
+        )
+        self._stirs = RefreshQueue(self._see_others, self._folders_below)
         self._asking_others = asyncio.Semaphore(OTHERS_ASKED_MAX)
         self._index = index
         self._mounts = mounts
@@ -544,7 +546,7 @@ class Namespace:
                 self._on_changed(changed)
 
     def _finish(
-        self, directory: FileId, writer: ListingWriter, beneath: Beneath, fresh_until_ns: int
+        self, directory: FileId, writer: ListingWriter, beneath: OriginListing, fresh_until_ns: int
     ) -> Changed:
         """All pages are taken in: what others wrote is kept, what nobody has goes."""
         changed = self._overlays.apply_over(beneath, directory)

@@ -58,9 +58,9 @@ from headrace.origin.options import verifies_opens
 from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.wire.messages import (
+    AcquireLease,
     Answer,
     Changed,
-    Claim,
     Completed,
     Describe,
     Done,
@@ -100,8 +100,8 @@ from headrace.wire.messages import (
 if TYPE_CHECKING:
     from headrace.entry.broker.server import Broker
     from headrace.jobs.cluster_jobs import ClusterJobs
-    from headrace.node.neighbourhood import Neighbourhood
-    from headrace.node.together import Together
+    from headrace.node.cluster_link import ClusterLink
+    from headrace.node.cluster_services import ClusterServices
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ GC_THRESHOLD = 50_000
 class Node:
     """A node that is running: build it with `Node.start`, end it with `stop`."""
 
-    def __init__(self, config: Config, store: Store, hood: Neighbourhood | None = None) -> None:
+    def __init__(self, config: Config, store: Store, hood: ClusterLink | None = None) -> None:
         self.config = config
         self.hood = hood
         self.store = store
@@ -174,7 +174,7 @@ class Node:
             durable_puts=config.durable_puts,
         )
         self.server = RpcServer(welcome, self.subscribers, answer=self.answer, stream=self._stream)
-        self.together: Together | None = None
+        self.together: ClusterServices | None = None
         self.write = build_writing(config, self.namespace, on_written=self._written, announce=self._announce)
         if self.write is not None:
             self.write.move_into(store, self.sources.owns)
@@ -204,7 +204,7 @@ class Node:
     @classmethod
     async def _started(cls, config: Config, *, again: bool) -> Node:
         store = open_store(config)
-        hood: Neighbourhood | None = None
+        hood: ClusterLink | None = None
         node: Node | None = None
         try:
             hood = _neighbourhood(config, store)
@@ -236,12 +236,12 @@ class Node:
             node.scrub.start()
         return node
 
-    async def _join(self, hood: Neighbourhood) -> None:
+    async def _join(self, hood: ClusterLink) -> None:
         """Peers are answered, and the cluster's mounts are attached, or soon are, on return."""
+        from headrace.node.cluster_services import ClusterServices
         from headrace.node.shared_mounts import MountRecord
-        from headrace.node.together import Together
 
-        self.together = Together(
+        self.together = ClusterServices(
             hood,
             self.config,
             store=self.store,
@@ -361,7 +361,7 @@ class Node:
             case Secure(path=path):
                 await self._writing().secure(path)
                 return Done()
-            case Claim(path=path):
+            case AcquireLease(path=path):
                 if self.together is not None:
                     await self.together.claim(path)
                 return Done()
@@ -611,13 +611,13 @@ class Node:
                 log.warning("cache disk has room again folder=%s", folder)
 
 
-def _neighbourhood(config: Config, store: Store) -> Neighbourhood | None:
+def _neighbourhood(config: Config, store: Store) -> ClusterLink | None:
     """None for a node that is alone. Its imports cost a node without a cluster nothing."""
     if not config.cluster:
         return None
-    from headrace.node.neighbourhood import Neighbourhood
+    from headrace.node.cluster_link import ClusterLink
 
-    return Neighbourhood(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
+    return ClusterLink(config, capacity_bytes=sum(volume.capacity_bytes for volume in store.disks))
 
 
 def run_node(config: Config, *, ready_fd: int | None = None, again: bool = False) -> int:

@@ -34,28 +34,28 @@ from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
-    AskWritten,
+    DirtyNamesChanged,
     Doubt,
     FailedOverFile,
     FailoverReport,
     Fetch,
-    Forget,
+    InvalidateListing,
+    ListPending,
     ListShared,
     LookupShared,
     Names,
     PeerHello,
     PeerWelcome,
+    PendingNamesPage,
     QueryFailover,
+    RecallLease,
     Replicate,
     ReplicateAhead,
-    Settle,
-    Settled,
-    Stirred,
+    ResolveVersion,
     Take,
     Taken,
+    VersionResolved,
     Wanted,
-    WrittenNames,
-    Yield,
 )
 
 THREADS = 64
@@ -119,7 +119,7 @@ class Peers:
     async def forget(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
-        talk = AskTalk(Forget(path, relist, below), Done)
+        talk = AskTalk(InvalidateListing(path, relist, below), Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
@@ -144,17 +144,19 @@ class Peers:
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().files
 
-    async def ask_written(self, node: NodeInfo, request: AskWritten, deadline: Deadline) -> WrittenNames:
-        talk = AskTalk(request, WrittenNames)
+    async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
+        talk = AskTalk(request, PendingNamesPage)
         await self._ask_usable(self._peer(node), talk, deadline)
         return talk.result()
 
-    async def settle(self, node: NodeInfo, request: Settle, deadline: Deadline) -> Settled:
-        talk = AskTalk(request, Settled)
+    async def settle(self, node: NodeInfo, request: ResolveVersion, deadline: Deadline) -> VersionResolved:
+        talk = AskTalk(request, VersionResolved)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result()
 
-    async def tell(self, node: NodeInfo, request: Stirred | Yield, deadline: Deadline) -> None:
+    async def tell(
+        self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
+    ) -> None:
         """It heard, and did what the message says, on return."""
         talk = AskTalk(request, Done)
         await self._ask(self._peer(node), talk, deadline)

@@ -35,8 +35,8 @@ from headrace.sdk.local import LocalCache
 from headrace.sdk.touches import Touches
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
+    AcquireLease,
     Answer,
-    Claim,
     Describe,
     Described,
     Forgot,
@@ -294,7 +294,7 @@ class Client:
     def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
         """New names may be made in the folder, exclusively in the cluster, on return: for a moment at least.
         HeadraceError where that can't be had."""
-        self._ask(Claim(path=folder), cancel)
+        self._ask(AcquireLease(path=folder), cancel)
 
     # ------------------------------------------------------------ the rest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.marks import Marks
+from headrace.layer.lease_marks import DirectoryFlags
 from headrace.layer.upper import Upper, split
 
 
@@ -21,7 +21,7 @@ class OtherNodes:
     def __init__(self, upper: Upper, modes: WriteModes) -> None:
         self._upper = upper
         self._modes = modes
-        self._marks: Marks | None = None
+        self._marks: DirectoryFlags | None = None
 
     def know(self, path: bytes) -> bool:
         """Whether they know that something is written in the folder of a path, or need not; where close waits for
@@ -40,7 +40,7 @@ class OtherNodes:
         if not self._opened().has_right(self._upper.at(folder), folder):
             raise NeedsRightError(folder)
 
-    def _opened(self) -> Marks:
+    def _opened(self) -> DirectoryFlags:
         if self._marks is None:
-            self._marks = Marks(self._upper.marks_path)
+            self._marks = DirectoryFlags(self._upper.marks_path)
         return self._marks

@@ -162,7 +162,7 @@ class Secure(Message, frozen=True):
         check_long_names(self.path)
 
 
-class Claim(Message, frozen=True):
+class AcquireLease(Message, frozen=True):
     """New names are to be made in a folder, exclusively: this node has the right to it, for a moment at least, and the
     index knows the names that other nodes made. → Done, or Failure."""
 
@@ -377,7 +377,7 @@ Request = (
     | JobRetry
     | Changed
     | Secure
-    | Claim
+    | AcquireLease
     | Describe
     | GatewayCounts
     | Shutdown

@@ -13,8 +13,8 @@ import msgspec
 
 from headrace.base.model import Extras, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
+from headrace.layer.pending_version import PendingEntry
 from headrace.layer.snapshot import Snapshot
-from headrace.layer.written import WrittenName
 from headrace.wire.messages import Done, Failure, Message
 
 PEER_PROTOCOL = 3
@@ -88,7 +88,7 @@ class LookupShared(Message, frozen=True):
         check_name(self.name)
 
 
-class Forget(Message, frozen=True):
+class InvalidateListing(Message, frozen=True):
     """`headrace sync`, in two rounds over all nodes, so that nobody takes an old listing from a node that has not heard
     of it yet. First (relist=False): listings at and below the path are stale from now on. Then (relist=True): list
     again what was listed, in the background. → Done. below False: only the listing of the path itself, which changed
@@ -157,9 +157,9 @@ class QueryFailover(Message, frozen=True):
         check_node_id(self.writer)
 
 
-class AskWritten(Message, frozen=True):
+class ListPending(Message, frozen=True):
     """What did the writer write in this folder that is not persisted yet? Of the asked node itself, or of one whose
-    copies it holds. since: `state` of the last answer, "" for all. → WrittenNames. Since protocol 3."""
+    copies it holds. since: `state` of the last answer, "" for all. → PendingNamesPage. Since protocol 3."""
 
     writer: str
     path: bytes
@@ -170,7 +170,7 @@ class AskWritten(Message, frozen=True):
         check_path(self.path)
 
 
-class Stirred(Message, frozen=True):
+class DirtyNamesChanged(Message, frozen=True):
     """The asker wrote something in these folders, which its record names already. below: or somewhere below them.
     → Done, at once. Since protocol 3."""
 
@@ -184,13 +184,13 @@ class Stirred(Message, frozen=True):
             check_path(path)
 
 
-OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, Stirred)
-"""Their writer is the asker itself. AskWritten's may be another one."""
+OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
+"""Their writer is the asker itself. ListPending's may be another one."""
 
 
-class Settle(Message, frozen=True):
+class ResolveVersion(Message, frozen=True):
     """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
-    persisted now. token: of that file, as `layer/written.py` makes it. → Settled. Since protocol 3."""
+    persisted now. token: of that file, as `layer/pending_version.py` makes it. → VersionResolved. Since protocol 3."""
 
     path: bytes
     token: str
@@ -199,7 +199,7 @@ class Settle(Message, frozen=True):
         check_path(self.path)
 
 
-class Yield(Message, frozen=True):
+class RecallLease(Message, frozen=True):
     """The asker wants to be the one that makes new names in a folder. → Done, when the asked one is not any more, or
     never was. Since protocol 3."""
 
@@ -266,16 +266,16 @@ class FailoverReport(Message, frozen=True):
     files: list[FailedOverFile]
 
 
-class WrittenNames(Message, frozen=True):
+class PendingNamesPage(Message, frozen=True):
     """whole: these are all; else what changed since the state that the asker had. more: ask again, with this state."""
 
-    names: list[WrittenName]
+    names: list[PendingEntry]
     state: str
     whole: bool
     more: bool = False
 
 
-class Settled(Message, frozen=True):
+class VersionResolved(Message, frozen=True):
     """version: what the origin has of the file that was asked for; None: it never came there, and never will."""
 
     version: Version | None
@@ -302,18 +302,27 @@ PeerRequest = (
     | Fetch
     | ListShared
     | LookupShared
-    | Forget
+    | InvalidateListing
     | Take
     | Doubt
     | Replicate
     | ReplicateAhead
     | QueryFailover
-    | AskWritten
-    | Stirred
-    | Settle
-    | Yield
+    | ListPending
+    | DirtyNamesChanged
+    | ResolveVersion
+    | RecallLease
     | Ping
 )
 PeerAnswer = (
-    PeerWelcome | Block | FileEnd | Names | Taken | FailoverReport | WrittenNames | Settled | Done | Failure
+    PeerWelcome
+    | Block
+    | FileEnd
+    | Names
+    | Taken
+    | FailoverReport
+    | PendingNamesPage
+    | VersionResolved
+    | Done
+    | Failure
 )

@@ -7,8 +7,8 @@ import msgspec
 from headrace.base.errors import ProtocolError
 from headrace.base.model import Version
 from headrace.base.namespace_path import check_name, check_path
+from headrace.layer.pending_version import EntryState, PendingEntry
 from headrace.layer.snapshot import EntryType, Snapshot
-from headrace.layer.written import Means, WrittenName
 from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
 from headrace.wire.messages import Message
 from tests.fuzz.fuzzer import Fuzzer
@@ -41,7 +41,7 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.Fetch([_WANTED], False, 3),
     peer_messages.ListShared(b"/data", 3, True),
     peer_messages.LookupShared(b"/data", b"a", 3),
-    peer_messages.Forget(b"/", True),
+    peer_messages.InvalidateListing(b"/", True),
     peer_messages.Take([_WANTED, _WANTED], 4),
     peer_messages.Doubt(_WANTED),
     peer_messages.Replicate(
@@ -50,14 +50,14 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.Replicate("node-2", [Snapshot(b"/w", 1, 5, 6, 7, 2 << 20, 0o644, sums=[1, 2])]),
     peer_messages.ReplicateAhead("node-2", 5, 0, 100),
     peer_messages.QueryFailover("node-2", True),
-    peer_messages.AskWritten("node-2", b"/w", "state"),
-    peer_messages.Stirred("node-2", [b"/w", b"/"], True),
-    peer_messages.Settle(b"/w/x", "written-by/node-2/5-6"),
-    peer_messages.Yield(b"/w"),
+    peer_messages.ListPending("node-2", b"/w", "state"),
+    peer_messages.DirtyNamesChanged("node-2", [b"/w", b"/"], True),
+    peer_messages.ResolveVersion(b"/w/x", "written-by/node-2/5-6"),
+    peer_messages.RecallLease(b"/w"),
 ]
 _PEER_ANSWERS: list[Message] = [
-    peer_messages.WrittenNames([WrittenName(b"x", 2, 3, 4, 5, 6)], "state", True),
-    peer_messages.Settled(Version(3, 7, '"e"')),
+    peer_messages.PendingNamesPage([PendingEntry(b"x", 2, 3, 4, 5, 6)], "state", True),
+    peer_messages.VersionResolved(Version(3, 7, '"e"')),
     peer_messages.Names([peer_messages.NameRow(b"x", 1, 3, 4, '"e"')], 1.5, True),
     messages.Failure("peer.not_owner", "/a", "", ""),
     messages.Done(),
@@ -110,10 +110,10 @@ def _peer_request(data: bytes) -> None:
 
 def _peer_answer(data: bytes) -> None:
     answer = peer_frame.decode_answer(data)
-    if isinstance(answer, peer_messages.WrittenNames):
+    if isinstance(answer, peer_messages.PendingNamesPage):
         for row in answer.names:
             assert not row.name or b"/" not in row.name
-            Means(row.means)
+            EntryState(row.means)
     if isinstance(answer, messages.Failure):
         peer_frame.error_of(answer)
     _same_again(answer, peer_frame.decode_answer)

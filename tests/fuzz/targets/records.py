@@ -15,8 +15,8 @@ from headrace.cluster.last_view import LastView
 from headrace.jobs import job_records
 from headrace.jobs.job_records import Figures, JobRecord, PartRecord
 from headrace.jobs.pins import PinRecord
-from headrace.layer.written import Written
-from headrace.namespace.cover import Cover
+from headrace.layer.pending_version import PendingVersion
+from headrace.namespace.dirty_scope import DirtyScope
 from headrace.node import shared_mounts
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
@@ -67,12 +67,12 @@ def _pin(data: bytes) -> None:
 
 
 def _cover(data: bytes) -> None:
-    cover = Cover.decode(data)
+    cover = DirtyScope.decode(data)
     for folder in (b"/", b"/a", b"/a/b"):
         assert cover.covers(folder) >= cover.covers_below(folder)
-    again = Cover.decode(cover.encode())
+    again = DirtyScope.decode(cover.encode())
     assert again == cover
-    Cover.of(set(cover.folders), set(cover.below))
+    DirtyScope.of(set(cover.folders), set(cover.below))
 
 
 def _last_view(data: bytes) -> None:
@@ -86,9 +86,9 @@ def _last_view(data: bytes) -> None:
 
 def _token(data: bytes) -> None:
     """Of a version that no origin has yet."""
-    found = Written.parse(data.decode("utf-8", "surrogateescape"))
+    found = PendingVersion.parse(data.decode("utf-8", "surrogateescape"))
     if found is not None:
-        assert Written.parse(found.token) == found
+        assert PendingVersion.parse(found.token) == found
 
 
 def _tell(message: messages.Message) -> None:
@@ -130,9 +130,9 @@ FUZZERS = [
     _fuzzer("pin-records", "records of pins (jobs/pins.py)", _pin, _json(PinRecord(True, 2))),
     _fuzzer(
         "cover-records",
-        "what nodes say they wrote (namespace/cover.py)",
+        "what nodes say they wrote (namespace/dirty_scope.py)",
         _cover,
-        [Cover.of({b"/a", b"/b/c"}, {b"/d"}).encode(), b'{"folders": ["%2Fa"], "below": ["%2F"]}'],
+        [DirtyScope.of({b"/a", b"/b/c"}, {b"/d"}).encode(), b'{"folders": ["%2Fa"], "below": ["%2F"]}'],
     ),
     _fuzzer(
         "last-view",
@@ -142,8 +142,8 @@ FUZZERS = [
     ),
     _fuzzer(
         "written-tokens",
-        "versions of files that no origin has yet (layer/written.py)",
+        "versions of files that no origin has yet (layer/pending_version.py)",
         _token,
-        [Written("node-2", 5, 1_700_000_000_000_000_000).token.encode()],
+        [PendingVersion("node-2", 5, 1_700_000_000_000_000_000).token.encode()],
     ),
 ]

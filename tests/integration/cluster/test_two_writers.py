@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
+from headrace.layer.pending_version import is_pending
 from headrace.layer.upper import Upper, base_version
-from headrace.layer.written import is_written
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
@@ -166,7 +166,7 @@ class Pair:
         upper = Upper(str(self.town.hosts[node].cache / "upper"))
         whole = os.fsencode(f"/{path}")
         base = base_version(upper.at(whole), whole)
-        return is_written(base) or (removed and base is None)
+        return is_pending(base) or (removed and base is None)
 
     # ------------------------------------------------------------ crashes
 

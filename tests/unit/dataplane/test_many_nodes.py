@@ -29,7 +29,7 @@ from headrace.dataplane.rebalance import Rebalance
 from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import ClusterSources
 from headrace.namespace.mounts import Mount, MountTable
-from headrace.namespace.shared import OwnersNames
+from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.tree import Namespace
 from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
@@ -153,7 +153,7 @@ class OneNode:
             replicas=replicas,
             small_bytes_max=MIB,
         )
-        names = OwnersNames(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
+        names = OwnerListingClient(id, self.peers, view=lambda: world.view, replicas=replicas, timeout_s=5)  # type: ignore[arg-type]
         self.namespace = Namespace(
             self.store.index, MountTable(), timeout_s=5, on_changed=lambda _: None, shared=names
         )

@@ -13,17 +13,17 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, PeerError
 from headrace.cluster.embedded import EmbeddedRecords
 from headrace.cluster.records import Followers
-from headrace.dataplane import registry as registry_module
-from headrace.dataplane import rights as rights_module
-from headrace.dataplane.registry import Registry
-from headrace.dataplane.rights import Rights
+from headrace.dataplane import directory_lease as rights_module
+from headrace.dataplane import publisher as registry_module
+from headrace.dataplane.directory_lease import DirectoryLeases
+from headrace.dataplane.publisher import DirtyNamesPublisher
+from headrace.layer.pending_version import EntryState, PendingEntry
 from headrace.layer.upper import Upper, split
-from headrace.layer.written import Means, WrittenName
-from headrace.namespace import elsewhere as elsewhere_module
-from headrace.namespace.cover import Cover
-from headrace.namespace.elsewhere import Elsewhere
+from headrace.namespace import subscriber as elsewhere_module
+from headrace.namespace.dirty_scope import DirtyScope
+from headrace.namespace.subscriber import DirtyNamesSubscriber
 from headrace.ring.view import ClusterView, NodeInfo, next_view
-from headrace.wire.peer_messages import AskWritten, Stirred, WrittenNames, Yield
+from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage, RecallLease
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -59,9 +59,11 @@ class Hearing:
     """Peers that hear what is told."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, Stirred | Yield]] = []
+        self.heard: list[tuple[str, DirtyNamesChanged | RecallLease]] = []
 
-    async def tell(self, node: NodeInfo, request: Stirred | Yield, deadline: Deadline) -> None:
+    async def tell(
+        self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
+    ) -> None:
         self.heard.append((node.id, request))
 
 
@@ -69,34 +71,34 @@ class Here:
     """A registry, and what its node has."""
 
     def __init__(self) -> None:
-        self.names: dict[bytes, Means] = {}
+        self.names: dict[bytes, EntryState] = {}
         self.records = CountingRecords()
         self.peers = Hearing()
         self.unmarked: list[bytes] = []
-        self.registry = Registry(
+        self.registry = DirtyNamesPublisher(
             "n0",
             "run",
             self.records,
             self.peers,  # type: ignore[arg-type]
             view=lambda: view_of("n0", "n1"),
             look=self.look,
-            is_clean=lambda path: self.look(path).means == Means.ORIGIN,
+            is_clean=lambda path: self.look(path).means == EntryState.ORIGIN,
             unmark=self.unmarked.append,
         )
 
-    def look(self, path: bytes) -> WrittenName:
-        return WrittenName(split(path)[1], self.names.get(path, Means.ORIGIN))
+    def look(self, path: bytes) -> PendingEntry:
+        return PendingEntry(split(path)[1], self.names.get(path, EntryState.ORIGIN))
 
-    def write(self, *paths: bytes, means: Means = Means.FILE) -> None:
+    def write(self, *paths: bytes, means: EntryState = EntryState.FILE) -> None:
         self.names |= dict.fromkeys(paths, means)
-        self.registry.note(paths, paths if means is Means.DIRECTORY else ())
+        self.registry.note(paths, paths if means is EntryState.DIRECTORY else ())
 
-    def cover(self) -> Cover:
+    def cover(self) -> DirtyScope:
         raw = self.records.shared.mirror.get("written/n0")
-        return Cover() if raw is None else Cover.decode(raw)
+        return DirtyScope() if raw is None else DirtyScope.decode(raw)
 
     def ask(self, path: bytes, since: str = "") -> tuple[dict[bytes, int], str, bool]:
-        answer = self.registry.answer(AskWritten("n0", path, since))
+        answer = self.registry.answer(ListPending("n0", path, since))
         return {one.name: one.means for one in answer.names}, answer.state, answer.whole
 
 
@@ -109,13 +111,13 @@ def test_a_folder_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         here.registry.start()
         here.write(b"/d/1")
         await here.registry.enter([b"/d/1"])
-        assert here.cover() == Cover(frozenset({b"/d"}))
+        assert here.cover() == DirtyScope(frozenset({b"/d"}))
         writes = here.records.writes
         for number in range(200):
             here.write(b"/d/%d" % number)
             await here.registry.enter([b"/d/%d" % number])
         assert here.records.writes == writes
-        here.write(b"/d/new", means=Means.DIRECTORY)
+        here.write(b"/d/new", means=EntryState.DIRECTORY)
         await here.registry.enter([b"/d/new"])
         await until(lambda: here.cover().covers(b"/d/new/deep/er"))
         here.names.clear()
@@ -139,19 +141,19 @@ def test_answers_build_on_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
         told: dict[bytes, int] = {}
         state, more = "", True
         while more:
-            answer = here.registry.answer(AskWritten("n0", b"/d", state))
+            answer = here.registry.answer(ListPending("n0", b"/d", state))
             assert answer.whole == (state == "")
             told |= {one.name: one.means for one in answer.names}
             state, more = answer.state, answer.more
         assert len(told) == 7
         assert here.ask(b"/d", state) == ({}, state, False)
-        here.write(b"/d/3", means=Means.HIDDEN)
+        here.write(b"/d/3", means=EntryState.HIDDEN)
         found, after, whole = here.ask(b"/d", state)
-        assert found == {b"3": Means.HIDDEN}
+        assert found == {b"3": EntryState.HIDDEN}
         assert not whole
         here.names.pop(b"/d/3")
         here.registry.note([b"/d/3"])
-        assert here.ask(b"/d", after)[0] == {b"3": Means.ORIGIN}
+        assert here.ask(b"/d", after)[0] == {b"3": EntryState.ORIGIN}
         assert here.ask(b"/d", "another:5")[2]
         await here.registry.stop()
 
@@ -169,14 +171,14 @@ def test_others_are_told_a_few_times_a_second() -> None:
         await until(lambda: here.peers.heard)
         await asyncio.sleep(2 * registry_module.TELL_S)  # one more would be said by now
         assert len(here.peers.heard) <= 2 + (time.monotonic() - began_s) / registry_module.TELL_S
-        assert here.peers.heard[0] == ("n1", Stirred("n0", [b"/d"]))
+        assert here.peers.heard[0] == ("n1", DirtyNamesChanged("n0", [b"/d"]))
         await here.registry.stop()
 
     run(test)
 
 
-def elsewhere_of(here: Here, me: str, *ids: str) -> Elsewhere:
-    return Elsewhere(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
+def elsewhere_of(here: Here, me: str, *ids: str) -> DirtyNamesSubscriber:
+    return DirtyNamesSubscriber(me, here.records, here.peers, view=lambda: view_of(*ids))  # type: ignore[arg-type]
 
 
 def test_a_record_that_another_node_removed_is_written_again() -> None:
@@ -210,9 +212,9 @@ class Answering(Hearing):
     def usable(self, node: NodeInfo) -> bool:
         return True
 
-    async def ask_written(self, node: NodeInfo, request: AskWritten, deadline: Deadline) -> WrittenNames:
+    async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
         await self.meanwhile()
-        return WrittenNames([WrittenName(b"x", Means.FILE, 5, 1, 2, 3)], "state", whole=True)
+        return PendingNamesPage([PendingEntry(b"x", EntryState.FILE, 5, 1, 2, 3)], "state", whole=True)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -227,7 +229,7 @@ def test_an_answer_that_comes_after_the_record_went_counts_for_nothing(*, ends: 
         here.peers = Answering(meanwhile)
         elsewhere = elsewhere_of(here, "n1", "n0", "n1")
         await elsewhere.start()
-        await here.records.put("written/n0", Cover.of({b"/d"}, set()).encode())
+        await here.records.put("written/n0", DirtyScope.of({b"/d"}, set()).encode())
         assert list(await elsewhere.rows(b"/d")) == ([] if ends else [b"x"])
 
     run(test)
@@ -242,7 +244,9 @@ def test_who_was_persisted_in_its_place_is_gone_for_a_while_yet(monkeypatch: pyt
         elsewhere = elsewhere_of(here, "n1", "n1", "n2")
         await elsewhere.start()
         for writer in ("n0", "n2"):
-            await here.records.put(f"written/{writer}", Cover.of({f"/{writer}".encode()}, set()).encode())
+            await here.records.put(
+                f"written/{writer}", DirtyScope.of({f"/{writer}".encode()}, set()).encode()
+            )
         assert (elsewhere.any_gone(b"/n0"), elsewhere.any_gone(b"/n2")) == (True, False)
         for writer in ("n0", "n2"):
             await here.records.delete(f"written/{writer}")
@@ -276,7 +280,7 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         shared = Followers()
-        self.rights: dict[str, Rights] = {}
+        self.rights: dict[str, DirectoryLeases] = {}
         self.records: dict[str, EmbeddedRecords] = {}
         self.uppers: dict[str, Upper] = {}
         self.told: list[str] = []
@@ -285,7 +289,7 @@ class Two:
             upper.make()
             upper.at(b"/d").mkdir(0o755)
             self.records[id] = EmbeddedRecords(shared)
-            self.rights[id] = Rights(
+            self.rights[id] = DirectoryLeases(
                 id,
                 self.records[id],
                 self,  # type: ignore[arg-type]
@@ -301,7 +305,7 @@ class Two:
     async def tell_of(self, id: str) -> None:
         self.told.append(id)
 
-    async def tell(self, node: NodeInfo, request: Yield, deadline: Deadline) -> None:
+    async def tell(self, node: NodeInfo, request: RecallLease, deadline: Deadline) -> None:
         await self.rights[node.id].give_up(request.path)
 
     def has(self, id: str) -> bool:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import FileId, Kind, Version
-from headrace.layer.written import Written, is_written
+from headrace.layer.pending_version import PendingVersion, is_pending
 from headrace.namespace.mounts import MountTable
-from headrace.namespace.overlay import Rows
+from headrace.namespace.pending_rows import Rows
 from headrace.namespace.tree import Namespace
 from headrace.wire.peer_messages import NameRow
 
@@ -36,7 +36,7 @@ class Others:
 
 
 def file(name: bytes, ctime_ns: int = 1) -> NameRow:
-    return NameRow(name, int(Kind.FILE), 5, 7, Written("n1", 3, ctime_ns).token)
+    return NameRow(name, int(Kind.FILE), 5, 7, PendingVersion("n1", 3, ctime_ns).token)
 
 
 def folder(name: bytes) -> NameRow:
@@ -76,15 +76,15 @@ def test_names_of_others_are_merged_and_go_again(tree: Tree, others: Others) -> 
         tree.attach("/", origin_with("d/a", "d/b", "d/c"))
         others.say(b"/d", file(b"b"), file(b"new"), hidden=(b"c",))
         assert await tree.names("/d") == ["a", "b", "new"]
-        assert is_written(version(tree, b"/d/b"))
-        assert not is_written(version(tree, b"/d/a"))
+        assert is_pending(version(tree, b"/d/b"))
+        assert not is_pending(version(tree, b"/d/a"))
         id = tree.namespace.known(b"/d/b")
         await tree.namespace.refresh_path(b"/d")
         assert tree.namespace.known(b"/d/b") == id
         others.say(b"/d")
         await tree.namespace.refresh_path(b"/d")
         assert await tree.names("/d") == ["a", "b", "c"]
-        assert not is_written(version(tree, b"/d/b"))
+        assert not is_pending(version(tree, b"/d/b"))
 
     run(test)
 
@@ -124,7 +124,7 @@ def test_peers_are_told_what_the_origin_has(tree: Tree, others: Others) -> None:
         directory = tree.namespace.claim_directory(b"/d")
         for _ in range(2):
             (page,) = tree.namespace.names(directory)
-            assert sorted((row.name, is_written(Version(0, 0, row.token))) for row in page.rows) == [
+            assert sorted((row.name, is_pending(Version(0, 0, row.token))) for row in page.rows) == [
                 (b"a", False),
                 (b"b", False),
             ]
@@ -220,7 +220,7 @@ def test_a_name_is_there_while_a_listing_and_the_end_of_its_row_cross(
         await settled(tree)
         assert all(names == [b"a", b"x"] for names in shown), shown
         assert [version(tree, path).size_bytes for path in (b"/d/a", b"/d/x")] == [3, 1]
-        assert not is_written(version(tree, b"/d/a"))
+        assert not is_pending(version(tree, b"/d/a"))
 
     run(test)
 

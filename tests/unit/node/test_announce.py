@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 
-from headrace.node import announce as announce_module
-from headrace.node.announce import AT_ONCE_MAX, Announcer
+from headrace.node import invalidation as announce_module
+from headrace.node.invalidation import AT_ONCE_MAX, InvalidationBroadcaster
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 
 
@@ -25,7 +25,7 @@ class Others:
         self.heard: dict[str, list[tuple[bytes, bool, bool]]] = {"n1": [], "n2": []}
         self.tried = 0
         self.view = view_of("n0", "n1", "n2")
-        self.announcer = Announcer(self.forget, lambda: self.view)
+        self.announcer = InvalidationBroadcaster(self.forget, lambda: self.view)
 
     async def forget(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None

@@ -18,10 +18,11 @@ from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
     OF_THE_ASKER,
-    AskWritten,
+    DirtyNamesChanged,
     Doubt,
     Fetch,
-    Forget,
+    InvalidateListing,
+    ListPending,
     ListShared,
     LookupShared,
     PeerHello,
@@ -29,12 +30,11 @@ from headrace.wire.peer_messages import (
     PeerWelcome,
     Ping,
     QueryFailover,
+    RecallLease,
     Replicate,
     ReplicateAhead,
-    Settle,
-    Stirred,
+    ResolveVersion,
     Take,
-    Yield,
 )
 
 HELLO_BYTES_MAX = 4 << 10
@@ -135,7 +135,7 @@ class Conversation:
             for page in pages:
                 self._put(page)
                 yield from self._channel.flush()
-        elif isinstance(request, Forget):
+        elif isinstance(request, InvalidateListing):
             work = self._calls.desk.forget(request)
             yield from self._ask(self._calls.call(work, "forgetting for a peer", WORK_LIMIT_S))
             self._put(Done())
@@ -153,7 +153,7 @@ class Conversation:
         elif isinstance(request, QueryFailover):
             giving = self._calls.desk.give_back(request)
             self._put((yield from self._ask(self._calls.call(giving, "giving copies back", WORK_LIMIT_S))))
-        elif isinstance(request, AskWritten | Stirred | Settle | Yield):
+        elif isinstance(request, ListPending | DirtyNamesChanged | ResolveVersion | RecallLease):
             telling = self._calls.desk.written(request)
             self._put(
                 (yield from self._ask(self._calls.call(telling, "telling what was written", WORK_LIMIT_S)))

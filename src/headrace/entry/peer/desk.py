@@ -13,24 +13,24 @@ from headrace.base.errors import DeadlineExceededError, HeadraceError
 from headrace.base.model import Extras
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
-    AskWritten,
+    DirtyNamesChanged,
     Doubt,
     FailoverReport,
-    Forget,
+    InvalidateListing,
+    ListPending,
     ListShared,
     LookupShared,
     Names,
+    PendingNamesPage,
     QueryFailover,
+    RecallLease,
     Replicate,
     ReplicateAhead,
-    Settle,
-    Settled,
-    Stirred,
+    ResolveVersion,
     Take,
     Taken,
+    VersionResolved,
     Wanted,
-    WrittenNames,
-    Yield,
 )
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Desk(Protocol):
 
     async def names(self, request: ListShared | LookupShared) -> list[Names]: ...
 
-    async def forget(self, request: Forget) -> None: ...
+    async def forget(self, request: InvalidateListing) -> None: ...
 
     async def take(self, request: Take) -> Taken: ...
 
@@ -99,8 +99,8 @@ class Desk(Protocol):
     async def give_back(self, request: QueryFailover) -> FailoverReport: ...
 
     async def written(
-        self, request: AskWritten | Stirred | Settle | Yield
-    ) -> WrittenNames | Settled | Done: ...
+        self, request: ListPending | DirtyNamesChanged | ResolveVersion | RecallLease
+    ) -> PendingNamesPage | VersionResolved | Done: ...
 
 
 class DeskCalls:

@@ -28,12 +28,12 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Cover:
+class DirtyScope:
     folders: frozenset[bytes] = frozenset()
     below: frozenset[bytes] = frozenset()
 
     @classmethod
-    def of(cls, folders: set[bytes], below: set[bytes]) -> Cover:
+    def of(cls, folders: set[bytes], below: set[bytes]) -> DirtyScope:
         """The least that covers all of them and is within the bounds."""
         found = cls(frozenset(folders), frozenset(below))._least()
         while not found._is_small:
@@ -41,7 +41,7 @@ class Cover:
         return found
 
     @classmethod
-    def decode(cls, raw: bytes) -> Cover:
+    def decode(cls, raw: bytes) -> DirtyScope:
         """ClusterUnavailableError for nonsense."""
         try:
             record = decode_json(raw, _Record)
@@ -64,21 +64,21 @@ class Cover:
         """And whatever may be below it."""
         return bool(self.below) and any(one in self.below for one in _way_up(folder))
 
-    def _least(self) -> Cover:
+    def _least(self) -> DirtyScope:
         below = frozenset(one for one in self.below if one == b"/" or not self.covers_below(split(one)[0]))
-        least = Cover(frozenset(), below)
-        return Cover(frozenset(one for one in self.folders if not least.covers(one)), below)
+        least = DirtyScope(frozenset(), below)
+        return DirtyScope(frozenset(one for one in self.folders if not least.covers(one)), below)
 
     @property
     def _is_small(self) -> bool:
         names = [*self.folders, *self.below]
         return len(names) <= NAMES_MAX and sum(len(one) + 4 for one in names) <= BYTES_MAX
 
-    def _coarser(self) -> Cover:
+    def _coarser(self) -> DirtyScope:
         """The deepest ones go into what they lie in."""
         depth = max(_depth(one) for one in (*self.folders, *self.below))
         deepest = {one for one in (*self.folders, *self.below) if _depth(one) == depth}
-        return Cover(self.folders - deepest, (self.below - deepest) | {split(one)[0] for one in deepest})
+        return DirtyScope(self.folders - deepest, (self.below - deepest) | {split(one)[0] for one in deepest})
 
 
 def _depth(path: bytes) -> int:

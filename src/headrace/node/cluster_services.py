@@ -17,27 +17,27 @@ from headrace.base.model import FileId, Version
 from headrace.base.write_modes import WriteModes
 from headrace.cluster.membership import PREFIX as MEMBERS
 from headrace.config.schema import Config
+from headrace.dataplane.coherence_service import CoherenceService
+from headrace.dataplane.directory_lease import DirectoryLeases
 from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.failback import Failback
 from headrace.dataplane.failover import Failover
 from headrace.dataplane.placement import ReplicaSetRecords
+from headrace.dataplane.publisher import DirtyNamesPublisher
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.registry import Registry
 from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import ReplicaOffers
-from headrace.dataplane.rights import Rights
 from headrace.dataplane.serve import CopyDesk, Desk
-from headrace.dataplane.shared_writes import SharedWrites
 from headrace.dataplane.writeback import WriteBack
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
+from headrace.layer.pending_version import PendingVersion
 from headrace.layer.upper import Upper
-from headrace.layer.written import Written
-from headrace.namespace.cover import PREFIX as WRITTEN
+from headrace.namespace.dirty_scope import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
-from headrace.node.announce import Announcer
-from headrace.node.neighbourhood import Neighbourhood
+from headrace.node.cluster_link import ClusterLink
+from headrace.node.invalidation import InvalidationBroadcaster
 from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, SharedMounts
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
@@ -49,13 +49,13 @@ LOOK_S = 0.25
 KEEP_THREADS = 8
 
 
-class Together:
+class ClusterServices:
     """hood: not started yet; `stop` stops it, too. attach, detach: a mount, on this node only. check: raises
     for an origin that nobody else may attach."""
 
     def __init__(
         self,
-        hood: Neighbourhood,
+        hood: ClusterLink,
         config: Config,
         *,
         store: Store,
@@ -71,14 +71,14 @@ class Together:
         self._hood = hood
         self._namespace = namespace
         self._elsewhere = hood.elsewhere
-        self._rights: Rights | None = None
+        self._rights: DirectoryLeases | None = None
         self._local_jobs = jobs
         self._replicas = config.replicas
         self._write = write
         self._copies = None
         holders = ReplicaSetRecords(hood.records)
         self._leases_lost = 0
-        self._announcer = Announcer(hood.forget, hood.view)
+        self._announcer = InvalidationBroadcaster(hood.forget, hood.view)
         if write is not None:
             write.ask_others = Failback(hood.info.id, hood.peers, write.known, view=hood.view).ask
         if write is not None and WriteModes.parse(config.write).copies_max > 1:
@@ -104,7 +104,7 @@ class Together:
             copies=CopyDesk(
                 keeper, self._take_over, ReplicaOffers() if self._copies is None else self._copies.offers
             ),
-            shared=SharedWrites(
+            shared=CoherenceService(
                 hood.info.id, files, self._take_over, None if write is None else write.told, self._give_up
             ),
         )
@@ -157,10 +157,10 @@ class Together:
         write.settle_by(self._settle)
         told = write.told
         me, records, peers = hood.info.id, hood.records, hood.peers
-        self._rights = told.rights = Rights(
+        self._rights = told.rights = DirectoryLeases(
             me, records, peers, upper, view=hood.view, look=self._look_at, tell=told.tell_all_of
         )
-        told.registry = Registry(
+        told.registry = DirtyNamesPublisher(
             *(me, hood.info.instance, records, peers),
             view=hood.view,
             look=told.means,
@@ -177,7 +177,7 @@ class Together:
 
     async def _settle(self, path: bytes, version: Version) -> Version | None:
         """As Elsewhere.settle, and this node may itself have persisted it in its writer's place."""
-        written = Written.parse(version.token)
+        written = PendingVersion.parse(version.token)
         own = None if written is None else self._take_over.taken(path, written)
         return own if own is not None else await self._elsewhere.settle(path, version)
 
@@ -300,6 +300,6 @@ class Together:
         yield self._rebalance.state(done=True)
 
 
-def _keeper(hood: Neighbourhood, config: Config, threads: Executor) -> ReplicaHost:
+def _keeper(hood: ClusterLink, config: Config, threads: Executor) -> ReplicaHost:
     place = (hood.info.id, config.copies_folder, hood.peers, threads)
     return ReplicaHost(*place, view=hood.view, is_durable=config.durable_puts)

@@ -1,9 +1,9 @@
 """Who makes new names in a folder: of two nodes that make one exclusively, one does.
 
 The right to a folder is a record under the node's lease. It is taken with the first O_EXCL, mkdir or link there, and
-kept: the next ones cost nothing. Another node that wants it asks for it (`Yield`); before that is answered, all that
+kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered, all that
 was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A node that dies
-loses its rights with its lease; one that is cut off stops using them before that (`Marks.keep_rights`). One whose
+loses its rights with its lease; one that is cut off stops using them before that (`DirectoryFlags.keep_rights`). One whose
 record another took away or wrote over, as only somebody can who has the records and no node, stops within LOOK_S.
 All on the node's loop.
 """
@@ -21,11 +21,11 @@ from urllib.parse import quote, unquote_to_bytes
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
 from headrace.cluster.records import LeasedRecords
-from headrace.layer.marks import RIGHT, Marks
+from headrace.layer.lease_marks import LEASED, DirectoryFlags
 from headrace.layer.upper import Upper
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView
-from headrace.wire.peer_messages import Yield
+from headrace.wire.peer_messages import RecallLease
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ AWAY_LIMIT_S = 5.0
 """How long the records may be away."""
 
 
-class Rights:
+class DirectoryLeases:
     """look: makes this node's view of a folder as new as the other nodes and the origin are. tell: this node's own
     names of a folder are known to those who ask, on return."""
 
@@ -71,7 +71,7 @@ class Rights:
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._lost = 0
         self._task: asyncio.Task[None] | None = None
-        self.marks = Marks(upper.marks_path)
+        self.marks = DirectoryFlags(upper.marks_path)
 
     def start(self) -> None:
         """Sessions ask from now on."""
@@ -99,7 +99,7 @@ class Rights:
                 self._held[folder] = time.monotonic()
             self._move_on()
             with self._upper.lock:
-                self.marks.set(self._upper.at(folder), folder, RIGHT)
+                self.marks.set(self._upper.at(folder), folder, LEASED)
 
     async def give_up(self, folder: bytes) -> None:
         """On return another node may take the right, and is told of all that was made here."""
@@ -111,7 +111,7 @@ class Rights:
                 return
             await asyncio.sleep(since_s + HOLD_S - time.monotonic())
             with self._upper.lock:
-                self.marks.clear(self._upper.at(folder), RIGHT)
+                self.marks.clear(self._upper.at(folder), LEASED)
             await self._tell(folder)
             del self._held[folder]
             await self._records.delete(_key(folder))
@@ -144,7 +144,7 @@ class Rights:
         if node is None:
             return  # its record goes with its lease
         try:
-            await self._peers.tell(node, Yield(folder), Deadline.after(YIELD_LIMIT_S))
+            await self._peers.tell(node, RecallLease(folder), Deadline.after(YIELD_LIMIT_S))
         except HeadraceError as error:
             log.info("right not given up node=%s path=%s error=%s", holder, os.fsdecode(folder), error)
             await asyncio.sleep(LOOK_S)
@@ -162,7 +162,7 @@ class Rights:
                     log.error("the right to a folder was taken from this node path=%s", os.fsdecode(folder))
                     del self._held[folder]
                     with self._upper.lock:
-                        self.marks.clear(self._upper.at(folder), RIGHT)
+                        self.marks.clear(self._upper.at(folder), LEASED)
                     self._records.disown(_key(folder))
                 self._doubted.discard(folder)
 
@@ -189,7 +189,7 @@ class Rights:
         held, self._held = self._held, {}
         with self._upper.lock:
             for folder in held:
-                self.marks.clear(self._upper.at(folder), RIGHT)
+                self.marks.clear(self._upper.at(folder), LEASED)
         for folder in held:
             if await self._records.get(_key(folder)) == self._me.encode():
                 await self._records.delete(_key(folder))

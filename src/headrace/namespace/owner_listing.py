@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class OwnersNames:
+class OwnerListingClient:
     """namespace/tree.py's SharedNames. timeout_s: of a listing as a whole; a single name has a tenth of it."""
 
     def __init__(

@@ -18,7 +18,7 @@ PREFIX = "written-by/"
 """No ETag begins like this: those have quotes."""
 
 
-class Means(IntEnum):
+class EntryState(IntEnum):
     """What a writer says of a name."""
 
     ORIGIN = 0
@@ -29,8 +29,8 @@ class Means(IntEnum):
     DIRECTORY = 3
 
 
-class WrittenName(msgspec.Struct, frozen=True, array_like=True):
-    """means: a Means. Of a file: as it is on the node that wrote it."""
+class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
+    """means: a EntryState. Of a file: as it is on the node that wrote it."""
 
     name: bytes
     means: int
@@ -42,15 +42,15 @@ class WrittenName(msgspec.Struct, frozen=True, array_like=True):
     def __post_init__(self) -> None:
         if self.name:  # the root has none
             check_name(self.name)
-        Means(self.means)
+        EntryState(self.means)
 
     @classmethod
-    def of_file(cls, name: bytes, found: os.stat_result) -> WrittenName:
-        return cls(name, Means.FILE, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+    def of_file(cls, name: bytes, found: os.stat_result) -> PendingEntry:
+        return cls(name, EntryState.FILE, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PendingVersion:
     """writer: id of the node. inode, ctime_ns: of the file there."""
 
     writer: str
@@ -62,7 +62,7 @@ class Written:
         return f"{PREFIX}{self.writer}/{self.inode:x}-{self.ctime_ns:x}"
 
     @classmethod
-    def parse(cls, token: str) -> Written | None:
+    def parse(cls, token: str) -> PendingVersion | None:
         """None for the token of an origin."""
         if not token.startswith(PREFIX):
             return None
@@ -74,6 +74,6 @@ class Written:
             return None
 
 
-def is_written(version: Version | None) -> bool:
+def is_pending(version: Version | None) -> bool:
     """Whether a version is one that no origin has yet."""
     return version is not None and version.token.startswith(PREFIX)

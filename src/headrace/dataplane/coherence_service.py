@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from headrace.base.model import Version
 from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.failover import Failover
-from headrace.dataplane.told import Told
-from headrace.layer.written import Written
-from headrace.wire.peer_messages import AskWritten, WrittenNames
+from headrace.dataplane.pending_names import PendingNames
+from headrace.layer.pending_version import PendingVersion
+from headrace.wire.peer_messages import ListPending, PendingNamesPage
 
 
 @dataclass(frozen=True, slots=True)
-class SharedWrites:
+class CoherenceService:
     """told: None where nothing can be written. give_up: of the right to make new names in a folder."""
 
     me: str
     files: DirtyFiles
     take_over: Failover
-    told: Told | None
+    told: PendingNames | None
     give_up: Callable[[bytes], Awaitable[None]]
 
-    async def answer(self, request: AskWritten) -> WrittenNames:
+    async def answer(self, request: ListPending) -> PendingNamesPage:
         if request.writer != self.me:
-            return WrittenNames(self.files.mirrored(request.writer, request.path), "", whole=True)
+            return PendingNamesPage(self.files.mirrored(request.writer, request.path), "", whole=True)
         if self.told is None or self.told.registry is None:
-            return WrittenNames([], "", whole=True)
+            return PendingNamesPage([], "", whole=True)
         return self.told.registry.answer(request)
 
     async def settle(self, path: bytes, token: str) -> Version | None:
-        written = Written.parse(token)
+        written = PendingVersion.parse(token)
         if written is None:
             return None
         if written.writer == self.me:

@@ -16,7 +16,7 @@ BELOW_PAUSE_S = 0.5
 """Between two looks for all folders below one."""
 
 
-class Stirs:
+class RefreshQueue:
     """see: makes the index right for a folder. below: the folders of the index at and below one; gives others their
     turn."""
 

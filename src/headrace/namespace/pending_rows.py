@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.model import Entry, FileId, Kind, Version
-from headrace.layer.written import PREFIX, is_written
+from headrace.layer.pending_version import PREFIX, is_pending
 from headrace.store.index import Index
 from headrace.wire.peer_messages import NameRow
 
@@ -22,7 +22,7 @@ Changed = list[tuple[FileId, bytes]]
 
 
 @dataclass(slots=True)
-class Overlay:
+class DirectoryRows:
     """rows: what is shown. base: what the origin has under each. leaving: rows that their writers don't name any more:
     shown until a listing that began after that. put: when this node itself changed what the origin has under one, by a
     count: a listing that began before says nothing of it."""
@@ -33,13 +33,13 @@ class Overlay:
     put: dict[bytes, int] = field(default_factory=dict)
 
 
-class Overlays:
+class PendingRows:
     """By folder. kept: names of a folder that are mounts."""
 
     def __init__(self, index: Index, kept: Callable[[bytes], set[bytes]]) -> None:
         self._index = index
         self._kept = kept
-        self._folders: dict[bytes, Overlay] = {}
+        self._folders: dict[bytes, DirectoryRows] = {}
         self._puts = 0
 
     def take(self, folder: bytes, directory: FileId, rows: Rows) -> Changed:
@@ -48,7 +48,7 @@ class Overlays:
         if overlay is None:
             if not rows:
                 return []
-            overlay = self._folders[folder] = Overlay()
+            overlay = self._folders[folder] = DirectoryRows()
         kept, before = self._kept(folder), overlay.rows
         new = {
             name: row
@@ -64,7 +64,7 @@ class Overlays:
         overlay = self._folders.get(folder)
         return [] if overlay is None else self._apply_but(overlay, directory, overlay.leaving)
 
-    def apply_over(self, beneath: Beneath, directory: FileId) -> Changed:
+    def apply_over(self, beneath: OriginListing, directory: FileId) -> Changed:
         """The same when a listing has all its pages: with rows that are leaving since it began, of which it was taken
         too early to know what the origin has; but not where this node itself put something since."""
         overlay = self._folders.get(beneath.folder)
@@ -73,11 +73,11 @@ class Overlays:
         own = {name for name in overlay.leaving if overlay.put.get(name, 0) > beneath.puts}
         return self._apply_but(overlay, directory, own | beneath.leaving & overlay.leaving)
 
-    def _apply_but(self, overlay: Overlay, directory: FileId, names: set[bytes]) -> Changed:
+    def _apply_but(self, overlay: DirectoryRows, directory: FileId, names: set[bytes]) -> Changed:
         rows = {name: row for name, row in overlay.rows.items() if name not in names}
         return self._apply(overlay, directory, rows)
 
-    def _apply(self, overlay: Overlay, directory: FileId, rows: Rows) -> Changed:
+    def _apply(self, overlay: DirectoryRows, directory: FileId, rows: Rows) -> Changed:
         changed: Changed = []
         if not rows:
             return changed
@@ -107,11 +107,11 @@ class Overlays:
             overlay.base[name] = row
             overlay.put[name] = self._puts = self._puts + 1
 
-    def listing(self, folder: bytes) -> Beneath:
+    def listing(self, folder: bytes) -> OriginListing:
         """To be made before a listing of the origin begins, after `take`."""
         overlay = self._folders.get(folder)
         names = (set(), set()) if overlay is None else _names(overlay)
-        return Beneath(self._folders, folder, *names, puts=self._puts)
+        return OriginListing(self._folders, folder, *names, puts=self._puts)
 
     # ------------------------------------------------------------ asking
 
@@ -133,18 +133,18 @@ class Overlays:
         overlay = self._folders.get(folder)
         base = {} if overlay is None else overlay.base
         for child in children:
-            if child.name not in base and not is_written(child.version):
+            if child.name not in base and not is_pending(child.version):
                 yield row_of(child)
         yield from (row for row in base.values() if row is not None and only in (b"", row.name))
 
 
-class Beneath:
+class OriginListing:
     """One listing of what the origin has of a folder. leaving: as it shows them. names: of all rows at its begin. puts:
     the count by then."""
 
     def __init__(
         self,
-        folders: dict[bytes, Overlay],
+        folders: dict[bytes, DirectoryRows],
         folder: bytes,
         leaving: set[bytes],
         names: set[bytes],
@@ -194,12 +194,12 @@ class Beneath:
             del self._folders[self.folder]
 
 
-def _names(overlay: Overlay) -> tuple[set[bytes], set[bytes]]:
+def _names(overlay: DirectoryRows) -> tuple[set[bytes], set[bytes]]:
     return set(overlay.leaving), overlay.rows.keys() - overlay.leaving
 
 
 def _base_of(entry: Entry | None) -> NameRow | None:
-    return None if entry is None or is_written(entry.version) else row_of(entry)
+    return None if entry is None or is_pending(entry.version) else row_of(entry)
 
 
 def row_of(entry: Entry) -> NameRow:

@@ -22,7 +22,7 @@ AT_ONCE_MAX = 64
 AGAIN_S = 1.0
 
 
-class Forget(Protocol):
+class SendInvalidation(Protocol):
     async def __call__(
         self, path: bytes, *, relist: bool, below: bool = True, only: Collection[str] | None = None
     ) -> list[tuple[str, str]]:
@@ -30,8 +30,8 @@ class Forget(Protocol):
         ...
 
 
-class Announcer:
-    def __init__(self, forget: Forget, view: Callable[[], ClusterView]) -> None:
+class InvalidationBroadcaster:
+    def __init__(self, forget: SendInvalidation, view: Callable[[], ClusterView]) -> None:
         self._forget = forget
         self._view = view
         self._untold: dict[str, dict[bytes, bool]] = {}

@@ -20,12 +20,12 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError
 from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
-from headrace.layer.written import Means, Written, WrittenName
-from headrace.namespace.cover import PREFIX, Cover
-from headrace.namespace.overlay import Rows
+from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.namespace.dirty_scope import PREFIX, DirtyScope
+from headrace.namespace.pending_rows import Rows
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import AskWritten, NameRow, Settle
+from headrace.wire.peer_messages import ListPending, NameRow, ResolveVersion
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ ENDED_S = 5.0
 
 
 @dataclass(slots=True)
-class Told:
+class WriterRows:
     """What a writer, or a holder of its copies (node), said of a folder."""
 
     node: str = ""
@@ -49,7 +49,7 @@ class Told:
     rows: Rows = field(default_factory=dict)
 
 
-class Elsewhere:
+class DirtyNamesSubscriber:
     """on_stirred: to be set; told of a folder, and whether of all below it too, that what other nodes have there may be
     another thing than before. mirrored: to be set; what copies that this node has say of a folder of a writer's."""
 
@@ -65,18 +65,18 @@ class Elsewhere:
         self._records = records
         self._peers = peers
         self._view = view
-        self.mirrored: Callable[[str, bytes], list[WrittenName]] = lambda writer, path: []
+        self.mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: []
         self.on_stirred: Callable[[bytes, bool], None] = lambda path, below: None
         self.on_own_gone: Callable[[], None] = lambda: None
         """To be set: this node's own record is gone."""
-        self._covers: dict[str, Cover] = {}
+        self._covers: dict[str, DirtyScope] = {}
         self._holders: dict[str, list[str]] = {}
-        self._told: dict[tuple[str, bytes], Told] = {}
+        self._told: dict[tuple[str, bytes], WriterRows] = {}
         self._asking: dict[tuple[str, bytes], asyncio.Lock] = {}
         self._here: set[str] = set()
-        self._listed: dict[str, Cover] = {}
+        self._listed: dict[str, DirtyScope] = {}
         self._listed_s = float("-inf")
-        self._ended: dict[str, tuple[Cover, float]] = {}
+        self._ended: dict[str, tuple[DirtyScope, float]] = {}
         """Who is gone, and was persisted in its place: where it wrote, and when its record went; monotonic."""
 
     async def start(self) -> None:
@@ -89,7 +89,7 @@ class Elsewhere:
         """Whoever is named in the records now is asked, from now on. What is heard of them meanwhile may be older."""
         found = await self._records.list(f"{PREFIX}/")
         self._listed_s = time.monotonic()
-        self._listed = {key.removeprefix(f"{PREFIX}/"): Cover.decode(raw) for key, raw in found.items()}
+        self._listed = {key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in found.items()}
 
     def _hear(self, key: str, raw: bytes | None) -> None:
         writer = key.removeprefix(f"{PREFIX}/")
@@ -97,9 +97,9 @@ class Elsewhere:
             if raw is None:
                 self.on_own_gone()
             return
-        before = self._covers.pop(writer, Cover())
+        before = self._covers.pop(writer, DirtyScope())
         try:
-            now = Cover() if raw is None else Cover.decode(raw)
+            now = DirtyScope() if raw is None else DirtyScope.decode(raw)
         except ClusterUnavailableError as error:
             log.warning("record not understood error=%s", error)
             return
@@ -131,7 +131,7 @@ class Elsewhere:
 
     def stir_all(self, writer: str) -> None:
         """Everything that is known of a writer may be another thing now."""
-        cover = self._covers.get(writer, Cover())
+        cover = self._covers.get(writer, DirtyScope())
         for folder in cover.folders:
             self.on_stirred(folder, False)
         for folder in cover.below:
@@ -191,7 +191,7 @@ class Elsewhere:
 
     async def _ask_first(self, writer: str, folder: bytes) -> Rows:
         key = (writer, folder)
-        told = self._told.setdefault(key, Told())
+        told = self._told.setdefault(key, WriterRows())
         for node in self.sources(writer):
             if node.id != writer and self.holds(writer):
                 break  # the copies here are as good
@@ -202,7 +202,7 @@ class Elsewhere:
                     "not told what was written node=%s path=%s error=%s", node.id, os.fsdecode(folder), error
                 )
         if self.holds(writer):
-            own = self._told[key] = Told(self._me)
+            own = self._told[key] = WriterRows(self._me)
             _take_in(own.rows, writer, self.mirrored(writer, folder))
             return own.rows
         if writer not in self._view().nodes and not self._holders.get(writer):
@@ -210,11 +210,11 @@ class Elsewhere:
             return {}
         return told.rows
 
-    async def _ask_node(self, node: NodeInfo, writer: str, folder: bytes, told: Told) -> Rows:
+    async def _ask_node(self, node: NodeInfo, writer: str, folder: bytes, told: WriterRows) -> Rows:
         deadline = Deadline.after(ASK_LIMIT_S)
         since = told.state if told.node == node.id else ""
         while True:
-            answer = await self._peers.ask_written(node, AskWritten(writer, folder, since), deadline)
+            answer = await self._peers.ask_written(node, ListPending(writer, folder, since), deadline)
             if answer.whole:
                 told.rows = {}
             told.node, told.state, since = node.id, answer.state, answer.state
@@ -225,27 +225,27 @@ class Elsewhere:
     async def settle(self, path: bytes, version: Version) -> Version | None:
         """What the origin has of a file that another node wrote, which is persisted on return; None: it never came
         there. HeadraceError: nobody can tell just now."""
-        written = Written.parse(version.token)
+        written = PendingVersion.parse(version.token)
         if written is None:
             return version
         for node in self.sources(written.writer):
             settled = await self._peers.settle(
-                node, Settle(path, version.token), Deadline.after(SETTLE_LIMIT_S)
+                node, ResolveVersion(path, version.token), Deadline.after(SETTLE_LIMIT_S)
             )
             return settled.version
         return None
 
 
-def _take_in(rows: Rows, writer: str, names: list[WrittenName]) -> None:
+def _take_in(rows: Rows, writer: str, names: list[PendingEntry]) -> None:
     for one in names:
-        if one.means == Means.ORIGIN:
+        if one.means == EntryState.ORIGIN:
             rows.pop(one.name, None)
         else:
-            rows[one.name] = None if one.means == Means.HIDDEN else row_of(writer, one)
+            rows[one.name] = None if one.means == EntryState.HIDDEN else row_of(writer, one)
 
 
-def row_of(writer: str, one: WrittenName) -> NameRow:
-    if one.means == Means.DIRECTORY:
+def row_of(writer: str, one: PendingEntry) -> NameRow:
+    if one.means == EntryState.DIRECTORY:
         return NameRow(one.name, int(Kind.DIRECTORY), 0, 0, "")
-    token = Written(writer, one.inode, one.ctime_ns).token
+    token = PendingVersion(writer, one.inode, one.ctime_ns).token
     return NameRow(one.name, int(Kind.FILE), one.size_bytes, one.mtime_ns, token)

@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from headrace.base.model import Version
 from headrace.base.write_modes import WriteMode, WriteModes
+from headrace.dataplane.directory_lease import DirectoryLeases
 from headrace.dataplane.dirty_files import own_name
-from headrace.dataplane.registry import Registry
-from headrace.dataplane.rights import Rights
-from headrace.layer.marks import TOLD, Marks
+from headrace.dataplane.publisher import DirtyNamesPublisher
+from headrace.layer.lease_marks import PUBLISHED, DirectoryFlags
+from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.layer.sync_journal import SyncJournal
 from headrace.layer.upper import Upper, join, split
-from headrace.layer.written import Means, Written, WrittenName
 
 SETTLE_LOOKS = 2
 
 
-class Told:
+class PendingNames:
     """needs: whether the origin lacks something of a path. registry: set where there are other nodes; before that,
     and without, nobody is told anything. rights: likewise."""
 
@@ -43,8 +43,8 @@ class Told:
         self._needs = needs
         self._is_dirty = is_dirty
         self._persist = persist
-        self.registry: Registry | None = None
-        self.rights: Rights | None = None
+        self.registry: DirtyNamesPublisher | None = None
+        self.rights: DirectoryLeases | None = None
 
     def start(self, dirty: Iterable[bytes]) -> None:
         self.tell(dirty, below=False)
@@ -52,7 +52,7 @@ class Told:
             self.registry.start()
             self.rights.start()
         elif os.path.exists(self._upper.marks_path):  # of a time when there were other nodes
-            with contextlib.closing(Marks(self._upper.marks_path)) as marks:
+            with contextlib.closing(DirectoryFlags(self._upper.marks_path)) as marks:
                 marks.begin(0)
 
     async def stop(self) -> None:
@@ -61,18 +61,18 @@ class Told:
         if self.rights is not None:
             await self.rights.stop()
 
-    def means(self, path: bytes) -> WrittenName:
+    def means(self, path: bytes) -> PendingEntry:
         """What a path means for other nodes."""
         at, name = self._upper.at(path), split(path)[1]
         one = own_name(at, name)
-        if one.means != Means.ORIGIN and self._modes.of(path) is WriteMode.BACK:
+        if one.means != EntryState.ORIGIN and self._modes.of(path) is WriteMode.BACK:
             with contextlib.suppress(OSError):
                 if self._needs(path, at.lstat()) is not None:
                     return one
-        return WrittenName(name, Means.ORIGIN)
+        return PendingEntry(name, EntryState.ORIGIN)
 
     def is_clean(self, path: bytes) -> bool:
-        return not self._is_dirty(path) and self.means(path).means == Means.ORIGIN
+        return not self._is_dirty(path) and self.means(path).means == EntryState.ORIGIN
 
     def tell(self, paths: Iterable[bytes], *, below: bool = True) -> list[bytes]:
         """These changed here, or were persisted; below: and all that is below them. All that was told."""
@@ -99,12 +99,12 @@ class Told:
         with self._upper.lock:
             for folder in folders:
                 if self.registry is not None and self.registry.is_recorded(folder):
-                    self.rights.marks.set(self._upper.at(folder), folder, TOLD)
+                    self.rights.marks.set(self._upper.at(folder), folder, PUBLISHED)
 
     def unmark(self, folder: bytes) -> None:
         if self.rights is not None:
             with self._upper.lock:
-                self.rights.marks.clear(self._upper.at(folder), TOLD)
+                self.rights.marks.clear(self._upper.at(folder), PUBLISHED)
 
     async def tell_all_of(self, folder: bytes) -> None:
         """Also what no session has told of yet: whoever asks after this is told of it."""
@@ -112,7 +112,7 @@ class Told:
         if self.registry is not None:
             await self.registry.enter(told)
 
-    async def settle(self, path: bytes, written: Written) -> Version | None:
+    async def settle(self, path: bytes, written: PendingVersion) -> Version | None:
         """What the origin has of a state of a file here, which is persisted first; None: that state is gone."""
         for _ in range(SETTLE_LOOKS):
             row = self._known.get(path)

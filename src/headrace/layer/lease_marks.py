@@ -18,13 +18,13 @@ from headrace.base import boot_clock
 from headrace.base.beneath import SafePath
 from headrace.layer.shared_page import shared_page
 
-TOLD = "trusted.headrace.told"
-RIGHT = "trusted.headrace.right"
+PUBLISHED = "trusted.headrace.told"
+LEASED = "trusted.headrace.right"
 _STATE = struct.Struct("<QQ")
 _FOREVER_S = 1e9
 
 
-class Marks:
+class DirectoryFlags:
     """path: a file beside the layer. Generation 0: there is no cluster, and nobody asks."""
 
     def __init__(self, path: str) -> None:
@@ -48,10 +48,10 @@ class Marks:
 
     def is_told(self, at: SafePath, folder: bytes) -> bool:
         """at: where a folder lies. folder: its path in the namespace; a mark that was renamed with it means nothing."""
-        return self._has(at, folder, TOLD)
+        return self._has(at, folder, PUBLISHED)
 
     def has_right(self, at: SafePath, folder: bytes) -> bool:
-        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, RIGHT)
+        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, LEASED)
 
     def set(self, at: SafePath, folder: bytes, mark: str) -> bool:
         """False where there is no such folder."""

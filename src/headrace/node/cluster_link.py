@@ -29,8 +29,8 @@ from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import NODE
 from headrace.identity.seals import Seals
-from headrace.namespace.elsewhere import Elsewhere
-from headrace.namespace.shared import OwnersNames
+from headrace.namespace.owner_listing import OwnerListingClient
+from headrace.namespace.subscriber import DirtyNamesSubscriber
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo, alone
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome, Wanted
@@ -45,7 +45,7 @@ FORGET_LIMIT_S = 10.0
 LISTING_LIMIT_FACTOR = 10
 
 
-class Neighbourhood:
+class ClusterLink:
     """capacity_bytes: of this node's cache. on_view: to be set; told each change of the members, on the loop."""
 
     def __init__(self, config: Config, *, capacity_bytes: int) -> None:
@@ -84,7 +84,7 @@ class Neighbourhood:
             is_alive=self._is_alive,
         )
         self._server: PeerServer | None = None
-        self.elsewhere = Elsewhere(self.info.id, self.records, self.peers, view=self.view)
+        self.elsewhere = DirtyNamesSubscriber(self.info.id, self.records, self.peers, view=self.view)
         self._sources: ClusterSources | None = None
 
     def view(self) -> ClusterView:
@@ -118,8 +118,8 @@ class Neighbourhood:
             self._sources.writers, self._sources.own_copy = writers, own_copy
             self._sources.settle = settle
 
-    def names(self) -> OwnersNames:
-        return OwnersNames(
+    def names(self) -> OwnerListingClient:
+        return OwnerListingClient(
             self.info.id,
             self.peers,
             view=self.view,

@@ -1,9 +1,9 @@
 """What this node wrote and has not persisted, for the other nodes: they are told where, and ask what.
 
-Where: one record of this node in the cluster's records names the folders (`namespace/cover.py`). It is there before a
+Where: one record of this node in the cluster's records names the folders (`namespace/dirty_scope.py`). It is there before a
 write in a folder is acknowledged for the first time (`enter`), and then nothing more is written to the records until
 all in the folder was clean for a while. What: other nodes ask for the names of a folder (`answer`), and again for what
-changed since; that something did change they are told at once (`Stirred`), a few times a second at most.
+changed since; that something did change they are told at once (`DirtyNamesChanged`), a few times a second at most.
 All on the node's loop.
 """
 
@@ -21,12 +21,12 @@ from itertools import islice
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.cluster.records import Records
+from headrace.layer.pending_version import PendingEntry
 from headrace.layer.upper import join, split
-from headrace.layer.written import WrittenName
-from headrace.namespace.cover import PREFIX, Cover
+from headrace.namespace.dirty_scope import PREFIX, DirtyScope
 from headrace.peer.peers import Peers
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import AskWritten, Stirred, WrittenNames
+from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ NAMES_A_MESSAGE = 20_000
 
 
 @dataclass(slots=True)
-class Folder:
+class DirtyDirectory:
     """names: with the number of the change that was the last one, the oldest first. floor: who knows nothing later
     than this is told all. changed_s: monotonic. unmarked: sessions
     ask again before they write there; what they wrote before that is heard of within LOOK_S."""
@@ -57,7 +57,7 @@ class Folder:
     unmarked: bool = False
 
 
-class Registry:
+class DirtyNamesPublisher:
     """instance: of this run of the node. look: what a path means, as its layer has it. is_clean: that
     it means nothing but what the origin has. unmark: sessions are to ask again before they write in a folder."""
 
@@ -69,7 +69,7 @@ class Registry:
         peers: Peers,
         *,
         view: Callable[[], ClusterView],
-        look: Callable[[bytes], WrittenName],
+        look: Callable[[bytes], PendingEntry],
         is_clean: Callable[[bytes], bool],
         unmark: Callable[[bytes], None],
     ) -> None:
@@ -82,9 +82,9 @@ class Registry:
         self._is_clean = is_clean
         self._unmark = unmark
         self._serial = 0
-        self._folders: dict[bytes, Folder] = {}
+        self._folders: dict[bytes, DirtyDirectory] = {}
         self._below: set[bytes] = set()
-        self._recorded: Cover | None = None
+        self._recorded: DirtyScope | None = None
         """What the record says; None: not known."""
         self._writing: asyncio.Task[None] | None = None
         self._removals = 0
@@ -109,7 +109,7 @@ class Registry:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def status(self) -> dict[str, object]:
-        cover = self._recorded or Cover()
+        cover = self._recorded or DirtyScope()
         return {"folders_told": len(cover.folders) + len(cover.below), "told": self._recorded is not None}
 
     # ------------------------------------------------------------ what changed
@@ -124,7 +124,7 @@ class Registry:
             if not name:
                 continue
             self._serial += 1
-            folder = self._folders.setdefault(directory, Folder())
+            folder = self._folders.setdefault(directory, DirtyDirectory())
             folder.names.pop(name, None)
             folder.names[name] = self._serial
             folder.changed_s, folder.unmarked = now_s, False
@@ -158,8 +158,8 @@ class Registry:
         """With all that may come to be in it."""
         return self._recorded is not None and self._recorded.covers_below(folder)
 
-    def _cover(self) -> Cover:
-        return Cover.of(set(self._folders), self._below)
+    def _cover(self) -> DirtyScope:
+        return DirtyScope.of(set(self._folders), self._below)
 
     # ------------------------------------------------------------ the record
 
@@ -225,13 +225,13 @@ class Registry:
 
     # ------------------------------------------------------------ asking and telling
 
-    def answer(self, request: AskWritten) -> WrittenNames:
+    def answer(self, request: ListPending) -> PendingNamesPage:
         """What is in a folder, all or since an earlier answer. An answer of several messages ends with the state that
         it began with: what changes meanwhile is told the next time. PeerError from a node that starts or stops, as it
         does not know all."""
         if not self._tasks:
             raise PeerError(f"node {self._me}", why="it starts, or stops")
-        folder = self._folders.get(request.path, Folder(floor=self._serial))
+        folder = self._folders.get(request.path, DirtyDirectory(floor=self._serial))
         since, begun = self._parse(request.since)
         whole = begun is None and since < folder.floor
         begun = self._serial if begun is None else begun
@@ -239,8 +239,8 @@ class Registry:
         some = names[:NAMES_A_MESSAGE]
         rows = [self._look(join(request.path, name)) for name, _ in some]
         if len(some) < len(names):
-            return WrittenNames(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
-        return WrittenNames(rows, f"{self._instance}:{begun}", whole)
+            return PendingNamesPage(rows, f"{self._instance}:{some[-1][1]}:{begun}", whole, more=True)
+        return PendingNamesPage(rows, f"{self._instance}:{begun}", whole)
 
     def _parse(self, state: str) -> tuple[int, int | None]:
         """Up to which change the asker knows all; and, where it is in the middle of an answer, what that began with."""
@@ -280,7 +280,7 @@ class Registry:
         below = len(folders) > TOLD_MAX
         paths = [os.path.commonpath(folders)] if below else sorted(folders)
         with contextlib.suppress(HeadraceError):
-            request = Stirred(self._me, paths, below)
+            request = DirtyNamesChanged(self._me, paths, below)
             await self._peers.tell(node, request, Deadline.after(TELL_LIMIT_S))
             return True
         return False
