@@ -21,7 +21,7 @@ from headrace.checkpoint import layout
 from headrace.checkpoint.place import PosixPlace
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
-from headrace.layer import work
+from headrace.layer import workdir
 from headrace.layer.durable_writes import DurableWrites
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
@@ -173,14 +173,14 @@ def test_a_jump_takes_nothing_that_another_container_is_writing(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files in `work` of a process that can't be seen were left ones as soon as the clock was a day ahead."""
-    own = work.name(7)
-    assert not work.is_left(own)
+    own = workdir.temp_name(7)
+    assert not workdir.is_orphaned(own)
     foreign = b"1.1.1-" + own.partition(b"-")[2]
     clock.jump(DAY_S + 60)
-    assert not work.is_left(foreign)
-    later_s = boot_clock.now_s() + work.FOREIGN_S + 60
+    assert not workdir.is_orphaned(foreign)
+    later_s = boot_clock.now_s() + workdir.FOREIGN_S + 60
     monkeypatch.setattr(boot_clock, "now_s", lambda: later_s)
-    assert work.is_left(foreign)
+    assert workdir.is_orphaned(foreign)
 
 
 def test_after_a_step_back_no_unsynced_file_is_trusted(tmp_path: Path, clock: Clock) -> None:

@@ -21,7 +21,7 @@ from headrace.layer.upper import Upper
 from headrace.origin.local_write import make_folders
 from headrace.s3.listing import Listing
 from headrace.sdk.cache import Cache
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.places import FolderPlace
 from headrace.sdk.shared import HOSTS, reach
 from tests.integration.cli.host import Host
@@ -44,7 +44,7 @@ def few_frames() -> Iterator[None]:
 
 
 @pytest.fixture
-def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Paths]]:
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, LocalVfs]]:
     (tmp_path / "host").mkdir()
     host = Host(tmp_path / "host", write="back", persist_delay_s=3600)
     for top in ("deep", "other"):
@@ -59,7 +59,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[H
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
         paths = reach(None, cache=None, socket=None, patience_s=10)
-        assert isinstance(paths, Paths)
+        assert isinstance(paths, LocalVfs)
         yield host, paths
         HOSTS.close()
     finally:
@@ -75,7 +75,7 @@ def check_fsspec() -> None:
     assert [folder for folder, _, _ in files.walk(top, maxdepth=3)] == down[:3]
 
 
-def test_the_library(library: tuple[Host, Paths], few_frames: None) -> None:
+def test_the_library(library: tuple[Host, LocalVfs], few_frames: None) -> None:
     host, paths = library
     cache, there = Cache(paths), f"/deep{CHAIN}/f"
     assert [f"{folder}/{name}" for folder, _, files in cache.walk("/deep") for name in files] == [there]

@@ -22,13 +22,13 @@ from headrace.base.model import Version
 from headrace.checkpoint.place import PosixPlace, PosixSource
 from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.layer.calls import rename
 from headrace.layer.replica_layer import ReplicaLayer
 from headrace.layer.snapshot import EntryType, Snapshot, take
 from headrace.layer.sync_journal import JournalRecord
+from headrace.layer.syscalls import rename
 from headrace.layer.upper import Upper
 from headrace.sdk.cache import Cache
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.shared import HOSTS, reach
 from tests.integration.cli.host import Host
 from tests.integration.door.rest.conftest import Api, serving
@@ -142,7 +142,7 @@ def test_rest(api: Api, canary: Canary) -> None:
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Paths]]:
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, LocalVfs]]:
     """A node that persists at once, and the library."""
     (tmp_path / "host").mkdir()
     (tmp_path / "origin").mkdir()
@@ -156,14 +156,14 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
         found = reach(None, cache=None, socket=None, patience_s=10)
-        assert isinstance(found, Paths)
+        assert isinstance(found, LocalVfs)
         yield host, found
         HOSTS.close()
     finally:
         host.close()
 
 
-def test_the_library(paths: tuple[Host, Paths], canary: Canary) -> None:
+def test_the_library(paths: tuple[Host, LocalVfs], canary: Canary) -> None:
     host, here = paths
 
     def attempt(work: Callable[[], object]) -> None:
@@ -204,7 +204,7 @@ def test_the_library(paths: tuple[Host, Paths], canary: Canary) -> None:
         for_a_while(step)
 
 
-def test_what_is_persisted(paths: tuple[Host, Paths], canary: Canary) -> None:
+def test_what_is_persisted(paths: tuple[Host, LocalVfs], canary: Canary) -> None:
     """By the node, in mode back: no interface is asked for anything but to persist now."""
     host, here = paths
     origin = host.base.parent / "origin"

@@ -9,7 +9,13 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
     *("layer/upper.py", "layer/replica_layer.py", "layer/snapshot.py", "layer/lease_marks.py"),
-    *("sdk/looks.py", "sdk/paths.py", "sdk/tree.py", "sdk/shadows.py", "sdk/elsewhere.py"),
+    *(
+        "sdk/vfs_reader.py",
+        "sdk/local_vfs.py",
+        "sdk/merged_tree.py",
+        "sdk/whiteouts.py",
+        "sdk/lease_check.py",
+    ),
     *("fuse/nodes.py", "fuse/upper_files.py", "fuse/writable.py", "fuse/writable_files.py"),
     *(
         "dataplane/conflicts.py",
@@ -55,8 +61,8 @@ HELD = {"fd", "file", "at", "_fd"}
 ALLOWED = {
     ("dataplane/pending_names.py", "exists"): "a file beside the layer",
     ("layer/upper.py", "getxattr"): "an entry of a directory that is held",
-    ("sdk/looks.py", "open"): "a file of the cache",
-    ("sdk/paths.py", "open"): "/proc",
+    ("sdk/vfs_reader.py", "open"): "a file of the cache",
+    ("sdk/local_vfs.py", "open"): "/proc",
     ("webhdfs/reading.py", "open"): "a file of the cache",
     ("origin/local.py", "isdir"): "the folder itself",
     ("checkpoint/place.py", "isdir"): "the folder itself, and those above it",

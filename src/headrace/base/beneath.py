@@ -21,7 +21,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 
-from headrace.base.c_library import c_library, c_struct, last_errno
+from headrace.base.libc import c_library, c_struct, last_errno
 
 NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 LINKS_MAX = 40

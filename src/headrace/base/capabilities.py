@@ -7,7 +7,7 @@ import struct
 from enum import IntEnum
 from itertools import count
 
-from headrace.base.c_library import c_library, last_errno
+from headrace.base.libc import c_library, last_errno
 
 _VERSION_3 = 0x20080522
 _DUMPABLE, _KEEP_CAPABILITIES, _BOUNDING_DROP, _NO_NEW_PRIVILEGES, _AMBIENT = (

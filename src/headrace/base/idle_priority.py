@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 
-from headrace.base.c_library import c_library
+from headrace.base.libc import c_library
 
 NICENESS = 19
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}

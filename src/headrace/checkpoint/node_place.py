@@ -28,7 +28,7 @@ from headrace.checkpoint.foreign_claims import is_abandoned
 from headrace.checkpoint.place import PosixClaim, PosixSink, PosixSource
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.running import find_node
 from headrace.sdk.shared import HOSTS
 from headrace.sdk.streams import Content
@@ -43,7 +43,7 @@ class NodePlace:
 
     def __init__(self, url: str, *, socket: str | None = None) -> None:
         self._folder = os.fsencode("/" + url.removeprefix(SCHEME).strip("/"))
-        self._paths: Paths = HOSTS.get(find_node(socket=socket), PATIENCE_S)
+        self._paths: LocalVfs = HOSTS.get(find_node(socket=socket), PATIENCE_S)
 
     @property
     def name(self) -> str:

@@ -15,10 +15,10 @@ from concurrent.futures import Executor
 from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, Extras
-from headrace.layer.calls import seen_at_rest, tick_left_s
 from headrace.layer.extras import extras_of
 from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.layer.replica_layer import copy_of
+from headrace.layer.syscalls import seen_at_rest, tick_left_s
 from headrace.layer.upper import is_removed, is_whiteout
 from headrace.wire.peer_messages import Wanted
 

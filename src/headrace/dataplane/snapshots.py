@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.preconditions import Preconditions
-from headrace.layer.calls import CTIME_TICK_NS
 from headrace.layer.snapshot import EntryType, Snapshot, take
+from headrace.layer.syscalls import CTIME_TICK_NS
 from headrace.layer.upper import Upper
 
 SUMMED_MAX = 16

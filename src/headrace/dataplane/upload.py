@@ -35,10 +35,10 @@ from headrace.dataplane.action import attributes_of, size_of
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.calls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.extras import extras_of
 from headrace.layer.pending_version import is_pending
 from headrace.layer.sync_journal import ABSENT, JournalRecord, SyncJournal
+from headrace.layer.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
 from headrace.layer.upper import Upper, base_version
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin

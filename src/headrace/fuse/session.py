@@ -36,7 +36,7 @@ from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
 from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
 from headrace.sdk.client import EventsLost
-from headrace.sdk.tree import Tree
+from headrace.sdk.merged_tree import MergedTree
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 
 log = logging.getLogger(__name__)
@@ -299,12 +299,12 @@ class Session:
             drop(id)
 
 
-def _tree_of(client: Any) -> Tree | None:
+def _tree_of(client: Any) -> MergedTree | None:
     """None where nothing can be written."""
     modes = WriteModes.parse(getattr(client, "write", ""))
     if not modes.any:
         return None
-    return Tree(client, Upper(client.upper), modes, on_changed=client.changed)
+    return MergedTree(client, Upper(client.upper), modes, on_changed=client.changed)
 
 
 def _unknown(unique: int, node: int, request: bytearray) -> Answer:

@@ -42,9 +42,9 @@ from headrace.layer.given_mode import as_given
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.client import MISS, Miss
-from headrace.sdk.elsewhere import NeedsRightError
-from headrace.sdk.listing import merged
-from headrace.sdk.tree import NeedsContentError, Owner, Tree
+from headrace.sdk.lease_check import LeaseRequiredError
+from headrace.sdk.merged_tree import MergedTree, NeedsContentError, Owner
+from headrace.sdk.readdir import merge_listing
 from headrace.wire.messages import Written
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class WritableNames(Operations):
         register: Callable[[str], int],
         send: Callable[[int, int, int, int], int | None],
         kernel: Kernel,
-        tree: Tree,
+        tree: MergedTree,
     ) -> None:
         super().__init__(client, inodes, files, mode=mode, register=register, send=send)
         self._writer = client
@@ -279,7 +279,7 @@ class WritableNames(Operations):
             found = self._tree.below(directory)
             id = None if found is None else found.id
         children = iter(()) if id is None else self._client.children(id, after)
-        return merged([row for row in above if row[0] > after], children)
+        return merge_listing([row for row in above if row[0] > after], children)
 
     def _row(
         self, parent: int, path: bytes, name: bytes, below: Entry | None, offset: int, *, plus: bool
@@ -473,7 +473,7 @@ class WritableNames(Operations):
             return self._through(lambda: work(copied=False))
         except NeedsContentError:
             return after_copy
-        except NeedsRightError as needs:
+        except LeaseRequiredError as needs:
             return self._claimed(needs.folder, lambda: self._rename(unique, parents, names, flags))
 
     def _was_done(self, unique: int, *paths: bytes) -> bool:
@@ -549,7 +549,7 @@ class WritableNames(Operations):
         name up again then."""
         try:
             return self._through(work)
-        except NeedsRightError as needs:
+        except LeaseRequiredError as needs:
             folder = needs.folder
             return self._claimed(folder, lambda: self._changing(work, stale_after_copy=stale_after_copy))
         except NeedsContentError as needs:

@@ -18,11 +18,11 @@ from headrace.fuse.inodes import UPPER
 from headrace.fuse.operations import Answer, Begun, Deferred, Mode, OnDisk, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
 from headrace.fuse.writable import WritableNames, owner_of
-from headrace.layer.calls import fallocate
 from headrace.layer.given_mode import as_given, give_mode
+from headrace.layer.syscalls import fallocate
 from headrace.layer.upper import OURS, join
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.tree import empty
+from headrace.sdk.merged_tree import empty
 
 FH_UPPER = 3
 FALLOCATED_AT_ONCE_BYTES = 8 << 20

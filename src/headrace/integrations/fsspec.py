@@ -1,7 +1,7 @@
 """`headrace://` for fsspec, and so for pandas, pyarrow, dask, torch.distributed.checkpoint: docs/fsspec.md.
 
 A file system of this host's running node, without a mount: cached files are read from their cache files, what is
-written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in `sdk/paths.py`.
+written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in `sdk/local_vfs.py`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from headrace.base.model import Entry
 from headrace.integrations.fsspec_async import Coroutines
 from headrace.layer.upper import join, split
 from headrace.sdk.client import PATIENCE_S
-from headrace.sdk.looks import is_directory, version_text
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.shared import reach
 from headrace.sdk.streams import ReadStream, WriteStream
-from headrace.sdk.tree import Seen
+from headrace.sdk.vfs_reader import is_directory, version_text
 
 THREADS = 32
 """Of one file system, for many files at once: they wait for the node, or for the disk."""
@@ -83,11 +83,11 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._cache_folder, self._socket, self._nodes = cache, socket, nodes
         self.auto_mkdir = auto_mkdir
         self._patience_s = patience_s
-        self._host: Paths | None = None
+        self._host: LocalVfs | None = None
         self._many = _Many()
 
     @property
-    def _paths(self) -> Paths:
+    def _paths(self) -> LocalVfs:
         host = self._host
         if host is None or host.client.closed:
             chosen = {"cache": self._cache_folder, "socket": self._socket}
@@ -129,7 +129,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return [os.fsdecode(join(at, one)) for one, _ in rows]
         return [self._about(os.fsdecode(join(at, one)), join(at, one), found) for one, found in rows]
 
-    def _about(self, name: str, at: bytes, found: Seen) -> dict[str, Any]:
+    def _about(self, name: str, at: bytes, found: FileStat) -> dict[str, Any]:
         if isinstance(found, Entry):
             kind = "directory" if is_directory(found) else "file"
             version = found.version

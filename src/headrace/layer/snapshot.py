@@ -12,8 +12,8 @@ import xxhash
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
-from headrace.layer.calls import seen_at_rest
 from headrace.layer.extras import raw_extras
+from headrace.layer.syscalls import seen_at_rest
 from headrace.layer.upper import is_removed, is_whiteout
 
 SMALL_BYTES_MAX = 256 << 10

@@ -31,7 +31,7 @@ from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, LinklessMount, 
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import Attributes, Version
 from headrace.base.private_folder import make_private
-from headrace.layer import work
+from headrace.layer import workdir
 from headrace.layer.given_mode import as_given, give_mode
 from headrace.layer.lock import LayerLock
 
@@ -41,7 +41,7 @@ LOWER_ID = "trusted.headrace.id"
 showing it as its inode number, as programs that change a file in place compare that (vim)."""
 BASE = "trusted.headrace.base"
 """Which version of the origin's file this one replaces, and at which path: the condition of its put."""
-LEFT = "trusted.headrace.left"
+DEMOTED = "trusted.headrace.left"
 """Of a directory: files of it left the layer for the cache. When nothing is left in it, it is there for the origin's
 sake, and goes when that has it no more."""
 PATH = "trusted.headrace.path"
@@ -103,7 +103,7 @@ class Upper:
 
     def new(self) -> SafePath:
         """A name in `work` that nobody has."""
-        return self.work.at(b"/" + work.name(next(_serial)))
+        return self.work.at(b"/" + workdir.temp_name(next(_serial)))
 
     def clear_work(self) -> list[bytes]:
         """What processes that are dead left in `work` goes, but for directories that were being moved, or put away:
@@ -111,7 +111,7 @@ class Upper:
         moved: list[bytes] = []
         for name in self.work.at(b"/").names():
             at = self.work.at(b"/" + name)
-            if not work.is_left(name):
+            if not workdir.is_orphaned(name):
                 continue
             target = _mark(at, MOVING)
             if target is not None:
@@ -255,16 +255,16 @@ class Upper:
         self.at(split(directory)[0]).utime()
 
     def mark_left(self, directory: bytes) -> None:
-        self.at(directory).setxattr(LEFT, b"")
+        self.at(directory).setxattr(DEMOTED, b"")
 
     def unmark_left(self, directory: bytes) -> None:
         """Something was removed here: from now on it may be empty because somebody here wants it so."""
         with contextlib.suppress(OSError):
-            self.at(directory).removexattr(LEFT)
+            self.at(directory).removexattr(DEMOTED)
 
     def was_left(self, directory: bytes) -> bool:
         try:
-            self.at(directory).getxattr(LEFT)
+            self.at(directory).getxattr(DEMOTED)
         except OSError:
             return False
         return True
@@ -358,7 +358,7 @@ def _bases(at: SafePath | int) -> list[BaseVersion]:
         return []
 
 
-def dress_as(file: int | SafePath, known: Attributes | None) -> None:
+def apply_attributes(file: int | SafePath, known: Attributes | None) -> None:
     """Mode and owner that a file had when this node put it to its origin, where they are known."""
     if known is None or known.mode is None:
         return

@@ -26,10 +26,10 @@ from headrace.layer.upper import join
 from headrace.rest.problems import Refusal
 from headrace.sdk.cache import stat_of
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.looks import is_directory, version_text
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import Content
-from headrace.sdk.tree import Seen
+from headrace.sdk.vfs_reader import is_directory, version_text
 from headrace.wire.api import (
     BYTES,
     SUM_HEADER,
@@ -66,7 +66,7 @@ def path_of(text: str) -> bytes:
 
 
 class Files:
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: LocalVfs) -> None:
         self._paths = paths
 
     # ------------------------------------------------------------ names
@@ -90,7 +90,7 @@ class Files:
         more = len(found) > query.limit
         return Rows(page, os.fsdecode(found[query.limit - 1][0]) if more else None)
 
-    def _row(self, asked: bytes, whole: bytes, found: Seen) -> Row:
+    def _row(self, asked: bytes, whole: bytes, found: FileStat) -> Row:
         stat = stat_of(os.fsdecode(asked), found)
         target = os.fsdecode(self._paths.readlink(whole)) if stat.kind == "link" else ""
         return Row(
@@ -130,7 +130,7 @@ class Files:
             content.close()
             raise
 
-    def _open(self, at: bytes) -> tuple[Seen, Content]:
+    def _open(self, at: bytes) -> tuple[FileStat, Content]:
         for attempt in range(CHANGED_ATTEMPTS):
             whole, found = self._paths.get(at)
             if is_directory(found):
@@ -145,7 +145,7 @@ class Files:
             return found if isinstance(found, Entry) else os.fstat(content.fd), content
         raise AssertionError
 
-    def _content(self, request: Request, path: str, found: Seen, content: Content) -> Response:
+    def _content(self, request: Request, path: str, found: FileStat, content: Content) -> Response:
         etag = etag_of(version_text(found))
         wanted = request.header("if-match")
         if wanted not in ("", "*", etag) and etag not in [one.strip() for one in wanted.split(",")]:
@@ -164,7 +164,7 @@ class Files:
             self._add_sums(response, found, content)
         return response
 
-    def _add_sums(self, response: Response, found: Seen, content: Content) -> None:
+    def _add_sums(self, response: Response, found: FileStat, content: Content) -> None:
         """Whole blocks that are cached go out as they are, with the checksums that they were fetched with; others are
         read here, and compared with those."""
         start, end = response.start, response.end

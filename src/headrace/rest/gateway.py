@@ -30,7 +30,7 @@ from headrace.rest import metrics, openapi
 from headrace.rest.files import Files, path_of
 from headrace.rest.jobs import Jobs, check_ready
 from headrace.rest.problems import MEDIA_TYPE, Refusal, problem_of, status_of
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.wire.api import (
     BODY_BYTES_MAX,
     OPERATIONS,
@@ -60,7 +60,7 @@ Handler = Callable[[Request, Any, Any], Any]
 class Handlers:
     """What each operation does, for all doors of the process."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: LocalVfs) -> None:
         client = self._client = paths.client
         files, jobs = Files(paths), Jobs(client)
         self.table: dict[str, Handler] = {

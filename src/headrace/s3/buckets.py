@@ -17,8 +17,8 @@ from headrace.s3.facts import Facts
 from headrace.s3.listing import Listing, Page, Row
 from headrace.s3.objects import Objects
 from headrace.s3.routes import Call, check_key
-from headrace.sdk.looks import is_directory
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.vfs_reader import is_directory
 
 KEYS_MAX = 1000
 REGION = "us-east-1"
@@ -33,7 +33,7 @@ def answer(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
 
 
 class Buckets:
-    def __init__(self, paths: Paths, objects: Objects) -> None:
+    def __init__(self, paths: LocalVfs, objects: Objects) -> None:
         self._paths = paths
         self._objects = objects
 

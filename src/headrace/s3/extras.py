@@ -21,8 +21,8 @@ from headrace.http.messages import Request
 from headrace.layer.extras import extras_of
 from headrace.s3.errors import S3Error
 from headrace.sdk.local import WholeFile
-from headrace.sdk.paths import Paths
-from headrace.sdk.tree import Seen
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
 
 METADATA = "x-amz-meta-"
 METADATA_BYTES_MAX = 2048
@@ -124,7 +124,7 @@ def tags_text(tags: dict[str, str]) -> str:
 class ExtrasOf:
     """asks: whether origins are asked at all (setting s3_metadata)."""
 
-    def __init__(self, paths: Paths, *, asks: bool) -> None:
+    def __init__(self, paths: LocalVfs, *, asks: bool) -> None:
         self._paths = paths
         self._asks = asks
         self._lock = threading.Lock()
@@ -171,7 +171,7 @@ class ExtrasOf:
             return whole.told if self._asked(path) else Extras()
         return self.cached(path, whole.entry, whole.fd)
 
-    def of(self, path: bytes, found: Seen, at: SafePath | int) -> Extras | None:
+    def of(self, path: bytes, found: FileStat, at: SafePath | int) -> Extras | None:
         """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it
         was not asked yet; None: it can't be asked."""
         if not isinstance(found, Entry):

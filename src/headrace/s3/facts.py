@@ -19,7 +19,7 @@ from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_json
 from headrace.base.model import Entry
 from headrace.s3.checksums import Checksum
-from headrace.sdk.tree import Seen
+from headrace.sdk.merged_tree import FileStat
 
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"
@@ -52,7 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     parts: tuple[tuple[int, int], ...] = ()
 
 
-def facts_of(found: Seen, at: SafePath | bytes | int) -> Facts:
+def facts_of(found: FileStat, at: SafePath | bytes | int) -> Facts:
     """at: a file of the upper layer, by path or descriptor; -1 for an Entry."""
     if isinstance(found, Entry):
         version = found.version
@@ -135,7 +135,7 @@ def is_marked(at: SafePath) -> bool:
     return True
 
 
-def is_file(found: Seen) -> bool:
+def is_file(found: FileStat) -> bool:
     return isinstance(found, Entry) or stat.S_ISREG(found.st_mode)
 
 

@@ -35,7 +35,7 @@ from headrace.s3.routes import Call, route
 from headrace.s3.signature import ChunkSigner, Claim
 from headrace.s3.uploads import Uploads
 from headrace.sdk.counts import UNKNOWN, Counts, Received
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Gateway:
-    def __init__(self, paths: Paths, access: Access) -> None:
+    def __init__(self, paths: LocalVfs, access: Access) -> None:
         self._access = access
         self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)

@@ -15,9 +15,9 @@ from headrace.base.namespace_path import check_name
 from headrace.layer.upper import join
 from headrace.s3.facts import Facts, facts_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
-from headrace.sdk.looks import is_directory
-from headrace.sdk.paths import Paths
-from headrace.sdk.tree import Seen
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.vfs_reader import is_directory
 
 _NAME_BYTES_MAX = 255
 
@@ -42,7 +42,7 @@ class Page:
 class Listing:
     """bucket: its path."""
 
-    def __init__(self, paths: Paths, bucket: bytes) -> None:
+    def __init__(self, paths: LocalVfs, bucket: bytes) -> None:
         self._paths = paths
         self._bucket = bucket
 
@@ -106,13 +106,13 @@ class Listing:
                     yield Row(key, None)
                 levels.append(self._level(key, b"", after))
 
-    def _level(self, at: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, Seen]]:
+    def _level(self, at: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
         """Of one folder: (key, path, what is there) in the order of keys; that of a folder ends in a slash."""
         folder = self._path(at.rstrip(b"/"))
         resume = after[len(at) :].partition(b"/")[0] if after.startswith(at) else b""
         if after > at and not after.startswith(at):
             return  # all of it comes before
-        waiting: list[tuple[bytes, bytes, Seen]] = []
+        waiting: list[tuple[bytes, bytes, FileStat]] = []
         begin = max(_before(prefix), _before(resume)) if resume or prefix else b""
         earlier = self._folders_that_sort_later(folder, resume) if resume > prefix else []
         for name, found in earlier:
@@ -130,7 +130,7 @@ class Listing:
         while waiting:
             yield heapq.heappop(waiting)
 
-    def _folders_that_sort_later(self, folder: bytes, resume: bytes) -> list[tuple[bytes, Seen]]:
+    def _folders_that_sort_later(self, folder: bytes, resume: bytes) -> list[tuple[bytes, FileStat]]:
         """Folders whose name is the beginning of the one to go on at, and whose keys come after it all the same."""
         found = []
         for end in range(1, len(resume)):
@@ -140,7 +140,7 @@ class Listing:
                     found.append((resume[:end], one))
         return found
 
-    def _file(self, key: bytes, path: bytes, found: Seen) -> Row | None:
+    def _file(self, key: bytes, path: bytes, found: FileStat) -> Row | None:
         """None for what is no file: links to folders, sockets, links to nothing."""
         try:
             if not is_file(found):

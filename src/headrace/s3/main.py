@@ -15,7 +15,7 @@ from headrace.s3.credentials import FILE_NAME, make_credentials, open_credential
 from headrace.s3.gateway import Access, Gateway
 from headrace.sdk.client import Client
 from headrace.sdk.counts import Teller
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 
 SETTING = "s3_address"
 PATIENCE_S = 30.0
@@ -53,7 +53,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     take_all_descriptors()
     tls = server_tls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
     listening = listen(config.s3_address, SETTING)
-    paths = Paths(Client(node_socket, role="s3", patience_s=PATIENCE_S))
+    paths = LocalVfs(Client(node_socket, role="s3", patience_s=PATIENCE_S))
     made = ""
     if access is None:
         if not config.s3_insecure:

@@ -46,10 +46,10 @@ from headrace.s3.facts import (
 )
 from headrace.s3.routes import Call, check_key
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.looks import is_directory
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import Content, WriteStream
-from headrace.sdk.tree import Seen
+from headrace.sdk.vfs_reader import is_directory
 
 MTIME = "x-amz-meta-mtime"
 REFUSED = {
@@ -79,7 +79,7 @@ _FOLDER = Facts(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
 
 
 class Objects:
-    def __init__(self, paths: Paths, *, asks: bool) -> None:
+    def __init__(self, paths: LocalVfs, *, asks: bool) -> None:
         """asks: as of ExtrasOf."""
         self.paths = paths
         self.extras = ExtrasOf(paths, asks=asks)
@@ -126,7 +126,7 @@ class Objects:
             os.close(whole.fd)
         return None if extras is None else self._answer(request, call, facts_of(entry, -1), None, extras)
 
-    def facts(self, call: Call) -> tuple[Facts, Seen, bytes]:
+    def facts(self, call: Call) -> tuple[Facts, FileStat, bytes]:
         """With what was found, and where. NoSuchKey, NoSuchBucket."""
         with self._as_key(call):
             path, found = self.paths.get(call.path)
@@ -281,7 +281,7 @@ class Objects:
         """What is written within gets the key, if the request's conditions hold then."""
         path = call.path
 
-        def check(found: Seen | None) -> None:
+        def check(found: FileStat | None) -> None:
             conditions.check_write(request, self._etag_there(found, path))
 
         conditional = "if-match" in request.headers or "if-none-match" in request.headers
@@ -297,7 +297,7 @@ class Objects:
         except PathExistsError as error:  # a file is in the place of a folder
             raise NotADirectoryPathError(error.what, why=error.why) from error
 
-    def _etag_there(self, found: Seen | None, path: bytes) -> str | None:
+    def _etag_there(self, found: FileStat | None, path: bytes) -> str | None:
         if found is None or is_directory(found):
             return None
         return facts_of(found, self.paths.tree.upper.at(path)).etag
@@ -390,7 +390,7 @@ class Objects:
             self.extras.forget(found.id)
         return Response(status)
 
-    def _tagged(self, found: Seen, path: bytes) -> Extras:
+    def _tagged(self, found: FileStat, path: bytes) -> Extras:
         if not self.extras.has_tags(path):
             raise S3Error("NotImplemented", "tags are not kept, as the origin has no place for them")
         extras = self.extras.of(path, found, self.paths.tree.upper.at(path))

@@ -10,9 +10,9 @@ from typing import cast
 
 from headrace.base.errors import HeadraceError
 from headrace.sdk.asked_paths import AskedPaths
+from headrace.sdk.bulk_read import OnError, ReadResult, Wanted
 from headrace.sdk.cache import Cache
-from headrace.sdk.many import OnError, Part, Wanted
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.wire.messages import JobStart, JobState
 
 READ_MANY_AHEAD = 256
@@ -22,7 +22,7 @@ class AskedCache(Cache):
     """What a `Cache` does, but nothing is read without a question to a node."""
 
     def __init__(self, paths: AskedPaths) -> None:
-        super().__init__(cast(Paths, paths))  # it has the calls that a Cache makes but for those below
+        super().__init__(cast(LocalVfs, paths))  # it has the calls that a Cache makes but for those below
         self._asked = paths
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
@@ -34,8 +34,8 @@ class AskedCache(Cache):
         *,
         ordered: bool = True,
         on_error: OnError = "raise",
-    ) -> Iterator[Part]:
-        under_way: deque[Future[Part]] = deque()
+    ) -> Iterator[ReadResult]:
+        under_way: deque[Future[ReadResult]] = deque()
         try:
             for number, one in enumerate(wanted):
                 path, start, end = (one, 0, None) if isinstance(one, str) else one
@@ -48,11 +48,11 @@ class AskedCache(Cache):
             for left in under_way:
                 left.cancel()
 
-    def _read_part(self, number: int, path: str, start: int, end: int | None) -> Part:
+    def _read_part(self, number: int, path: str, start: int, end: int | None) -> ReadResult:
         try:
-            return Part(number, path, self._asked.read(os.fsencode(path), start, end))
+            return ReadResult(number, path, self._asked.read(os.fsencode(path), start, end))
         except HeadraceError as error:
-            return Part(number, path, b"", error)
+            return ReadResult(number, path, b"", error)
 
     def status(self) -> dict[str, object]:
         return self._asked.status()
@@ -69,7 +69,7 @@ class AskedCache(Cache):
         return last
 
 
-def _taken(under_way: deque[Future[Part]], *, ordered: bool, on_error: str) -> Part:
+def _taken(under_way: deque[Future[ReadResult]], *, ordered: bool, on_error: str) -> ReadResult:
     """The next one, waited for; or any that is done."""
     if not ordered and not under_way[0].done():
         wait(under_way, return_when=FIRST_COMPLETED)

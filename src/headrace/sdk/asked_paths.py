@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
 from headrace.sdk.client import CHANGED_ATTEMPTS
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import Content, ReadStream
-from headrace.sdk.tree import Seen
 from headrace.wire.messages import JobStart, JobState
 
 
 class AskedPaths(ABC):
-    """The calls of a `Paths` that programs make, as far as all who are asked answer them alike."""
+    """The calls of a `LocalVfs` that programs make, as far as all who are asked answer them alike."""
 
     @property
     def client(self) -> AskedPaths:
@@ -33,7 +33,7 @@ class AskedPaths(ABC):
     def close(self) -> None: ...
 
     @abstractmethod
-    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]: ...
+    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]: ...
 
     def exists(self, path: bytes) -> bool:
         try:

@@ -1,6 +1,6 @@
 """What a program calls, without a mount and without fsspec: `headrace.connect()`.
 
-A thin layer over `sdk/paths.py`: what is cached is read from index and cache files in the caller's thread, the node is
+A thin layer over `sdk/local_vfs.py`: what is cached is read from index and cache files in the caller's thread, the node is
 asked on a miss; what is written goes to the upper layer. All calls block (`sdk/cache_async.py` has those that don't);
 a `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
 
@@ -25,14 +25,14 @@ import msgspec
 from headrace.base.errors import IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
+from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, Wanted
 from headrace.sdk.client import PATIENCE_S
 from headrace.sdk.connection import Connection
-from headrace.sdk.looks import is_directory, version_text
-from headrace.sdk.many import ManyReads, OnError, Part, Wanted
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.shared import reach
 from headrace.sdk.streams import Content, ReadStream, WriteStream
-from headrace.sdk.tree import Seen
+from headrace.sdk.vfs_reader import is_directory, version_text
 from headrace.sdk.whole import mapped
 from headrace.wire.messages import JobStart, JobState
 
@@ -75,11 +75,13 @@ def connect(
     patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
     run, NotAllowedError."""
     paths = reach(nodes, cache=cache, socket=socket, patience_s=patience_s)
-    if isinstance(paths, Paths):
+    if isinstance(paths, LocalVfs):
         return Cache(paths)
-    from headrace.sdk.brokered.paths import BrokeredPaths  # none of these is wanted where there is a node
+    from headrace.sdk.brokered.brokered_vfs import (
+        BrokeredVfs,  # none of these is wanted where there is a node
+    )
 
-    if isinstance(paths, BrokeredPaths):
+    if isinstance(paths, BrokeredVfs):
         from headrace.sdk.brokered.cache import BrokeredCache
 
         return BrokeredCache(paths)
@@ -92,7 +94,7 @@ class Cache:
     """`connect` makes it. Connection and descriptors belong to the process, and last as long: there is nothing to be
     closed but what `open` gives; `close` waits until the node has heard what was written."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: LocalVfs) -> None:
         self._paths = paths
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
@@ -154,12 +156,12 @@ class Cache:
         *,
         ordered: bool = True,
         on_error: OnError = "raise",
-    ) -> Iterator[Part]:
+    ) -> Iterator[ReadResult]:
         """Many files, or ranges of files. ordered: as they were asked for; else as they come. What is in memory is read
         at once, the rest in threads; the node is asked for small ones in groups. `wanted` may be endless: it is read a
-        little ahead of what the caller takes. on_error "return": one that can't be read is a Part with its error, and
+        little ahead of what the caller takes. on_error "return": one that can't be read is a ReadResult with its error, and
         the others go on."""
-        reads = ManyReads(self._paths, self._threads)
+        reads = BulkReader(self._paths, self._threads)
         return reads.all(wanted, ordered=ordered, on_error=on_error)
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -308,7 +310,7 @@ class Cache:
         return last
 
 
-def stat_of(path: str, found: Seen) -> Stat:
+def stat_of(path: str, found: FileStat) -> Stat:
     if isinstance(found, Entry):
         folder = found.kind is Kind.DIRECTORY
         version = found.version

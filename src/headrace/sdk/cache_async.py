@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
 from headrace.sdk.client import PATIENCE_S
-from headrace.sdk.many import Part, Wanted
 from headrace.wire.messages import JobState
 
 THREADS = 32
@@ -70,7 +70,7 @@ class AsyncCache:
         *,
         ordered: bool = True,
         on_error: Literal["raise", "return"] = "raise",
-    ) -> AsyncIterator[Part]:
+    ) -> AsyncIterator[ReadResult]:
         return self._each(lambda: self.cache.read_many(wanted, ordered=ordered, on_error=on_error))
 
     async def stat(self, path: str) -> Stat:

@@ -7,20 +7,20 @@ from typing import cast
 
 from headrace.base.errors import NodeUnavailableError
 from headrace.sdk.client import Client
-from headrace.sdk.paths import TELL_S_MAX, Paths
+from headrace.sdk.local_vfs import TELL_S_MAX, LocalVfs
 from headrace.sdk.running import configured_nodes, find_node
 from headrace.sdk.shared_paths import SharedPaths
 
 
-class Hosts(SharedPaths[Paths]):
-    """One `Paths` a node for all of this process: an index may be open in it once only."""
+class Hosts(SharedPaths[LocalVfs]):
+    """One `LocalVfs` a node for all of this process: an index may be open in it once only."""
 
     def __init__(self) -> None:
         super().__init__()
         atexit.register(self._end_telling)
 
-    def get(self, socket: str, patience_s: float) -> Paths:
-        return self.reach(socket, lambda: Paths(Client(socket, role="sdk", patience_s=patience_s)))
+    def get(self, socket: str, patience_s: float) -> LocalVfs:
+        return self.reach(socket, lambda: LocalVfs(Client(socket, role="sdk", patience_s=patience_s)))
 
     def _end_telling(self) -> None:
         """All else stays open: files that nobody closed are closed after this."""
@@ -31,7 +31,7 @@ class Hosts(SharedPaths[Paths]):
 HOSTS = Hosts()
 
 
-def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> Paths:
+def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_s: float) -> LocalVfs:
     """The namespace of this host's node, which `find_node` finds; where this user has none, of another user's that is
     open to others; where none runs, by the nodes of the setting `nodes`.
     nodes: REST APIs of nodes of other hosts, instead. NodeUnavailableError, NotAllowedError, UsageError."""
@@ -43,10 +43,10 @@ def reach(nodes: str | None, *, cache: str | None, socket: str | None, patience_
 
             brokered = reach_broker(cache=cache, socket=socket, patience_s=patience_s)
             if brokered is not None:
-                return cast(Paths, brokered)  # it has the calls of a Paths that programs make
+                return cast(LocalVfs, brokered)  # it has the calls of a LocalVfs that programs make
             nodes = configured_nodes()
             if socket is not None or cache is not None or not nodes:
                 raise
     from headrace.sdk.remote.reach import REMOTES  # not wanted where there is a node
 
-    return cast(Paths, REMOTES.get(nodes, patience_s))  # it has the calls of a Paths that programs make
+    return cast(LocalVfs, REMOTES.get(nodes, patience_s))  # it has the calls of a LocalVfs that programs make

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from headrace.base.c_library import address_of, c_library
 from headrace.base.errors import (
     HeadraceError,
     IsADirectoryPathError,
@@ -27,6 +26,7 @@ from headrace.base.errors import (
     UsageError,
     VersionChangedError,
 )
+from headrace.base.libc import address_of, c_library
 from headrace.base.model import FileId, Kind
 from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
 from headrace.sdk.cancel import Cancel

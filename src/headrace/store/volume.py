@@ -20,8 +20,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from headrace.base.c_library import c_library, last_errno
 from headrace.base.errors import StoreBusyError, StoreError
+from headrace.base.libc import c_library, last_errno
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
 from headrace.layer.reserve import is_full

@@ -16,7 +16,7 @@ from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.sender import trouble_with_sender
 from headrace.sdk.counts import UNKNOWN, Counts, Received
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
 from headrace.webhdfs.locations import Locations
@@ -32,7 +32,7 @@ class Gateway:
     """replicas: how many nodes own a file, for who asks where it is. loopback: it listens there only. tokens: of which
     who asks must show one; None: nobody is asked for one."""
 
-    def __init__(self, paths: Paths, tokens: Tokens | None, *, replicas: int, loopback: bool) -> None:
+    def __init__(self, paths: LocalVfs, tokens: Tokens | None, *, replicas: int, loopback: bool) -> None:
         self._loopback = loopback
         self._tokens = tokens
         self._refusals = Refusals(log, "webhdfs")

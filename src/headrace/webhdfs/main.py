@@ -15,7 +15,7 @@ from headrace.http.process import Ready, run_as_process, run_until_signal, take_
 from headrace.http.tls import server_tls
 from headrace.sdk.client import Client
 from headrace.sdk.counts import Teller
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.webhdfs.gateway import Gateway
 from headrace.webhdfs.token_file import TokenFile
 
@@ -56,7 +56,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         authority=config.webhdfs_tls_authority,
     )
     listening = listen(config.webhdfs_address, SETTING)
-    paths = Paths(Client(node_socket, role="webhdfs", patience_s=PATIENCE_S))
+    paths = LocalVfs(Client(node_socket, role="webhdfs", patience_s=PATIENCE_S))
     folder, made = os.path.dirname(paths.client.upper), ""
     if tokens is None and not config.webhdfs_insecure and not config.webhdfs_tls_authority:
         made = os.path.join(folder, TOKEN_NAME)

@@ -12,11 +12,11 @@ from headrace.base.model import Entry, Kind
 from headrace.http.messages import Response
 from headrace.layer.upper import join
 from headrace.sdk.client import CHANGED_ATTEMPTS
-from headrace.sdk.looks import is_directory
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.os_errors import translating_os_errors
 from headrace.sdk.streams import Content
-from headrace.sdk.system_errors import told
-from headrace.sdk.tree import Seen
+from headrace.sdk.vfs_reader import is_directory
 from headrace.webhdfs import answers
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import RemoteError, illegal, not_found
@@ -31,7 +31,7 @@ STORAGE_POLICY_NONE = 0
 
 
 class Reading:
-    def __init__(self, paths: Paths, locations: Locations) -> None:
+    def __init__(self, paths: LocalVfs, locations: Locations) -> None:
         self.paths = paths
         self._locations = locations
 
@@ -102,13 +102,13 @@ class Reading:
                     raise
         raise AssertionError
 
-    def _file(self, call: Call) -> tuple[bytes, Seen]:
+    def _file(self, call: Call) -> tuple[bytes, FileStat]:
         path, found = self.find(call)
         if is_directory(found):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
         return path, found
 
-    def find(self, call: Call) -> tuple[bytes, Seen]:
+    def find(self, call: Call) -> tuple[bytes, FileStat]:
         """Links resolved. FileNotFoundException."""
         try:
             path, found = self.paths.find(call.path)
@@ -148,7 +148,7 @@ class Reading:
             raise RemoteError("IOException", f"{_text(call.path)} is not a symbolic link")
         return answers.of("Path", _text(self.paths.readlink(path)))
 
-    def _unfollowed(self, call: Call) -> tuple[bytes, Seen]:
+    def _unfollowed(self, call: Call) -> tuple[bytes, FileStat]:
         path, found = self.paths.find(call.path, follow=False)
         if found is None:
             raise not_found(call.path)
@@ -170,7 +170,7 @@ class Reading:
         listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": left}
         return answers.of("DirectoryListing", listing)
 
-    def _below(self, call: Call, after: bytes) -> Iterator[tuple[bytes, bytes, Seen]]:
+    def _below(self, call: Call, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
         """Of a directory itself, each name, and what it is; of a file itself, without a name."""
         path, found = self.find(call)
         if is_directory(found):
@@ -179,7 +179,7 @@ class Reading:
         elif not after:
             yield path, b"", found
 
-    def _row(self, folder: bytes, name: bytes, found: Seen) -> dict[str, Any]:
+    def _row(self, folder: bytes, name: bytes, found: FileStat) -> dict[str, Any]:
         """A link is shown as what it leads to, where that is a path here."""
         if not is_link(found):
             return self._status(found, name)
@@ -190,7 +190,7 @@ class Reading:
         except HeadraceError:
             return link_status(found, name, self.paths.readlink(at))
 
-    def _status(self, found: Seen, name: bytes) -> dict[str, Any]:
+    def _status(self, found: FileStat, name: bytes) -> dict[str, Any]:
         return file_status(found, name, writable=self.paths.tree.modes.any)
 
     def get_acl(self, call: Call) -> Response:
@@ -225,7 +225,7 @@ class Reading:
         path, found = self.find(call)
         if isinstance(found, Entry):
             return {}
-        with told(call.path), self.paths.tree.upper.at(path).pinned() as pin:
+        with translating_os_errors(call.path), self.paths.tree.upper.at(path).pinned() as pin:
             names = [name for name in os.listxattr(pin.at) if name.startswith("user.")]
             return {name: os.getxattr(pin.at, name) for name in names}
 
@@ -252,7 +252,7 @@ class Reading:
                 size += one.version.size_bytes if isinstance(one, Entry) else one.st_size
         return files, folders, size
 
-    def _walk(self, top: bytes, found: Seen) -> Iterator[Seen]:
+    def _walk(self, top: bytes, found: FileStat) -> Iterator[FileStat]:
         yield found
         pending = [top] if is_directory(found) else []
         while pending:
@@ -276,7 +276,7 @@ class Reading:
         id = int(found.id) if isinstance(found, Entry) else found.st_ino
         return answers.of("LocatedBlocks", located_blocks(parts, id, _size_of(found)))
 
-    def _parts(self, call: Call) -> tuple[Seen, list[Any]]:
+    def _parts(self, call: Call) -> tuple[FileStat, list[Any]]:
         path, found = self._file(call)
         size = _size_of(found)
         start = call.at_least_zero("offset", 0)
@@ -317,7 +317,7 @@ class Reading:
         return answers.of("FsStatus", {"capacity": capacity, "remaining": free, "used": capacity - free})
 
 
-def _size_of(found: Seen) -> int:
+def _size_of(found: FileStat) -> int:
     return found.version.size_bytes if isinstance(found, Entry) else found.st_size
 
 

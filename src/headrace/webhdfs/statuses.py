@@ -10,8 +10,8 @@ import stat
 from typing import Any
 
 from headrace.base.model import Entry
-from headrace.sdk.looks import is_directory
-from headrace.sdk.tree import Seen
+from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.vfs_reader import is_directory
 
 BLOCK_BYTES = 128 << 20
 """What HDFS takes for a block by default; clients cut files into tasks by it. Nothing here is stored in such blocks."""
@@ -19,7 +19,7 @@ FILE_MODE, DIRECTORY_MODE = 0o444, 0o555
 """Of what only its origin has, as on a mount; with 0200 more where something can be written."""
 
 
-def file_status(found: Seen, name: bytes, *, writable: bool) -> dict[str, Any]:
+def file_status(found: FileStat, name: bytes, *, writable: bool) -> dict[str, Any]:
     """name: "" for the path that was asked for. writable: whether anything can be written by this node."""
     folder = is_directory(found)
     owner, group, mode = _owner_of(found, folder=folder, writable=writable)
@@ -47,15 +47,15 @@ def link_status(found: os.stat_result, name: bytes, target: bytes) -> dict[str, 
     return {**about, "blockSize": 0, "type": "SYMLINK", "symlink": target.decode("utf-8", "replace")}
 
 
-def mtime_ns(found: Seen) -> int:
+def mtime_ns(found: FileStat) -> int:
     return found.mtime_ns if isinstance(found, Entry) else found.st_mtime_ns
 
 
-def is_link(found: Seen | None) -> bool:
+def is_link(found: FileStat | None) -> bool:
     return isinstance(found, os.stat_result) and stat.S_ISLNK(found.st_mode)
 
 
-def _owner_of(found: Seen, *, folder: bool, writable: bool) -> tuple[str, str, int]:
+def _owner_of(found: FileStat, *, folder: bool, writable: bool) -> tuple[str, str, int]:
     if not isinstance(found, Entry):
         return user_name(found.st_uid), group_name(found.st_gid), stat.S_IMODE(found.st_mode) & 0o1777
     known = found.attributes

@@ -20,10 +20,10 @@ from headrace.base.errors import (
 from headrace.http.messages import Response
 from headrace.layer.given_mode import give_mode
 from headrace.layer.upper import join, split
-from headrace.sdk.looks import is_directory
-from headrace.sdk.paths import Paths
-from headrace.sdk.system_errors import told
-from headrace.sdk.tree import Seen
+from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.os_errors import translating_os_errors
+from headrace.sdk.vfs_reader import is_directory
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
 from headrace.webhdfs.routes import Call
@@ -34,7 +34,7 @@ _ACTION = re.compile(r"[r-][w-][x-]")
 
 
 class Writing:
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: LocalVfs) -> None:
         self.paths = paths
         self._lock = threading.Lock()
         self._appended: set[bytes] = set()
@@ -52,7 +52,10 @@ class Writing:
         replace = call.flag("overwrite") or "OVERWRITE" in flags
         mode = call.permission(FILE_MODE)
         parents = call.flag("createparent", default=True)
-        with told(call.path), self.paths.create(call.path, replace=replace, parents=parents) as stream:
+        with (
+            translating_os_errors(call.path),
+            self.paths.create(call.path, replace=replace, parents=parents) as stream,
+        ):
             for piece in pieces:
                 stream.write(piece)
             give_mode(stream.fileno(), mode)
@@ -70,7 +73,11 @@ class Writing:
         self.paths.check_writable(call.path)
         if not call.flag("data"):
             return answers.place(call)
-        with self._only_appender(call.path), told(call.path), self.paths.append(call.path) as stream:
+        with (
+            self._only_appender(call.path),
+            translating_os_errors(call.path),
+            self.paths.append(call.path) as stream,
+        ):
             for piece in pieces:
                 stream.write(piece)
         return answers.done()
@@ -101,7 +108,7 @@ class Writing:
                 raise illegal(
                     f"Cannot truncate to a larger file size. Current size: {now}, truncate size: {size}."
                 )
-            with told(call.path):
+            with translating_os_errors(call.path):
                 os.ftruncate(fd, size)
             self.paths.tell(whole, fd)
         finally:
@@ -112,14 +119,14 @@ class Writing:
         if is_directory(self._found(call)):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
 
-    def _found(self, call: Call) -> Seen:
+    def _found(self, call: Call) -> FileStat:
         """FileNotFoundException."""
         found = self._seen(call.path)
         if found is None:
             raise not_found(call.path)
         return found
 
-    def _seen(self, path: bytes) -> Seen | None:
+    def _seen(self, path: bytes) -> FileStat | None:
         try:
             return self.paths.find(path)[1]
         except NotADirectoryPathError:

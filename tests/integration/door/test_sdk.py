@@ -25,8 +25,8 @@ from headrace.base.errors import (
     ReadOnlyError,
     UsageError,
 )
+from headrace.sdk.bulk_read import Wanted
 from headrace.sdk.cache import Cache
-from headrace.sdk.many import Wanted
 from headrace.wire.messages import JobState
 from tests.integration.door.conftest import Host, forget, start
 
@@ -269,4 +269,4 @@ def test_to_import_it_costs_little() -> None:
     assert roots <= {"headrace", "msgspec", "lmdb", "xxhash", "typing_extensions", "org"}
     dear = {"asyncio", "ssl", "ctypes", "dataclasses", "tomllib", "urllib.parse", "shutil", "random", "json"}
     assert not names & dear
-    assert "headrace.sdk.paths" in names  # else `connect` would have to import it
+    assert "headrace.sdk.local_vfs" in names  # else `connect` would have to import it

@@ -29,8 +29,8 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, Source
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.listing import merged
-from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
+from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
+from headrace.sdk.readdir import merge_listing
 from headrace.store.index import Index
 from tests.plain_paths import plain
 
@@ -254,7 +254,7 @@ class Session:
         self._here = here
         self._lower = Lower(here)
         self._upper = Upper(os.path.dirname(os.fsdecode(here.upper.tree.path)))
-        self._tree = Tree(self._lower, self._upper, here.modes, on_changed=self._changed)
+        self._tree = MergedTree(self._lower, self._upper, here.modes, on_changed=self._changed)
         self._tree.take_umask()
         self._owner = Owner(0, 0)
         self._held: list[int] = []
@@ -267,9 +267,9 @@ class Session:
 
     # ------------------------------------------------------------ looking
 
-    def look(self, path: bytes) -> Seen | None:
+    def look(self, path: bytes) -> FileStat | None:
         """As the kernel looks it up, name by name."""
-        found: Seen | None = None
+        found: FileStat | None = None
         at = b"/"
         parts = [part for part in path.split(b"/") if part]
         for number, name in enumerate(parts):
@@ -310,7 +310,7 @@ class Session:
                     found[os.fsdecode(path)] = self.read(path).hex()
         return found
 
-    def _names(self, folder: bytes) -> list[tuple[bytes, Seen]]:
+    def _names(self, folder: bytes) -> list[tuple[bytes, FileStat]]:
         self._listed(folder)
         with self._tree.lock:
             entry = self._tree.below(folder)
@@ -320,7 +320,8 @@ class Session:
                 else self._lower.children(entry.id)
             )
             found = [
-                (n, self._tree.seen(join(folder, n))) for n, _ in merged(self._tree.names(folder), children)
+                (n, self._tree.seen(join(folder, n)))
+                for n, _ in merge_listing(self._tree.names(folder), children)
             ]
         return [(name, one) for name, one in found if one is not None]
 
@@ -491,13 +492,13 @@ class Session:
         raise OSError(errno.ESTALE, "again and again")
 
 
-def is_folder(found: Seen | None) -> bool:
+def is_folder(found: FileStat | None) -> bool:
     if isinstance(found, Entry):
         return found.kind is Kind.DIRECTORY
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
-def is_link(found: Seen | None) -> bool:
+def is_link(found: FileStat | None) -> bool:
     return isinstance(found, os.stat_result) and stat.S_ISLNK(found.st_mode)
 
 

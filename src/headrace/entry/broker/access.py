@@ -14,7 +14,7 @@ import stat
 import struct
 from typing import NamedTuple
 
-from headrace.base.c_library import c_library, last_errno
+from headrace.base.libc import c_library, last_errno
 from headrace.base.peer_process import peer_of
 
 READ, ENTER = 4, 1

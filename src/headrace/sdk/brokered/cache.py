@@ -8,8 +8,8 @@ from itertools import islice
 
 from headrace.base.errors import HeadraceError
 from headrace.sdk.asked_cache import AskedCache
-from headrace.sdk.brokered.paths import BrokeredPaths, Opened, plain
-from headrace.sdk.many import OnError, Part, Wanted
+from headrace.sdk.brokered.brokered_vfs import BrokeredVfs, Opened, plain
+from headrace.sdk.bulk_read import OnError, ReadResult, Wanted
 from headrace.sdk.streams import STEP_BYTES
 from headrace.wire.broker_messages import NAMES_MAX
 
@@ -19,7 +19,7 @@ GROUP = 32
 class BrokeredCache(AskedCache):
     """Many files are opened with one question."""
 
-    def __init__(self, paths: BrokeredPaths) -> None:
+    def __init__(self, paths: BrokeredVfs) -> None:
         super().__init__(paths)
         self._brokered = paths
 
@@ -29,7 +29,7 @@ class BrokeredCache(AskedCache):
         *,
         ordered: bool = True,
         on_error: OnError = "raise",
-    ) -> Iterator[Part]:
+    ) -> Iterator[ReadResult]:
         numbered = enumerate(wanted)
         while group := list(islice(numbered, GROUP)):
             for part in self._read_group(group):
@@ -37,13 +37,13 @@ class BrokeredCache(AskedCache):
                     raise part.error
                 yield part
 
-    def _read_group(self, group: list[tuple[int, Wanted]]) -> list[Part]:
+    def _read_group(self, group: list[tuple[int, Wanted]]) -> list[ReadResult]:
         asked = [(number, *((one, 0, None) if isinstance(one, str) else one)) for number, one in group]
         paths = [plain(os.fsencode(path)) for _, path, _, _ in asked]
         if sum(path.count(b"/") for path in paths) > NAMES_MAX:
             return [self._read_part(*one) for one in asked]
         opened = self._brokered.open_many(paths, 0, STEP_BYTES)
-        parts: list[Part] = []
+        parts: list[ReadResult] = []
         try:
             for (number, path, start, end), at in zip(asked, paths, strict=True):
                 parts.append(self._read_opened(number, path, at, opened.pop(0), start, end))
@@ -55,12 +55,14 @@ class BrokeredCache(AskedCache):
 
     def _read_opened(
         self, number: int, path: str, at: bytes, opened: Opened, start: int, end: int | None
-    ) -> Part:
+    ) -> ReadResult:
         try:
             content = self._brokered.content_of(at, opened)
             try:
-                return Part(number, path, content.read(start, content.size_bytes if end is None else end))
+                return ReadResult(
+                    number, path, content.read(start, content.size_bytes if end is None else end)
+                )
             finally:
                 content.close()
         except HeadraceError as error:
-            return Part(number, path, b"", error)
+            return ReadResult(number, path, b"", error)

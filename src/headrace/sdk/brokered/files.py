@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from headrace.sdk.brokered.paths import BrokeredPaths
+from headrace.sdk.brokered.brokered_vfs import BrokeredVfs
 from headrace.sdk.brokered.reach import reach_broker
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.looks import is_directory
+from headrace.sdk.vfs_reader import is_directory
 from headrace.sdk.whole import URL, Files, mapped
 
 
 class BrokeredFiles:
     """The connection is the process's, and stays."""
 
-    def __init__(self, paths: BrokeredPaths, folder: bytes) -> None:
+    def __init__(self, paths: BrokeredVfs, folder: bytes) -> None:
         self._paths = paths
         self._folder = folder
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
-from headrace.sdk.remote.paths import RemotePaths, seen_of
 from headrace.sdk.remote.reach import REMOTES
+from headrace.sdk.remote.remote_vfs import RemoteVfs, seen_of
 from headrace.wire.api import Job, Mounts, NewMount
 from headrace.wire.api import MountRow as Told
 from headrace.wire.messages import (
@@ -79,7 +79,7 @@ class RemoteClient:
     """What `ls`, `stat` and `cat` ask of a Client."""
 
     def __init__(self, nodes: str) -> None:
-        self._paths: RemotePaths = REMOTES.get(nodes, 0.0)
+        self._paths: RemoteVfs = REMOTES.get(nodes, 0.0)
         self._last: dict[FileId, dict[str, str]] = {}
 
     def resolve(self, path: bytes) -> Entry:

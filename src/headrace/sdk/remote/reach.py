@@ -10,16 +10,16 @@ from headrace.config.load import load
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.sdk.remote.link import Address
 from headrace.sdk.remote.nodes import Nodes
-from headrace.sdk.remote.paths import RemotePaths
+from headrace.sdk.remote.remote_vfs import RemoteVfs
 from headrace.sdk.shared_paths import SharedPaths
 
 SCHEMES = ("http", "https", "headrace", "unix")
 
 
-class Remotes(SharedPaths[RemotePaths]):
-    """One `RemotePaths` for each list of addresses."""
+class Remotes(SharedPaths[RemoteVfs]):
+    """One `RemoteVfs` for each list of addresses."""
 
-    def get(self, nodes: str, patience_s: float) -> RemotePaths:
+    def get(self, nodes: str, patience_s: float) -> RemoteVfs:
         """nodes: as the setting. NodeUnavailableError where none of them answers, NotAllowedError, UsageError."""
         return self.reach((nodes, patience_s), lambda: reach_nodes(nodes, patience_s))
 
@@ -27,7 +27,7 @@ class Remotes(SharedPaths[RemotePaths]):
 REMOTES = Remotes()
 
 
-def reach_nodes(nodes: str, patience_s: float) -> RemotePaths:
+def reach_nodes(nodes: str, patience_s: float) -> RemoteVfs:
     config = load().config
     tls: MutualTls | None = None
     if config.tls_certificate:
@@ -37,7 +37,7 @@ def reach_nodes(nodes: str, patience_s: float) -> RemotePaths:
     if not addresses:
         raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
     tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
-    return RemotePaths(Nodes(addresses, tokens, patience_s=patience_s))
+    return RemoteVfs(Nodes(addresses, tokens, patience_s=patience_s))
 
 
 def address_of(text: str, tls: MutualTls | None) -> Address:

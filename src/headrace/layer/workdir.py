@@ -17,7 +17,7 @@ FOREIGN_S = 86400.0
 _own: tuple[int, bytes] = (0, b"")
 
 
-def owner() -> bytes:
+def temp_prefix() -> bytes:
     """Of this process; another one after a fork."""
     global _own
     pid = os.getpid()
@@ -26,12 +26,12 @@ def owner() -> bytes:
     return _own[1]
 
 
-def name(serial: int) -> bytes:
+def temp_name(serial: int) -> bytes:
     """One that nobody else has. serial: differs in this process."""
-    return b"%s-%d-%d@%s" % (owner(), serial, int(now_s()), boot_id().encode())
+    return b"%s-%d-%d@%s" % (temp_prefix(), serial, int(now_s()), boot_id().encode())
 
 
-def is_left(name: bytes) -> bool:
+def is_orphaned(name: bytes) -> bool:
     """Whether nobody will ever come back for something in `work`."""
     of, _, rest = name.partition(b"-")
     try:

@@ -1,4 +1,4 @@
-"""The namespace of a node that another user runs: what `sdk/paths.py` is where this user, or root, does.
+"""The namespace of a node that another user runs: what `sdk/local_vfs.py` is where this user, or root, does.
 
 Names are asked of the node, and bytes are read from descriptors of its cache files, as far as modes let this user. What
 was written on this host, and is in no cache, is read by a mount of that node, where there is one. Nothing is changed
@@ -26,8 +26,8 @@ from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.brokered.content import content_of
 from headrace.sdk.brokered.link import Link
 from headrace.sdk.brokered.mounts import mount_of
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import STEP_BYTES, Content
-from headrace.sdk.tree import Seen
 from headrace.wire.broker_messages import (
     ListNames,
     LookAt,
@@ -47,7 +47,7 @@ Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
 """The descriptor is -1 where none came along."""
 
 
-class BrokeredPaths(AskedPaths):
+class BrokeredVfs(AskedPaths):
     """link: belongs to this from now on."""
 
     def __init__(self, link: Link) -> None:
@@ -62,7 +62,7 @@ class BrokeredPaths(AskedPaths):
 
     # ------------------------------------------------------------ looking
 
-    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
+    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
         """As of Paths, but that links are followed by a mount only."""
         at = plain(path)
         try:
@@ -70,7 +70,7 @@ class BrokeredPaths(AskedPaths):
         except PathNotFoundError:
             return at, None
 
-    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
+    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         at = plain(path)
         return at, seen_of(self._look(at))
 
@@ -80,7 +80,7 @@ class BrokeredPaths(AskedPaths):
             raise _unexpected(answer)
         return answer.row
 
-    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
+    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
         at = plain(path)
         while True:
             answer, _ = self._link.ask(ListNames(at, after))
@@ -183,7 +183,7 @@ class BrokeredPaths(AskedPaths):
         raise _by_its_user(start.kind)
 
 
-def seen_of(row: Row) -> Seen:
+def seen_of(row: Row) -> FileStat:
     kind = stat.S_IFMT(row.mode)
     if not row.written and kind in (stat.S_IFREG, stat.S_IFDIR):
         version = Version(row.size_bytes, row.mtime_ns, row.token)

@@ -24,11 +24,11 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.upper import Hidden, join, split
 from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
-from headrace.sdk.listing import merged
 from headrace.sdk.local import LocalCache, WholeFile
+from headrace.sdk.merged_tree import FileStat, MergedTree
+from headrace.sdk.os_errors import translating_os_errors as _told
+from headrace.sdk.readdir import merge_listing
 from headrace.sdk.streams import Content, ReadStream, read_range
-from headrace.sdk.system_errors import told as _told
-from headrace.sdk.tree import Seen, Tree
 
 LINKS_MAX = 40
 FOLDER_KEPT_S = 1.0
@@ -39,8 +39,8 @@ _Folder = tuple[FileId, float, LocalCache]
 """One of the origins': id, until when (monotonic), and the cache whose index says so."""
 
 
-class Looks:
-    def __init__(self, client: Client, tree: Tree) -> None:
+class VfsReader:
+    def __init__(self, client: Client, tree: MergedTree) -> None:
         self.client = client
         self.tree = tree
         self._modes_text = client.write
@@ -50,7 +50,7 @@ class Looks:
 
     # ------------------------------------------------------------ looking
 
-    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
+    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
         """Where a path leads, links resolved, and what is there; None: nothing. follow: also a link that is the last
         name. NotADirectoryPathError, NotSupportedError for links out of the namespace."""
         names = [name for name in path.split(b"/") if name]
@@ -83,7 +83,7 @@ class Looks:
         whole = _down(at, names)
         return whole, self._below(whole)
 
-    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
+    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         """As find. PathNotFoundError."""
         whole, found = self.find(path, follow=follow)
         if found is None:
@@ -122,7 +122,7 @@ class Looks:
         except NotADirectoryPathError:
             return False
 
-    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
+    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
         """Names of a directory with what they are, in byte order, those after a name. NotADirectoryPathError."""
         whole, found = self.get(path)
         if not is_directory(found):
@@ -133,7 +133,7 @@ class Looks:
         names = self.tree.names(whole) if self.tree.modes.any_below(whole) else []
         above = [row for row in names if row[0] > after] if after else names
         lower = iter(()) if below is None else self.client.children(below.id, after=after)
-        for name, entry in merged(above, lower):
+        for name, entry in merge_listing(above, lower):
             one = self.tree.look(join(whole, name)) if entry is None else entry
             if one is not None and not isinstance(one, Hidden):
                 yield name, one
@@ -272,7 +272,7 @@ class Looks:
                     raise
         raise AssertionError
 
-    def content_of(self, whole: bytes, found: Seen) -> Content:
+    def content_of(self, whole: bytes, found: FileStat) -> Content:
         """Of a file that `get` found just now. As content, and FileNotFoundError or VersionChangedError when it has
         been replaced meanwhile: look again."""
         return self._below_content(found) if isinstance(found, Entry) else self._upper_content(whole)
@@ -331,14 +331,14 @@ class Looks:
         return Content(found.st_size, fd=fd, grows=True)
 
 
-def version_text(found: Seen) -> str:
+def version_text(found: FileStat) -> str:
     """Of a file: another one where the bytes may be others."""
     if isinstance(found, Entry):
         return found.version.text
     return f"{found.st_ino}-{found.st_size}-{found.st_ctime_ns}"
 
 
-def is_directory(found: Seen) -> bool:
+def is_directory(found: FileStat) -> bool:
     return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from headrace.base.beneath import rename_at
-from headrace.base.c_library import address_of, c_library, last_errno
+from headrace.base.libc import address_of, c_library, last_errno
 from headrace.layer.given_mode import as_given
 
 CTIME_TICK_NS = 20_000_000

@@ -22,14 +22,14 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.given_mode import give_mode, make_device
 from headrace.layer.upper import (
-    LEFT,
+    DEMOTED,
     LOWER_ID,
     MOVING,
     PATH,
     BaseVersion,
     Hidden,
     Upper,
-    dress_as,
+    apply_attributes,
     is_removed,
     is_whiteout,
     join,
@@ -37,10 +37,10 @@ from headrace.layer.upper import (
     split,
 )
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.elsewhere import OtherNodes
-from headrace.sdk.shadows import Shadows
+from headrace.sdk.lease_check import LeaseCheck
+from headrace.sdk.whiteouts import WhiteoutBuilder
 
-Seen = os.stat_result | Entry
+FileStat = os.stat_result | Entry
 COPY_STEP_BYTES = 16 << 20
 MOVED_NAMES_MAX = 10_000
 """A folder of the origin with more names is not renamed: EXDEV, and `mv` copies it."""
@@ -82,7 +82,7 @@ class NeedsContentError(Exception):
         self.path, self.content = path, content
 
 
-class Tree:
+class MergedTree:
     """on_changed: told the paths that the node has to look at, while the lock is held."""
 
     def __init__(
@@ -94,8 +94,8 @@ class Tree:
         self.on_changed = on_changed
         self.lock = upper.lock
         self._exact_modes = False
-        self.other_nodes = OtherNodes(upper, modes)
-        self._shadows = Shadows(upper, lower, self.names)
+        self.other_nodes = LeaseCheck(upper, modes)
+        self._shadows = WhiteoutBuilder(upper, lower, self.names)
 
     def take_umask(self) -> None:
         """For a process that does nothing else: its own umask goes, so that files are made with their modes at once."""
@@ -108,7 +108,7 @@ class Tree:
         """What the upper layer says; None: ask the lower one."""
         return None if self.modes.of(path) is WriteMode.OFF else self.upper.look(path)
 
-    def seen(self, path: bytes) -> Seen | None:
+    def seen(self, path: bytes) -> FileStat | None:
         """What is at a path, by the upper layer and the index; whether the index is fresh is the caller's affair."""
         found = self.look(path)
         if isinstance(found, Hidden):
@@ -136,7 +136,7 @@ class Tree:
             }
         return sorted(found.items())
 
-    def _must_see(self, path: bytes) -> Seen:
+    def _must_see(self, path: bytes) -> FileStat:
         found = self.seen(path)
         if found is None:
             raise _error(errno.ENOENT, path)
@@ -210,7 +210,7 @@ class Tree:
             if content:
                 self._copy_content(entry, fd, cancel)
                 os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-            dress_as(fd, entry.attributes)
+            apply_attributes(fd, entry.attributes)
             set_base(made, BaseVersion(path, entry.version))
             os.setxattr(fd, LOWER_ID, b"%d" % entry.id)
             with self.lock:
@@ -376,7 +376,7 @@ class Tree:
             made.chown(found.st_uid, found.st_gid)
             give_mode(made, stat.S_IMODE(found.st_mode))
         elif isinstance(found, Entry):
-            dress_as(made, found.attributes)
+            apply_attributes(made, found.attributes)
         base = self._base(path)
         self._clear(path)
         if base is not None:
@@ -419,7 +419,7 @@ class Tree:
         for name in at.listxattr():
             if name.startswith("user.") or name in (
                 LOWER_ID,
-                LEFT,
+                DEMOTED,
                 PATH,
             ):  # it is another one than the origin's
                 at.removexattr(name)
@@ -575,7 +575,7 @@ class Tree:
         self.upper.exchange(source, target)
         self.on_changed([target, source])
 
-    def _check_replace(self, moved: Seen, there: Seen, source: bytes, target: bytes) -> None:
+    def _check_replace(self, moved: FileStat, there: FileStat, source: bytes, target: bytes) -> None:
         if _is_directory(there):
             if not _is_directory(moved):
                 raise _error(errno.EISDIR, target)
@@ -676,11 +676,11 @@ def empty(fd: int) -> None:
     os.utime(fd)
 
 
-def _is_directory(found: Seen) -> bool:
+def _is_directory(found: FileStat) -> bool:
     return found.kind is Kind.DIRECTORY if isinstance(found, Entry) else stat.S_ISDIR(found.st_mode)
 
 
-def _same_file(one: Seen, other: Seen) -> bool:
+def _same_file(one: FileStat, other: FileStat) -> bool:
     return (
         isinstance(one, os.stat_result)
         and isinstance(other, os.stat_result)

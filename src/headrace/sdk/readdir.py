@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from headrace.base.model import Entry
 
 
-def merged(
+def merge_listing(
     above: Iterable[tuple[bytes, bool]], below: Iterator[Entry]
 ) -> Iterator[tuple[bytes, Entry | None]]:
     """The visible names of a directory in byte order, with the entry of those that only the index has. above: as

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Kind
-from headrace.sdk.paths import Paths
+from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.streams import Content
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Wanted = str | tuple[str, int, int | None]
 OnError = Literal["raise", "return"]
 
 
-class Part(msgspec.Struct, frozen=True):
+class ReadResult(msgspec.Struct, frozen=True):
     """What `read_many` found. number: of the request, from 0. error: None where `data` is what was asked for."""
 
     number: int
@@ -54,31 +54,31 @@ class _Missing(msgspec.Struct, frozen=True, eq=False):
     start: int
     end: int | None
     id: FileId
-    found: Future[Part | _Missing]
+    found: Future[ReadResult | _Missing]
 
 
-_Found = Part | _Missing
-_Begun = Part | Future[Any]
+_Found = ReadResult | _Missing
+_Begun = ReadResult | Future[Any]
 """The future is of a _Found."""
 
 
-class ManyReads:
+class BulkReader:
     """One call of `read_many`. threads: where what may wait is done."""
 
-    def __init__(self, paths: Paths, threads: Callable[[], ThreadPoolExecutor]) -> None:
+    def __init__(self, paths: LocalVfs, threads: Callable[[], ThreadPoolExecutor]) -> None:
         self._paths = paths
         self._threads = threads
         self._lock = threading.Lock()
         self._gathered: deque[_Missing] = deque()
         self._lanes = 0
 
-    def all(self, wanted: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[Part]:
+    def all(self, wanted: Iterable[Wanted], *, ordered: bool, on_error: OnError) -> Iterator[ReadResult]:
         under_way = _InOrder() if ordered else _AsTheyCome()
         try:
             for number, one in enumerate(wanted):
                 path, start, end = (one, 0, None) if isinstance(one, str) else one
                 begun = self._begin(number, path, start, end)
-                if isinstance(begun, Part) and (not ordered or not under_way.waiting):
+                if isinstance(begun, ReadResult) and (not ordered or not under_way.waiting):
                     yield self._taken(begun, on_error)
                     continue
                 under_way.add(begun)
@@ -102,14 +102,18 @@ class ManyReads:
             found = self._paths.content_or_entry(os.fsencode(path))
             if isinstance(found, Content) and found.is_in_memory():
                 try:
-                    return Part(number, path, found.read(start, found.size_bytes if end is None else end))
+                    return ReadResult(
+                        number, path, found.read(start, found.size_bytes if end is None else end)
+                    )
                 finally:
                     found.close()
         except HeadraceError as error:
-            return Part(number, path, b"", error)
+            return ReadResult(number, path, b"", error)
         if isinstance(found, Content):
             cached = found
-            future: Future[Part] = self._threads().submit(_read, number, path, lambda: cached, start, end)
+            future: Future[ReadResult] = self._threads().submit(
+                _read, number, path, lambda: cached, start, end
+            )
             future.add_done_callback(lambda done: cached.close() if done.cancelled() else None)
             return future
         if found.kind is not Kind.FILE or found.version.size_bytes > BLOCK_SIZE_BYTES:
@@ -119,15 +123,17 @@ class ManyReads:
         self._start_lanes(least=GROUP)
         return missing.found
 
-    def _alone(self, number: int, path: str, start: int, end: int | None) -> Future[Part]:
+    def _alone(self, number: int, path: str, start: int, end: int | None) -> Future[ReadResult]:
         return self._threads().submit(self._read, number, path, start, end)
 
-    def _read(self, number: int, path: str, start: int, end: int | None) -> Part:
+    def _read(self, number: int, path: str, start: int, end: int | None) -> ReadResult:
         return _read(number, path, lambda: self._paths.content(os.fsencode(path)), start, end)
 
-    def _taken(self, found: _Found, on_error: OnError) -> Part:
+    def _taken(self, found: _Found, on_error: OnError) -> ReadResult:
         part = (
-            found if isinstance(found, Part) else self._read(found.number, found.path, found.start, found.end)
+            found
+            if isinstance(found, ReadResult)
+            else self._read(found.number, found.path, found.start, found.end)
         )
         if part.error is not None and on_error == "raise":
             raise part.error
@@ -181,7 +187,7 @@ class ManyReads:
     def _follow(self, one: _Missing) -> None:
         """By itself, in a thread of its own: others of the group are not to wait for it."""
 
-        def done(alone: Future[Part]) -> None:
+        def done(alone: Future[ReadResult]) -> None:
             error = alone.exception() if not alone.cancelled() else HeadraceError("read broken off")
             if error is not None:
                 one.found.set_exception(error)
@@ -191,15 +197,15 @@ class ManyReads:
         self._alone(one.number, one.path, one.start, one.end).add_done_callback(done)
 
 
-def _read(number: int, path: str, make: Callable[[], Content], start: int, end: int | None) -> Part:
+def _read(number: int, path: str, make: Callable[[], Content], start: int, end: int | None) -> ReadResult:
     try:
         content = make()
         try:
-            return Part(number, path, content.read(start, content.size_bytes if end is None else end))
+            return ReadResult(number, path, content.read(start, content.size_bytes if end is None else end))
         finally:
             content.close()
     except HeadraceError as error:
-        return Part(number, path, b"", error)
+        return ReadResult(number, path, b"", error)
 
 
 class _InOrder:

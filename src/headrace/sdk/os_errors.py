@@ -22,7 +22,7 @@ from headrace.base.errors import (
 
 
 @contextlib.contextmanager
-def told(path: bytes) -> Iterator[None]:
+def translating_os_errors(path: bytes) -> Iterator[None]:
     """Errors of the system become ours."""
     try:
         yield

@@ -19,7 +19,7 @@ class Children(Protocol):
     def children(self, directory: FileId, after: bytes = b"") -> Iterator[Entry]: ...
 
 
-class Shadows:
+class WhiteoutBuilder:
     """names: of a folder of the upper layer, and whether they are visible there."""
 
     def __init__(self, upper: Upper, lower: Children, names: Names) -> None:

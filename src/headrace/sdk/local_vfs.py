@@ -1,7 +1,7 @@
 """The merged tree of a host by path: what a program calls that has no mount, such as fsspec's `headrace://`.
 
 Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes
-go to the upper layer as those of a mount do (`sdk/tree.py`), so that every mount of the host shows them and the node
+go to the upper layer as those of a mount do (`sdk/merged_tree.py`), so that every mount of the host shows them and the node
 persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
 
 Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
@@ -31,12 +31,12 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.durable_writes import DurableWrites
 from headrace.layer.upper import Upper, join, split
 from headrace.sdk.client import Client
-from headrace.sdk.elsewhere import NeedsRightError
-from headrace.sdk.looks import Looks, is_directory
+from headrace.sdk.lease_check import LeaseRequiredError
+from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
+from headrace.sdk.os_errors import read_only as _read_only
+from headrace.sdk.os_errors import translating_os_errors as _told
 from headrace.sdk.streams import WriteStream
-from headrace.sdk.system_errors import read_only as _read_only
-from headrace.sdk.system_errors import told as _told
-from headrace.sdk.tree import NeedsContentError, Owner, Seen, Tree
+from headrace.sdk.vfs_reader import VfsReader, is_directory
 
 TELL_S_MAX = 5.0
 COPIES_MAX = 10
@@ -45,11 +45,13 @@ COPIES_MAX = 10
 Result = TypeVar("Result")
 
 
-class Paths(Looks):
+class LocalVfs(VfsReader):
     """client: belongs to this from now on."""
 
     def __init__(self, client: Client) -> None:
-        tree = Tree(client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed)
+        tree = MergedTree(
+            client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
+        )
         super().__init__(client, tree)
         self._to_wait_for: list[bytes] = []
         self.durable = DurableWrites(os.fsencode(client.upper), lambda: client.local.durable_puts)
@@ -74,7 +76,7 @@ class Paths(Looks):
         replace: bool,
         parents: bool = False,
         commits: bool = True,
-        check: Callable[[Seen | None], None] | None = None,
+        check: Callable[[FileStat | None], None] | None = None,
     ) -> WriteStream:
         """A new file that gets its name, whole, when it is closed. PathExistsError, now or then, when it may not
         replace what is there; ReadOnlyError, IsADirectoryPathError, PathNotFoundError for the folder. parents: folders
@@ -213,7 +215,7 @@ class Paths(Looks):
         *,
         replace: bool,
         parents: bool,
-        check: Callable[[Seen | None], None] | None,
+        check: Callable[[FileStat | None], None] | None,
     ) -> None:
         def put() -> None:
             if check is not None:
@@ -302,7 +304,7 @@ class Paths(Looks):
         if path == b"/":
             raise NotSupportedError("/", why="the root stays where it is", hint="name what is in it")
 
-    def _remove_all(self, path: bytes, found: Seen) -> None:
+    def _remove_all(self, path: bytes, found: FileStat) -> None:
         if not is_directory(found):
             self._remove(path, wait=False)
             return
@@ -388,7 +390,7 @@ class Paths(Looks):
                         copy(needs)
                     else:
                         self.tree.copy_up(needs.path, None, content=needs.content)
-            except NeedsRightError as needs:
+            except LeaseRequiredError as needs:
                 self.client.claim(needs.folder)
         else:
             raise StoreError(os.fsdecode(path), why="it changes again and again", hint="try again")
@@ -440,7 +442,7 @@ def _umask() -> int:
     return 0o022
 
 
-def _reset_after_fork(paths: Paths | None) -> None:
+def _reset_after_fork(paths: LocalVfs | None) -> None:
     if paths is not None:
         paths.tree.lock.reset_after_fork()
         paths.durable.reset_after_fork()

@@ -1,4 +1,4 @@
-"""The namespace of a cluster by path, on a host without a node: what `sdk/paths.py` is where there is one.
+"""The namespace of a cluster by path, on a host without a node: what `sdk/local_vfs.py` is where there is one.
 
 What is written is gathered in a file of this host, and put whole when it is closed.
 """
@@ -28,10 +28,10 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import split
 from headrace.sdk.asked_paths import AskedPaths
+from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.remote.content import RemoteContent, fetch_into, filled
 from headrace.sdk.remote.nodes import STEP_BYTES, Node, Nodes
 from headrace.sdk.streams import Content, WriteStream
-from headrace.sdk.tree import Seen
 from headrace.wire.api import (
     PAGE_NAMES,
     SUM_HEADER,
@@ -53,7 +53,7 @@ _SUM_STEP_BYTES = 4 << 20
 _NO_MOUNT = "a node must run on this host for that"
 
 
-class RemotePaths(AskedPaths):
+class RemoteVfs(AskedPaths):
     """nodes: belongs to this from now on."""
 
     def __init__(self, nodes: Nodes) -> None:
@@ -70,7 +70,7 @@ class RemotePaths(AskedPaths):
 
     # ------------------------------------------------------------ looking
 
-    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen | None]:
+    def find(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat | None]:
         """As of Paths."""
         try:
             row = self.look(path, follow=follow)
@@ -78,11 +78,11 @@ class RemotePaths(AskedPaths):
             return path, None
         return os.fsencode(row.path), seen_of(row)
 
-    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, Seen]:
+    def get(self, path: bytes, *, follow: bool = True) -> tuple[bytes, FileStat]:
         row = self.look(path, follow=follow)
         return os.fsencode(row.path), seen_of(row)
 
-    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, Seen]]:
+    def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
         at: str | None = os.fsdecode(after)
         while at is not None:
             page = self.nodes.ask("listEntries", Rows, path=os.fsdecode(path), after=at, limit=PAGE_NAMES)
@@ -273,7 +273,7 @@ def _is_gone(error: HeadraceError) -> bool:
     return isinstance(error, PathNotFoundError)
 
 
-def seen_of(row: Row) -> Seen:
+def seen_of(row: Row) -> FileStat:
     if row.kind in ("file", "directory"):
         kind = Kind.FILE if row.kind == "file" else Kind.DIRECTORY
         name = os.fsencode(row.path.rpartition("/")[2])

@@ -7,7 +7,7 @@ from headrace.layer.lease_marks import DirectoryFlags
 from headrace.layer.upper import Upper, split
 
 
-class NeedsRightError(Exception):
+class LeaseRequiredError(Exception):
     """A new name is to be made in a folder, exclusively: the node must have the right to it first (`Client.claim`), and
     then again."""
 
@@ -15,7 +15,7 @@ class NeedsRightError(Exception):
         self.folder = folder
 
 
-class OtherNodes:
+class LeaseCheck:
     """The layer's lock is held. The file of the marks is opened when it is needed: the node makes the layer."""
 
     def __init__(self, upper: Upper, modes: WriteModes) -> None:
@@ -33,12 +33,12 @@ class OtherNodes:
 
     def check_right(self, path: bytes) -> None:
         """Before a name is made that must not be made on another node at the same time; its folder is in the upper
-        layer. NeedsRightError."""
+        layer. LeaseRequiredError."""
         folder = split(path)[0]
         if self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return
         if not self._opened().has_right(self._upper.at(folder), folder):
-            raise NeedsRightError(folder)
+            raise LeaseRequiredError(folder)
 
     def _opened(self) -> DirectoryFlags:
         if self._marks is None:
