@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headrace.config import load
-from headrace.sdk.brokered import reach
+from headrace.sdk.brokered import broker_registry
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -45,7 +45,7 @@ def _no_node_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = str(tmp_path_factory.mktemp("nobody") / "run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "SYSTEM_RUN_FOLDER", folder)
-        patch.setattr(reach, "SYSTEM_RUN_FOLDER", folder)
+        patch.setattr(broker_registry, "SYSTEM_RUN_FOLDER", folder)
         yield
 
 

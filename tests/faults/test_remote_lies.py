@@ -14,8 +14,8 @@ import pytest
 import xxhash
 
 from headrace.base.errors import HeadraceError, VersionChangedError
-from headrace.sdk.remote.link import Address
-from headrace.sdk.remote.nodes import STEP_BYTES, Nodes
+from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient
+from headrace.sdk.remote.http_connection import Address
 from headrace.sdk.remote.remote_vfs import RemoteVfs
 
 MIB = 1 << 20
@@ -137,11 +137,11 @@ def serve() -> Iterator[Callable[[Lie | None], Address]]:
 def test_a_lie_is_an_error_and_another_node_is_asked(
     serve: Callable[[Lie | None], Address], lie: Lie
 ) -> None:
-    liar = RemoteVfs(Nodes([serve(lie)], None, patience_s=0))
+    liar = RemoteVfs(ClusterClient([serve(lie)], None, patience_s=0))
     for start, end in ((0, len(DATA)), (5, 1000), (MIB - 3, MIB + 3)):
         with pytest.raises(HeadraceError):
             liar.read(b"/f", start, end)
-    both = RemoteVfs(Nodes([serve(lie), serve(None)], None, patience_s=0))
+    both = RemoteVfs(ClusterClient([serve(lie), serve(None)], None, patience_s=0))
     for _ in range(3):  # whichever is home
         for start, end in ((0, len(DATA)), (5, 1000), (MIB - 3, MIB + 3), (len(DATA) - 1, len(DATA) + 9)):
             assert both.read(b"/f", start, end) == DATA[start:end]
@@ -161,7 +161,7 @@ def test_a_file_that_changes_between_its_parts_is_read_anew_or_not_at_all(
             return handler.say(412, json.dumps(problem).encode())
         return handler.part(start, end, DATA[start:end])
 
-    paths = RemoteVfs(Nodes([serve(changing)], None, patience_s=0))
+    paths = RemoteVfs(ClusterClient([serve(changing)], None, patience_s=0))
     with pytest.raises(VersionChangedError):
         paths.read(b"/f", 0, None)
     assert asked.count("") == 3  # from the beginning each time

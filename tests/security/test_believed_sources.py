@@ -20,10 +20,10 @@ from headrace.cluster.records import Followers
 from headrace.config.schema import is_secret, public_options
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed, _unpacked
 from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE
-from headrace.sdk.client import connect
-from headrace.sdk.remote.link import Address
-from headrace.sdk.remote.nodes import Nodes
-from headrace.sdk.whole import PlainFiles
+from headrace.sdk.mapped_files import LocalModelFolder
+from headrace.sdk.node_client import connect
+from headrace.sdk.remote.cluster_client import ClusterClient
+from headrace.sdk.remote.http_connection import Address
 from headrace.store.index import Index
 from tests.security.nobody import BECOME_NOBODY
 
@@ -137,7 +137,7 @@ def test_the_token_goes_to_no_address_that_a_node_names(tmp_path: Path) -> None:
     )
     nodes = None
     try:
-        nodes = Nodes([Address(node.url, None)], tokens_of(tmp_path), patience_s=1)
+        nodes = ClusterClient([Address(node.url, None)], tokens_of(tmp_path), patience_s=1)
         assert [one.address.url for one in nodes._order(b"/a")] == [node.url]
         assert any(b"the-token" in heard for heard in node.heard)
         assert evil.heard == []
@@ -149,7 +149,7 @@ def test_the_token_goes_to_no_address_that_a_node_names(tmp_path: Path) -> None:
 
 
 def test_after_https_nobody_is_asked_by_http(tmp_path: Path) -> None:
-    nodes = object.__new__(Nodes)
+    nodes = object.__new__(ClusterClient)
     tls = ssl.create_default_context()
     for tokens in (None, tokens_of(tmp_path)):
         nodes._tokens, nodes._tls = tokens, tls
@@ -168,7 +168,7 @@ def test_a_plain_file_with_our_attribute_leads_to_no_socket(tmp_path: Path) -> N
         listening.listen()
         listening.settimeout(0.2)
         os.setxattr(file, SOCKET_ATTRIBUTE, os.fsencode(at))
-        files = PlainFiles(str(tmp_path))
+        files = LocalModelFolder(str(tmp_path))
         assert files._client_of(str(file)) is None
         files.close()
         with pytest.raises(TimeoutError):

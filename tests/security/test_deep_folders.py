@@ -21,9 +21,9 @@ from headrace.layer.upper import Upper
 from headrace.origin.local_write import make_folders
 from headrace.s3.listing import Listing
 from headrace.sdk.cache import Cache
+from headrace.sdk.client_registry import HOSTS, open_vfs
+from headrace.sdk.folder import LocalFolder
 from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.places import FolderPlace
-from headrace.sdk.shared import HOSTS, reach
 from tests.integration.cli.host import Host
 
 DEPTH, FRAMES = 100, 70
@@ -58,7 +58,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[H
             monkeypatch.setenv(name, host.environment[name])
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
-        paths = reach(None, cache=None, socket=None, patience_s=10)
+        paths = open_vfs(None, cache=None, socket=None, patience_s=10)
         assert isinstance(paths, LocalVfs)
         yield host, paths
         HOSTS.close()
@@ -108,7 +108,7 @@ def test_folders_of_this_host(tmp_path: Path, few_frames: None) -> None:
     root = Root(os.fsencode(tmp_path))
     make_folders(root.at(CHAIN.encode()), root.at(b"/"))
     (tmp_path / CHAIN[1:] / "f").write_bytes(b"x")
-    assert FolderPlace(str(tmp_path)).names() == [f"{CHAIN[1:]}/f"]
+    assert LocalFolder(str(tmp_path)).names() == [f"{CHAIN[1:]}/f"]
 
 
 def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:

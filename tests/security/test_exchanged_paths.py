@@ -28,8 +28,8 @@ from headrace.layer.sync_journal import JournalRecord
 from headrace.layer.syscalls import rename
 from headrace.layer.upper import Upper
 from headrace.sdk.cache import Cache
+from headrace.sdk.client_registry import HOSTS, open_vfs
 from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.shared import HOSTS, reach
 from tests.integration.cli.host import Host
 from tests.integration.door.rest.conftest import Api, serving
 from tests.integration.door.s3.conftest import S3, s3
@@ -155,7 +155,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Hos
             monkeypatch.setenv(name, host.environment[name])
         HeadraceFileSystem.clear_instance_cache()
         HOSTS.close()
-        found = reach(None, cache=None, socket=None, patience_s=10)
+        found = open_vfs(None, cache=None, socket=None, patience_s=10)
         assert isinstance(found, LocalVfs)
         yield host, found
         HOSTS.close()

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.cli.state import end, make_run_folder, process_of, read_states
 from headrace.fuse.servers import Role, Servers
-from headrace.sdk.running import State, began_at
+from headrace.sdk.discovery import RunState, began_at
 from tests.integration.cli.host import Host, wait_until
 from tests.security.nobody import BECOME_NOBODY
 
@@ -76,7 +76,7 @@ def test_up_follows_no_imitator(host: Host) -> None:
 
 def test_a_pid_that_went_to_another_process_is_not_signalled() -> None:
     process = imitate("headrace", "up")
-    state = State(kind="up", pid=process.pid, socket="", began=began_at(process.pid) - 1)
+    state = RunState(kind="up", pid=process.pid, socket="", began=began_at(process.pid) - 1)
     assert (state.alive(), process_of(state)) == (False, -1)
     assert end(process_of(state), 0)
     assert untouched(process)

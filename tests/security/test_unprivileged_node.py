@@ -127,7 +127,7 @@ def test_root_reads_by_descriptors_without_naming_the_node(lowered: Host) -> Non
     program = """
 import os
 os.environ["HEADRACE_RUN_FOLDER"] = run
-from headrace.sdk.brokered.link import Link
+from headrace.sdk.brokered.broker_connection import Link
 found = type(Link(public, patience_s=1, any_owner=False)).__name__
 """
     socket = ready(lowered)["socket"]
@@ -135,7 +135,7 @@ found = type(Link(public, patience_s=1, any_owner=False)).__name__
     for uid in (0, NOBODY):
         assert as_user(uid, program, imports=LIBRARY, run=str(lowered.run_folder), public=public) == "Link"
     refused = as_user(
-        0, "found = refused(lambda: headrace.sdk.client.connect(at))", imports=LIBRARY, at=socket
+        0, "found = refused(lambda: headrace.sdk.node_client.connect(at))", imports=LIBRARY, at=socket
     )
     assert refused == "NotAllowedError"
 

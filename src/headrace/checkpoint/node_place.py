@@ -27,10 +27,10 @@ from headrace.base.errors import (
 from headrace.checkpoint.foreign_claims import is_abandoned
 from headrace.checkpoint.place import PosixClaim, PosixSink, PosixSource
 from headrace.layer.upper import join, split
-from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.client_registry import HOSTS
+from headrace.sdk.discovery import find_node
 from headrace.sdk.local_vfs import LocalVfs
-from headrace.sdk.running import find_node
-from headrace.sdk.shared import HOSTS
+from headrace.sdk.node_client import PATIENCE_S
 from headrace.sdk.streams import Content
 
 SCHEME = "headrace://"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import cast
 
 from headrace.cli.target import Target, find_target
-from headrace.sdk.client import Client, connect
 from headrace.sdk.connection import Connection
+from headrace.sdk.node_client import NodeClient, connect
 from headrace.wire.messages import Answer, Message
 
 
@@ -30,17 +30,17 @@ def connection_to(where: str) -> Connection:
     return cast(Connection, RemoteConnection(where))  # it has the calls that commands make
 
 
-def client_at(where: str) -> Client:
+def client_at(where: str) -> NodeClient:
     """As connection_to."""
     if "://" not in where and not where.startswith("unix:"):
         return connect(where, role="cli")
     from headrace.sdk.remote.node import RemoteClient
 
-    return cast(Client, RemoteClient(where))  # it has the calls that ls, stat and cat make
+    return cast(NodeClient, RemoteClient(where))  # it has the calls that ls, stat and cat make
 
 
 @contextmanager
-def client_of(socket: str | None, cache: str | None, path: str) -> Iterator[tuple[Client, Target]]:
+def client_of(socket: str | None, cache: str | None, path: str) -> Iterator[tuple[NodeClient, Target]]:
     """A client of that node, closed at the end, and where PATH is in its namespace."""
     target = find_target(socket, cache, path)
     client = client_at(target.socket)

@@ -11,7 +11,7 @@ from headrace.base.errors import DeadlineExceededError, NodeUnavailableError, Us
 from headrace.cli import gateways, options
 from headrace.cli.render import print_json, say
 from headrace.cli.state import (
-    State,
+    RunState,
     drop_socket,
     end,
     listener_of,
@@ -55,7 +55,7 @@ def down(
         say(f"ended: {row['mountpoint'] or row['socket']}")
 
 
-def _choose(states: list[State], mountpoint: str | None) -> State:
+def _choose(states: list[RunState], mountpoint: str | None) -> RunState:
     if mountpoint is not None:
         at = os.path.abspath(mountpoint)
         real = os.path.join(os.path.realpath(os.path.dirname(at)), os.path.basename(at))
@@ -72,7 +72,7 @@ def _choose(states: list[State], mountpoint: str | None) -> State:
     return states[0]
 
 
-def _end(state: State, folder: str, others: list[State]) -> None:
+def _end(state: RunState, folder: str, others: list[RunState]) -> None:
     """others: those alive; a dead one's mount or node may be theirs by now."""
     if state.alive():
         if not end(process_of(state), STOP_WITHIN_S):

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from headrace.cli import options
-from headrace.cli.state import State
+from headrace.cli.state import RunState
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +41,7 @@ def fuse(
     owner = lowered.owner_of(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
     found = _look_at(socket, cache) if owner is None else owner.result_of(lambda: _look_at(socket, cache))
     at = str(found["socket"])
-    state = State(
+    state = RunState(
         kind="fuse", pid=os.getpid(), socket=at, mountpoint=os.path.abspath(mountpoint), log=log_path_of(at)
     )
     check_places([], found["urls"], mountpoint)
@@ -64,7 +64,7 @@ def _look_at(socket: str | None, cache: str | None) -> dict[str, Any]:
     """What the mount has to know of its node."""
     from headrace.base.write_modes import WriteModes
     from headrace.cli.target import find_target
-    from headrace.sdk.client import connect
+    from headrace.sdk.node_client import connect
 
     at = find_target(socket, cache).socket
     client = connect(at, role="cli")

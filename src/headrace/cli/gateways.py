@@ -16,7 +16,7 @@ from headrace.base.logs import log_to_stderr
 from headrace.base.missing_extras import require
 from headrace.cli.process import Child, start_gateway
 from headrace.cli.render import print_json, say, warn
-from headrace.cli.state import State, make_run_folder, remove_state, write_state
+from headrace.cli.state import RunState, make_run_folder, remove_state, write_state
 from headrace.config.schema import Config
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def serve_here(
     found = config
     if not getattr(config, kind.setting):
         found = msgspec.structs.replace(config, **{kind.setting: default_address})
-    state = State(kind=kind.word, pid=os.getpid(), socket=socket)
+    state = RunState(kind=kind.word, pid=os.getpid(), socket=socket)
     make_run_folder(found.run_folder)
 
     def on_ready(bound: Ready) -> None:

@@ -12,7 +12,7 @@ import typer
 from headrace.base.logs import log_to_stderr
 from headrace.cli import lowered, options
 from headrace.cli.render import print_json, say
-from headrace.cli.state import State
+from headrace.cli.state import RunState
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +54,7 @@ def run(
         account.become()
     remember_capacity(found)
     make_run_folder(found.run_folder)
-    state = State(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)
+    state = RunState(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)
     state.cache = [volume.folder for volume in found.cache]
     reading, writing = os.pipe()
     failed: list[dict[str, Any]] = []

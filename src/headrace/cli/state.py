@@ -17,10 +17,10 @@ import msgspec
 from headrace.base.errors import StoreError
 from headrace.base.peer_process import peer_of
 from headrace.base.private_folder import make_private, private
-from headrace.sdk.running import State, answers, began_at, read_states
+from headrace.sdk.discovery import RunState, answers, began_at, read_states
 
 __all__ = [
-    "State",
+    "RunState",
     "answers",
     "began_at",
     "drop_socket",
@@ -50,7 +50,7 @@ def make_run_folder(folder: str) -> None:
         ) from error
 
 
-def write_state(folder: str, state: State) -> None:
+def write_state(folder: str, state: RunState) -> None:
     state.began = began_at(state.pid)
     path = _path(folder, state.pid)
     with open(path + ".new", "wb", opener=private) as out:
@@ -65,7 +65,7 @@ def remove_state(folder: str, pid: int) -> None:
         pass
 
 
-def remove_replaced(folder: str, state: State) -> None:
+def remove_replaced(folder: str, state: RunState) -> None:
     """What dead processes left of the mount, or of the node, that this one has now."""
     for one in read_states(folder):
         same = one.mountpoint == state.mountpoint if state.mountpoint else one.socket == state.socket
@@ -78,7 +78,7 @@ def lab_file(folder: str) -> str:
     return os.path.join(folder, "lab", "lab.json")
 
 
-def lab_states(folder: str) -> list[State]:
+def lab_states(folder: str) -> list[RunState]:
     """Of the nodes of a lab, each of which has a run folder of its own."""
     if not os.path.exists(lab_file(folder)):
         return []
@@ -105,7 +105,7 @@ def drop_socket(socket_path: str) -> None:
         shutil.rmtree(os.path.splitext(socket_path)[0] + ".spill", ignore_errors=True)
 
 
-def process_of(state: State) -> int:
+def process_of(state: RunState) -> int:
     """A descriptor (pidfd_open(2)) of the process that wrote a state; -1: it has ended."""
     try:
         fd = os.pidfd_open(state.pid)

@@ -21,7 +21,7 @@ from headrace.cli.gateways import KeptGateway, wanted
 from headrace.cli.process import Child, MountOptions, start_holder, start_node
 from headrace.cli.render import warn
 from headrace.cli.state import (
-    State,
+    RunState,
     drop_socket,
     make_run_folder,
     read_states,
@@ -52,7 +52,7 @@ class Supervisor:
 
     def __init__(
         self,
-        state: State,
+        state: RunState,
         run_folder: str,
         *,
         config: Config | None,
@@ -80,7 +80,7 @@ class Supervisor:
         for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(one, self._on_signal)
 
-    def run(self, on_ready: Callable[[State], None]) -> None:
+    def run(self, on_ready: Callable[[RunState], None]) -> None:
         """Until a signal, or until somebody else unmounts. Everything it started has ended on return, also when it
         raises."""
         try:

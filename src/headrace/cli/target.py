@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.cli.lowered import become_owner
-from headrace.cli.state import State, answers, lab_states, read_states
+from headrace.cli.state import RunState, answers, lab_states, read_states
 from headrace.config.load import load
 from headrace.config.schema import socket_path_of
-from headrace.sdk.running import running_sockets, the_only
+from headrace.sdk.discovery import running_sockets, select_node
 
 if TYPE_CHECKING:
     from headrace.wire.messages import MountRow
@@ -53,10 +53,10 @@ def find_target(socket: str | None, cache: str | None, path: str | None = None) 
         raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
     if not running and loaded.config.nodes:
         return Target(loaded.config.nodes, _namespace_path(path))
-    return Target(the_only(running, loaded, states, hint=CHOOSE), _namespace_path(path))
+    return Target(select_node(running, loaded, states, hint=CHOOSE), _namespace_path(path))
 
 
-def _below_mountpoint(path: str | None, states: list[State]) -> Target | None:
+def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None:
     """Without a look at the file system, which may be the one that hangs."""
     if path is None or "://" in path:
         return None

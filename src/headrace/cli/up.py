@@ -15,7 +15,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.cli import gateways, lowered, options
 from headrace.cli.process import MountOptions
 from headrace.cli.render import print_json, say, warn
-from headrace.cli.state import State
+from headrace.cli.state import RunState
 from headrace.config.load import Loaded
 from headrace.config.schema import Config
 
@@ -126,7 +126,7 @@ def _opened_with_the_mount(loaded: Loaded) -> Config:
     return msgspec.structs.replace(loaded.config, open_to_others=True)
 
 
-def _ready(state: State, config: Config, took_s: float, *, as_json: bool) -> None:
+def _ready(state: RunState, config: Config, took_s: float, *, as_json: bool) -> None:
     for line in too_large(config):
         warn(line)
     show_ready(state, took_s, as_json=as_json)
@@ -200,7 +200,7 @@ def _supervisor_of(
 
     remember_capacity(config)
     return Supervisor(
-        State(
+        RunState(
             kind="up",
             pid=os.getpid(),
             socket=config.socket_path,
@@ -267,7 +267,7 @@ def origin_options(
     return found
 
 
-def show_ready(state: State, took_s: float, *, as_json: bool) -> None:
+def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
     if as_json:
         import msgspec
 

@@ -1,4 +1,4 @@
-"""What the session needs of a client of the node: `headrace.sdk.client.Client`, or an in-memory one in
+"""What the session needs of a client of the node: `headrace.sdk.node_client.Client`, or an in-memory one in
 tests."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from headrace.base.model import Entry, FileId
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import Miss
+from headrace.sdk.node_client import Miss
 
 
 class CacheFile(Protocol):
@@ -27,7 +27,7 @@ class CacheFile(Protocol):
     def close(self) -> None: ...
 
 
-class NodeClient(Protocol):
+class ReadingClient(Protocol):
     @property
     def generation(self) -> int: ...
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None: ...
@@ -49,7 +49,7 @@ class NodeClient(Protocol):
     def statistics(self) -> tuple[int, int, int]: ...
 
 
-class WritingClient(NodeClient, Protocol):
+class WritingClient(ReadingClient, Protocol):
     """What a session that can be written needs more. source: which client told of a change."""
 
     @property

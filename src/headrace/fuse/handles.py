@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 
 from headrace.base.model import FileId
-from headrace.fuse.client_protocol import CacheFile, NodeClient
+from headrace.fuse.client_protocol import CacheFile, ReadingClient
 from headrace.sdk.cancel import Cancel
 
 IDLE_FILES_MAX = 2048
@@ -57,7 +57,7 @@ class Handle:
 
 
 class Files:
-    def __init__(self, client: NodeClient, *, idle_max: int = IDLE_FILES_MAX) -> None:
+    def __init__(self, client: ReadingClient, *, idle_max: int = IDLE_FILES_MAX) -> None:
         self._client = client
         self._idle_max = idle_max
         self._lock = threading.Lock()

@@ -17,11 +17,11 @@ from enum import StrEnum
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.fuse import abi, codec
 from headrace.fuse.abi import Opcode
-from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.handles import Directories, Files, Handle
 from headrace.fuse.inodes import Inodes
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import MISS
+from headrace.sdk.node_client import MISS
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
 _CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
 _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
 _SOCKET_XATTR = b"user.headrace.socket"
-"""For sdk/whole.py. Not listed: a copy of the file that has all its attributes is not in the mount."""
+"""For sdk/mapped_files.py. Not listed: a copy of the file that has all its attributes is not in the mount."""
 BEGUN_BYTES_MAX = 256 << 10
 """A larger READ is copied in a thread of its own: there the copy counts, not the thread."""
 _WRITES = (
@@ -73,7 +73,7 @@ class Operations:
 
     def __init__(
         self,
-        client: NodeClient,
+        client: ReadingClient,
         inodes: Inodes,
         files: Files,
         *,

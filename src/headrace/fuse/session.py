@@ -24,7 +24,7 @@ from headrace.base.write_modes import WriteModes
 from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 from headrace.fuse.backings import Backings, OwnBackings
-from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.errno_map import errno_of
 from headrace.fuse.file_replies import FileReplies
 from headrace.fuse.handles import Files
@@ -35,8 +35,8 @@ from headrace.fuse.operations import Answer, Begun, Deferred, Method, Mode, OnDi
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
 from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
-from headrace.sdk.client import EventsLost
 from headrace.sdk.merged_tree import MergedTree
+from headrace.sdk.node_client import EventsLost
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Session:
     None: this process."""
 
     def __init__(
-        self, fd: int, ledger: Ledger, client: NodeClient, *, mode: Mode, backings: Backings | None = None
+        self, fd: int, ledger: Ledger, client: ReadingClient, *, mode: Mode, backings: Backings | None = None
     ) -> None:
         self._fd = fd
         self._backings = backings or OwnBackings(fd)

@@ -24,18 +24,18 @@ from headrace.base.logs import log_to_stderr
 from headrace.base.write_modes import WriteModes
 from headrace.fuse import probe, survey
 from headrace.fuse.backings import AskedBackings
-from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.ledger import Ledger
 from headrace.fuse.operations import Mode
 from headrace.fuse.servers import Role, Servers
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CLIENT = "headrace.sdk.client:connect"
+DEFAULT_CLIENT = "headrace.sdk.node_client:connect"
 PATIENCE_S = 60.0
 
 
-def choose_mode(io: str, client: NodeClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
+def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
     """The mode and why. io: auto, passthrough, splice, noopen. What can be written has to hear of opens. probed: by who
     may mount, where this process may not."""
     writable = WriteModes.parse(getattr(client, "write", "")).any
@@ -53,7 +53,7 @@ def choose_mode(io: str, client: NodeClient, probed: probe.Result | None = None)
 def load_client(name: str, socket_path: str) -> Any:
     """name: module:function; called with the socket's path."""
     if name == DEFAULT_CLIENT:
-        from headrace.sdk.client import connect
+        from headrace.sdk.node_client import connect
 
         return connect(socket_path, role="session", patience_s=PATIENCE_S)
     module, _, function = name.partition(":")

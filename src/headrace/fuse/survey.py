@@ -12,7 +12,7 @@ from itertools import islice
 
 from headrace.base.errors import HeadraceError
 from headrace.base.model import ROOT_ID, FileId, Kind
-from headrace.fuse.client_protocol import NodeClient
+from headrace.fuse.client_protocol import ReadingClient
 from headrace.sdk.cancel import Cancel
 
 LIMIT_S = 0.4
@@ -20,7 +20,7 @@ FILES_MIN, FILES_MAX = 64, 2000
 SMALL_BYTES, LARGE_BYTES = 1 << 20, 8 << 20
 
 
-def small_files(client: NodeClient) -> str:
+def small_files(client: ReadingClient) -> str:
     """Why the files look small; "" when they don't, or when too little was seen in time."""
     until_s = time.monotonic() + LIMIT_S
     sizes: list[int] = []
@@ -41,7 +41,7 @@ def small_files(client: NodeClient) -> str:
     return f"the files are small: half of {len(sizes)} have at most {median / 1000:.0f} KB"
 
 
-def _list(client: NodeClient, folder: FileId, until_s: float) -> None:
+def _list(client: ReadingClient, folder: FileId, until_s: float) -> None:
     """A listing that takes longer goes on in the node; what it has found by then is looked at."""
     cancel = Cancel()
     timer = threading.Timer(max(0.0, until_s - time.monotonic()), cancel.set)

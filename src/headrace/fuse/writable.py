@@ -41,9 +41,9 @@ from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.given_mode import as_given
 from headrace.layer.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import MISS, Miss
 from headrace.sdk.lease_check import LeaseRequiredError
 from headrace.sdk.merged_tree import MergedTree, NeedsContentError, Owner
+from headrace.sdk.node_client import MISS, Miss
 from headrace.sdk.readdir import merge_listing
 from headrace.wire.messages import Written
 

@@ -38,10 +38,10 @@ from headrace.base.errors import (
 from headrace.base.model import Entry
 from headrace.integrations.fsspec_async import Coroutines
 from headrace.layer.upper import join, split
-from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.client_registry import open_vfs
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.shared import reach
+from headrace.sdk.node_client import PATIENCE_S
 from headrace.sdk.streams import ReadStream, WriteStream
 from headrace.sdk.vfs_reader import is_directory, version_text
 
@@ -91,7 +91,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         host = self._host
         if host is None or host.client.closed:
             chosen = {"cache": self._cache_folder, "socket": self._socket}
-            host = self._host = reach(self._nodes, **chosen, patience_s=self._patience_s)
+            host = self._host = open_vfs(self._nodes, **chosen, patience_s=self._patience_s)
         return host
 
     @property

@@ -3,7 +3,7 @@
     weights = load_model("/mnt/models/llama-70b")             # all tensors, by name
     for name, tensor in iter_model("/mnt/models/llama-70b", device="cuda:0"): ...     # as the files arrive
 
-Some files at a time are fetched whole (sdk/whole.py), each is then mapped, and tensors lie in the mapping: nothing is
+Some files at a time are fetched whole (sdk/mapped_files.py), each is then mapped, and tensors lie in the mapping: nothing is
 copied for device "cpu", and all processes of a host share the memory. The format:
 https://github.com/huggingface/safetensors#format
 """
@@ -30,7 +30,7 @@ from headrace.checkpoint.export import TORCH_WORDS
 from headrace.checkpoint.manifest_check import DIMENSIONS_MAX, SIZE_BYTES_MAX
 from headrace.checkpoint.restore import matcher
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.whole import Files, files_at
+from headrace.sdk.mapped_files import ModelFolder, open_model_folder
 
 FILES_AT_A_TIME = 4
 """So that several owners of a cluster are asked at one time, and the first files are there early."""
@@ -94,7 +94,7 @@ def _by_file(
     in_order: dict[str, dict[str, torch.Tensor]],
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
     """Each file and its tensors as it arrives. in_order: gets the files' names first, in the order of the model."""
-    files, single = files_at(where, socket=socket)
+    files, single = open_model_folder(where, socket=socket)
     cancel, wanted = Cancel(), matcher(only)
     pool = ThreadPoolExecutor(FILES_AT_A_TIME, thread_name_prefix="model")
     try:
@@ -118,7 +118,7 @@ def _by_file(
         cancel.close()
 
 
-def _shards(files: Files, single: str, wanted: Callable[[str], bool]) -> list[_Shard]:
+def _shards(files: ModelFolder, single: str, wanted: Callable[[str], bool]) -> list[_Shard]:
     if single.endswith(INDEX):
         return _indexed(files, single, wanted)
     if single:
@@ -139,7 +139,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _indexed(files: Files, index: str, wanted: Callable[[str], bool]) -> list[_Shard]:
+def _indexed(files: ModelFolder, index: str, wanted: Callable[[str], bool]) -> list[_Shard]:
     try:
         weight_map = decode_json(files.read(index), _Index).weight_map
     except msgspec.MsgspecError as error:

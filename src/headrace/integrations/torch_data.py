@@ -36,7 +36,7 @@ with needs_extra(__name__):
     )
 
 from headrace.base.errors import PathNotFoundError, UsageError
-from headrace.sdk.places import files_at, place_at
+from headrace.sdk.folder import files_at, open_folder
 from headrace.sdk.streams import Content
 
 STATE_FORMAT = 1
@@ -61,7 +61,7 @@ class Samples(Dataset[Any]):
         cache: str | None = None,
         socket: str | None = None,
     ) -> None:
-        self.place = place_at(where, cache=cache, socket=socket)
+        self.place = open_folder(where, cache=cache, socket=socket)
         self.names = [name for name in self.place.names() if not suffixes or name.lower().endswith(suffixes)]
         if not self.names:
             raise PathNotFoundError(self.place.name, why=f"no samples{_of(suffixes)} in it")
@@ -163,7 +163,7 @@ class Shards(IterableDataset[dict[str, Any]]):
         cache: str | None = None,
         socket: str | None = None,
     ) -> None:
-        self.place = place_at(where, cache=cache, socket=socket)
+        self.place = open_folder(where, cache=cache, socket=socket)
         self.names = [name for name in self.place.names() if fnmatch.fnmatch(name, pattern)]
         if not self.names:
             raise PathNotFoundError(self.place.name, why=f"no {pattern} in it")

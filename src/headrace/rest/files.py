@@ -25,9 +25,9 @@ from headrace.http.messages import Request, Response, http_date
 from headrace.layer.upper import join
 from headrace.rest.problems import Refusal
 from headrace.sdk.cache import stat_of
-from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.node_client import CHANGED_ATTEMPTS
 from headrace.sdk.streams import Content
 from headrace.sdk.vfs_reader import is_directory, version_text
 from headrace.wire.api import (

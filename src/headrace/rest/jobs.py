@@ -24,8 +24,8 @@ from headrace.base.errors import (
 )
 from headrace.rest.problems import problem_of
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import Client
 from headrace.sdk.connection import Connection
+from headrace.sdk.node_client import NodeClient
 from headrace.wire.api import Failed, Job, NewJob
 from headrace.wire.messages import (
     JobCancel,
@@ -113,7 +113,7 @@ class OwnJob:
 class Jobs:
     """Thread-safe."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: NodeClient) -> None:
         self._client = client
         self._own: dict[str, OwnJob] = {}
         self._lock = threading.Lock()
@@ -234,7 +234,7 @@ def _job_of(row: JobRow) -> Job:
     )
 
 
-def check_ready(client: Client, limit_s: float) -> None:
+def check_ready(client: NodeClient, limit_s: float) -> None:
     """The node answers within so long. NodeUnavailableError."""
     try:
         connection = Connection(client.socket, role="rest")

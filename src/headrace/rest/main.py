@@ -23,8 +23,8 @@ from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, OPERATOR
 from headrace.rest.gateway import Gateway, Handlers
-from headrace.sdk.client import Client
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.node_client import NodeClient
 
 SETTING = "rest_address"
 ONLY_UNIX = "unix"
@@ -61,7 +61,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     tls = server_tls(config)
     take_all_descriptors()
     tcp = listen(config.rest_address, SETTING) if by_tcp else None
-    paths = LocalVfs(Client(node_socket, role="rest", patience_s=PATIENCE_S))
+    paths = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
     handlers = Handlers(paths)
     at = rest_socket_of(node_socket)
     unix = Door(Gateway(handlers, None), _listen_unix(at), name="rest-unix")

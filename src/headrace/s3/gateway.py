@@ -34,8 +34,8 @@ from headrace.s3.posts import post
 from headrace.s3.routes import Call, route
 from headrace.s3.signature import ChunkSigner, Claim
 from headrace.s3.uploads import Uploads
-from headrace.sdk.counts import UNKNOWN, Counts, Received
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Gateway:
         self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: paths.client.local.durable_puts))
         self._attributes = Attributes(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
-        self.counts = Counts()
+        self.counts = RequestStats()
         self._refusals = Refusals(log, "s3")
         self._ids = itertools.count(secrets.randbits(48))
 
@@ -120,7 +120,7 @@ class Gateway:
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
-        operation, received = UNKNOWN, Received(pieces)
+        operation, received = UNKNOWN, CountedBody(pieces)
         try:
             call = route(request, self._access.domains)
             operation = call.operation

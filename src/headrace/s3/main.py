@@ -13,9 +13,9 @@ from headrace.http.process import Ready, run_as_process, run_until_signal, take_
 from headrace.http.tls import server_tls
 from headrace.s3.credentials import FILE_NAME, make_credentials, open_credentials
 from headrace.s3.gateway import Access, Gateway
-from headrace.sdk.client import Client
-from headrace.sdk.counts import Teller
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.node_client import NodeClient
+from headrace.sdk.request_stats import StatsReporter
 
 SETTING = "s3_address"
 PATIENCE_S = 30.0
@@ -53,7 +53,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     take_all_descriptors()
     tls = server_tls(config.s3_tls_certificate, config.s3_tls_key, "s3_tls_certificate")
     listening = listen(config.s3_address, SETTING)
-    paths = LocalVfs(Client(node_socket, role="s3", patience_s=PATIENCE_S))
+    paths = LocalVfs(NodeClient(node_socket, role="s3", patience_s=PATIENCE_S))
     made = ""
     if access is None:
         if not config.s3_insecure:
@@ -62,7 +62,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         access = access_of(config, made)
     gateway = Gateway(paths, access)
     door = Door(gateway, listening, name="s3", tls=tls)
-    teller = Teller("s3", gateway.counts, node_socket, address=bound_to(listening))
+    teller = StatsReporter("s3", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), made))
     run_until_signal(door)
     teller.stop()

@@ -45,9 +45,9 @@ from headrace.s3.facts import (
     with_noted,
 )
 from headrace.s3.routes import Call, check_key
-from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.node_client import CHANGED_ATTEMPTS
 from headrace.sdk.streams import Content, WriteStream
 from headrace.sdk.vfs_reader import is_directory
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from headrace.base.errors import NotADirectoryPathError, VersionChangedError
-from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.node_client import CHANGED_ATTEMPTS
 from headrace.sdk.streams import Content, ReadStream
 from headrace.wire.messages import JobStart, JobState
 

@@ -26,14 +26,14 @@ from headrace.base.errors import IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
 from headrace.layer.upper import join
 from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, Wanted
-from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.client_registry import open_vfs
 from headrace.sdk.connection import Connection
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.mapped_files import mapped
 from headrace.sdk.merged_tree import FileStat
-from headrace.sdk.shared import reach
+from headrace.sdk.node_client import PATIENCE_S
 from headrace.sdk.streams import Content, ReadStream, WriteStream
 from headrace.sdk.vfs_reader import is_directory, version_text
-from headrace.sdk.whole import mapped
 from headrace.wire.messages import JobStart, JobState
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def connect(
     runs, those of the setting `nodes`. nodes: nodes of other hosts instead, by their REST APIs (docs/sdk.md).
     patience_s: how long calls wait for a node that is being restarted. NodeUnavailableError, UsageError where several
     run, NotAllowedError."""
-    paths = reach(nodes, cache=cache, socket=socket, patience_s=patience_s)
+    paths = open_vfs(nodes, cache=cache, socket=socket, patience_s=patience_s)
     if isinstance(paths, LocalVfs):
         return Cache(paths)
     from headrace.sdk.brokered.brokered_vfs import (

@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from headrace.sdk.bulk_read import ReadResult, Wanted
 from headrace.sdk.cache import Cache, Stat, connect
-from headrace.sdk.client import PATIENCE_S
+from headrace.sdk.node_client import PATIENCE_S
 from headrace.wire.messages import JobState
 
 THREADS = 32

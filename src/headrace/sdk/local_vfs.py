@@ -30,9 +30,9 @@ from headrace.base.model import Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.durable_writes import DurableWrites
 from headrace.layer.upper import Upper, join, split
-from headrace.sdk.client import Client
 from headrace.sdk.lease_check import LeaseRequiredError
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
+from headrace.sdk.node_client import NodeClient
 from headrace.sdk.os_errors import read_only as _read_only
 from headrace.sdk.os_errors import translating_os_errors as _told
 from headrace.sdk.streams import WriteStream
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 class LocalVfs(VfsReader):
     """client: belongs to this from now on."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: NodeClient) -> None:
         tree = MergedTree(
             client, Upper(client.upper), WriteModes.parse(client.write), on_changed=self._changed
         )

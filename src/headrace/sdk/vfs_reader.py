@@ -23,9 +23,9 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.upper import Hidden, join, split
-from headrace.sdk.client import CHANGED_ATTEMPTS, Client, Miss
 from headrace.sdk.local import LocalCache, WholeFile
 from headrace.sdk.merged_tree import FileStat, MergedTree
+from headrace.sdk.node_client import CHANGED_ATTEMPTS, Miss, NodeClient
 from headrace.sdk.os_errors import translating_os_errors as _told
 from headrace.sdk.readdir import merge_listing
 from headrace.sdk.streams import Content, ReadStream, read_range
@@ -40,7 +40,7 @@ _Folder = tuple[FileId, float, LocalCache]
 
 
 class VfsReader:
-    def __init__(self, client: Client, tree: MergedTree) -> None:
+    def __init__(self, client: NodeClient, tree: MergedTree) -> None:
         self.client = client
         self.tree = tree
         self._modes_text = client.write

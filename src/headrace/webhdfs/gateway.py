@@ -15,8 +15,8 @@ from headrace.base.tokens import Tokens
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.sender import trouble_with_sender
-from headrace.sdk.counts import UNKNOWN, Counts, Received
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
 from headrace.webhdfs import answers
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
 from headrace.webhdfs.locations import Locations
@@ -38,7 +38,7 @@ class Gateway:
         self._refusals = Refusals(log, "webhdfs")
         self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
         self._writing = Writing(paths)
-        self.counts = Counts()
+        self.counts = RequestStats()
 
     def _check(self, request: Request) -> None:
         """RemoteError for who may not ask. A web page may not, also where a browser has a certificate to show."""
@@ -94,7 +94,7 @@ class Gateway:
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         """pieces: of the body. HungUpError."""
-        operation, received = UNKNOWN, Received(pieces)
+        operation, received = UNKNOWN, CountedBody(pieces)
         try:
             self._let_in(request)
             call = route(request)

@@ -13,9 +13,9 @@ from headrace.http.address import bound_to, is_loopback, listen, split_address
 from headrace.http.door import Door
 from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
 from headrace.http.tls import server_tls
-from headrace.sdk.client import Client
-from headrace.sdk.counts import Teller
 from headrace.sdk.local_vfs import LocalVfs
+from headrace.sdk.node_client import NodeClient
+from headrace.sdk.request_stats import StatsReporter
 from headrace.webhdfs.gateway import Gateway
 from headrace.webhdfs.token_file import TokenFile
 
@@ -56,7 +56,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         authority=config.webhdfs_tls_authority,
     )
     listening = listen(config.webhdfs_address, SETTING)
-    paths = LocalVfs(Client(node_socket, role="webhdfs", patience_s=PATIENCE_S))
+    paths = LocalVfs(NodeClient(node_socket, role="webhdfs", patience_s=PATIENCE_S))
     folder, made = os.path.dirname(paths.client.upper), ""
     if tokens is None and not config.webhdfs_insecure and not config.webhdfs_tls_authority:
         made = os.path.join(folder, TOKEN_NAME)
@@ -68,7 +68,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         shown = TokenFile(os.path.join(folder, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
     gateway = Gateway(paths, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
     door = Door(gateway, listening, name="webhdfs", tls=tls)
-    teller = Teller("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
+    teller = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), made))
     run_until_signal(door)
     teller.stop()

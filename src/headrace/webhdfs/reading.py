@@ -11,9 +11,9 @@ from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotF
 from headrace.base.model import Entry, Kind
 from headrace.http.messages import Response
 from headrace.layer.upper import join
-from headrace.sdk.client import CHANGED_ATTEMPTS
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.node_client import CHANGED_ATTEMPTS
 from headrace.sdk.os_errors import translating_os_errors
 from headrace.sdk.streams import Content
 from headrace.sdk.vfs_reader import is_directory

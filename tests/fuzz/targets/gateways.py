@@ -89,7 +89,7 @@ def _range(request: Request) -> None:
 
 
 def _answer(data: bytes) -> None:
-    """As sdk/remote/nodes.py takes it, of every kind."""
+    """As sdk/remote/cluster_client.py takes it, of every kind."""
     for kind in (api.Rows, api.Job, api.Jobs, api.Cluster, api.Mounts, api.Report, api.Row, api.Problem):
         try:
             value = msgspec.convert(json.loads(data), kind)

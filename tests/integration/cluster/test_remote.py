@@ -27,7 +27,7 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.identity.authority import Authority
-from headrace.sdk.remote.reach import REMOTES
+from headrace.sdk.remote.remote_registry import REMOTES
 from headrace.testing.etcd import EtcdServer
 from headrace.testing.servers import free_ports
 from tests.certificates import authority, issued, settings_of

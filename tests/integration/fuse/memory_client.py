@@ -23,7 +23,7 @@ import msgspec
 from headrace.base.errors import CancelledByUserError, OriginUnavailableError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, Version, block_range
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import MISS, Miss
+from headrace.sdk.node_client import MISS, Miss
 from headrace.wire.messages import Completed, Evicted, Invalidated
 
 SMALL_BYTES = BLOCK_SIZE_BYTES

@@ -18,9 +18,9 @@ import headrace
 from headrace.base.errors import ReadOnlyError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry
 from headrace.config.schema import CacheVolume
-from headrace.sdk.client import MISS, Client, EventsLost
+from headrace.sdk.access_reporter import AccessReporter
 from headrace.sdk.connection import Connection
-from headrace.sdk.touches import Touches
+from headrace.sdk.node_client import MISS, EventsLost, NodeClient
 from headrace.wire.messages import JobStart, JobState, Message, Touch
 
 from .test_node_reads import Running, running, wait_for, whole
@@ -30,7 +30,7 @@ __all__ = ["running"]
 
 
 def test_a_client_without_patience_goes_on_with_the_next_node(running: Running) -> None:
-    client = Client(running.config.socket_path, role="sdk", patience_s=0)
+    client = NodeClient(running.config.socket_path, role="sdk", patience_s=0)
     client.resolve(b"/small")
     running.process.kill()
     running.process.wait(20)
@@ -215,7 +215,7 @@ class Node:
 
 def test_touches_arrive_in_batches_and_soon() -> None:
     node = Node()
-    touches = Touches(node)  # type: ignore[arg-type]
+    touches = AccessReporter(node)  # type: ignore[arg-type]
     touches.touch(7)
     wait_for(lambda: node.told == [7])
     for id in range(1000):

@@ -16,8 +16,8 @@ import pytest
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID
 from headrace.config.schema import CacheVolume, Config, MountConfig
-from headrace.sdk.client import MISS, Client
 from headrace.sdk.connection import Connection
+from headrace.sdk.node_client import MISS, NodeClient
 from headrace.wire.messages import JobStart, JobState
 
 MIB = BLOCK_SIZE_BYTES
@@ -66,8 +66,8 @@ class Running:
             line = msgspec.json.decode(ready.readline())
         assert line.get("ready"), line
 
-    def client(self) -> Client:
-        return Client(self.config.socket_path, role="sdk", patience_s=10)
+    def client(self) -> NodeClient:
+        return NodeClient(self.config.socket_path, role="sdk", patience_s=10)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -88,7 +88,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     node.process.wait(20)
 
 
-def whole(client: Client, path: bytes) -> bytes:
+def whole(client: NodeClient, path: bytes) -> bytes:
     return b"".join(client.read(path))
 
 

@@ -9,7 +9,7 @@ import pytest
 from headrace.base.errors import UsageError
 from headrace.cli.config import hide_secrets
 from headrace.cli.job import Rate, progress_text
-from headrace.cli.state import State
+from headrace.cli.state import RunState
 from headrace.cli.target import _below_mountpoint, _namespace_path
 from headrace.cli.up import origin_options, url_of
 from headrace.wire.messages import JobState
@@ -37,9 +37,9 @@ def test_origin_options() -> None:
 
 def test_a_path_below_the_innermost_mountpoint() -> None:
     states = [
-        State(kind="up", pid=1, socket="outer", mountpoint="/mnt"),
-        State(kind="fuse", pid=2, socket="inner", mountpoint="/mnt/in"),
-        State(kind="node", pid=3, socket="none"),
+        RunState(kind="up", pid=1, socket="outer", mountpoint="/mnt"),
+        RunState(kind="fuse", pid=2, socket="inner", mountpoint="/mnt/in"),
+        RunState(kind="node", pid=3, socket="none"),
     ]
     found = {
         path: _below_mountpoint(path, states)

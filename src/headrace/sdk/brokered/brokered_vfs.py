@@ -23,8 +23,8 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import join
 from headrace.sdk.asked_paths import AskedPaths
+from headrace.sdk.brokered.broker_connection import BrokerConnection
 from headrace.sdk.brokered.content import content_of
-from headrace.sdk.brokered.link import Link
 from headrace.sdk.brokered.mounts import mount_of
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import STEP_BYTES, Content
@@ -50,7 +50,7 @@ Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
 class BrokeredVfs(AskedPaths):
     """link: belongs to this from now on."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: BrokerConnection) -> None:
         self._link = link
 
     @property

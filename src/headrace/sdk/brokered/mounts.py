@@ -26,14 +26,14 @@ def mount_of(broker_socket: str) -> bytes | None:
     return None
 
 
-class Mounted(NamedTuple):
+class NodeMount(NamedTuple):
     """device: "major:minor"."""
 
     path: bytes
     device: str
 
 
-def believed_mounts(chosen: int | None = None) -> list[Mounted]:
+def believed_mounts(chosen: int | None = None) -> list[NodeMount]:
     """Mounts of Headrace's that root or this user made, and serves, or the user `chosen`: anybody may mount a file
     system of his own by FUSE, and a node without rights serves a mount of root's."""
     found = []
@@ -44,7 +44,7 @@ def believed_mounts(chosen: int | None = None) -> list[Mounted]:
             kind, source, options = right.split()[:3]
             if kind == _KIND and makers & set(options.split(b",")) and _is_served_by(source, chosen):
                 words = left.split()
-                found.append(Mounted(_plain(words[4]), words[2].decode()))
+                found.append(NodeMount(_plain(words[4]), words[2].decode()))
     return found
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from headrace.sdk.remote.nodes import STEP_BYTES, Nodes
+from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient
 from headrace.sdk.streams import Content
 
 WINDOW_BYTES_MIN = 128 << 10
@@ -35,7 +35,7 @@ def filled(size_bytes: int, fill: Callable[[memoryview], None]) -> bytes:
     return whole.getvalue()
 
 
-def fetch_into(nodes: Nodes, path: bytes, etag: str, target: memoryview, start: int) -> None:
+def fetch_into(nodes: ClusterClient, path: bytes, etag: str, target: memoryview, start: int) -> None:
     """All of the target. VersionChangedError; OriginError and its kinds."""
     parts = ranges(start, start + len(target))
 
@@ -60,7 +60,7 @@ def fetch_into(nodes: Nodes, path: bytes, etag: str, target: memoryview, start: 
 class RemoteContent(Content):
     """One version of a file. It has no descriptor."""
 
-    def __init__(self, nodes: Nodes, path: bytes, size_bytes: int, etag: str) -> None:
+    def __init__(self, nodes: ClusterClient, path: bytes, size_bytes: int, etag: str) -> None:
         super().__init__(size_bytes)
         self._nodes = nodes
         self._path = path

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
-from headrace.sdk.remote.reach import REMOTES
+from headrace.sdk.remote.remote_registry import REMOTES
 from headrace.sdk.remote.remote_vfs import RemoteVfs, seen_of
 from headrace.wire.api import Job, Mounts, NewMount
 from headrace.wire.api import MountRow as Told

@@ -29,8 +29,8 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.layer.upper import split
 from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.merged_tree import FileStat
+from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient, ClusterNode
 from headrace.sdk.remote.content import RemoteContent, fetch_into, filled
-from headrace.sdk.remote.nodes import STEP_BYTES, Node, Nodes
 from headrace.sdk.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
@@ -56,7 +56,7 @@ _NO_MOUNT = "a node must run on this host for that"
 class RemoteVfs(AskedPaths):
     """nodes: belongs to this from now on."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: ClusterClient) -> None:
         self.nodes = nodes
         self._closed = False
 
@@ -216,7 +216,7 @@ class RemoteVfs(AskedPaths):
                 last = number + 1 == len(nodes)
                 yield state if last else msgspec.structs.replace(state, done=False)
 
-    def _nodes_of(self, kind: str) -> list[Node]:
+    def _nodes_of(self, kind: str) -> list[ClusterNode]:
         only = self.nodes.only
         if kind == "drain" and only is None:
             raise UsageError("node drain", why="several nodes are named", hint="name the one that is meant")
@@ -225,7 +225,7 @@ class RemoteVfs(AskedPaths):
         written = self.nodes.changed_at if kind.startswith("persist") else []
         return written or [only or self.nodes.home]
 
-    def _run_at(self, node: Node, start: JobStart) -> Iterator[JobState]:
+    def _run_at(self, node: ClusterNode, start: JobStart) -> Iterator[JobState]:
         if start.kind == "watch":
             job = self.nodes.ask("getJob", Job, id=start.path)
         else:

@@ -21,7 +21,7 @@ WAITING_MAX = 100_000
 """While the node does not answer."""
 
 
-class Touches:
+class AccessReporter:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._ids: list[int] = []

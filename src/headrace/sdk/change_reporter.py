@@ -22,7 +22,7 @@ PAUSE_S = 0.05
 """Between two messages: the makers of many small files have better use for the processor."""
 
 
-class Changes:
+class ChangeReporter:
     """source: random; which client tells."""
 
     def __init__(self, connections: Connections) -> None:

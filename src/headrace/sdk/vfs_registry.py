@@ -23,7 +23,7 @@ class _Reached(Protocol):
 Reached = TypeVar("Reached", bound=_Reached)
 
 
-class SharedPaths(Generic[Reached]):
+class VfsRegistry(Generic[Reached]):
     """Thread-safe, also in a child after a fork."""
 
     def __init__(self) -> None:

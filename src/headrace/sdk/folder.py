@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from headrace.base.errors import NotADirectoryPathError, UsageError
 from headrace.sdk.cache import Cache, connect
+from headrace.sdk.mapped_files import URL, mapped, told
 from headrace.sdk.streams import Content
-from headrace.sdk.whole import URL, mapped, told
 
 THREADS = 16
 
 
-class Place(Protocol):
+class Folder(Protocol):
     """Names are text, relative to it, with slashes."""
 
     @property
@@ -40,29 +40,29 @@ class Place(Protocol):
         """For ranges: only what is asked for is fetched. The caller closes it."""
 
 
-def place_at(where: str, *, cache: str | None = None, socket: str | None = None) -> Place:
+def open_folder(where: str, *, cache: str | None = None, socket: str | None = None) -> Folder:
     """where: `headrace:///PATH`, of the node that `headrace.connect` finds by `cache` and `socket`; or a folder."""
     if not where.startswith(URL):
-        return FolderPlace(os.path.abspath(where))
+        return LocalFolder(os.path.abspath(where))
     host, slash, path = where[len(URL) :].partition("/")
     if host or not slash:
         raise UsageError(where, why="not a path of a node", hint=f"write {URL}/FOLDER, with three slashes")
-    return NodePlace("/" + path.strip("/"), cache=cache, socket=socket)
+    return NodeFolder("/" + path.strip("/"), cache=cache, socket=socket)
 
 
-def files_at(where: str, *, cache: str | None = None, socket: str | None = None) -> tuple[Place, list[str]]:
+def files_at(where: str, *, cache: str | None = None, socket: str | None = None) -> tuple[Folder, list[str]]:
     """As place_at; `where` may also be one file. The folder, and the names of the files that are meant."""
-    place = place_at(where, cache=cache, socket=socket)
+    place = open_folder(where, cache=cache, socket=socket)
     try:
         return place, place.names()
     except NotADirectoryPathError:
         folder, _, name = (
             where.rpartition("/") if where.startswith(URL) else os.path.abspath(where).rpartition("/")
         )
-        return place_at(f"{folder}/", cache=cache, socket=socket), [name]
+        return open_folder(f"{folder}/", cache=cache, socket=socket), [name]
 
 
-class NodePlace:
+class NodeFolder:
     def __init__(self, path: str, *, cache: str | None, socket: str | None) -> None:
         self._path = path
         self._chosen = (cache, socket)
@@ -102,7 +102,7 @@ class NodePlace:
         return f"{self._path.rstrip('/')}/{name}"
 
 
-class FolderPlace:
+class LocalFolder:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._pool: tuple[int, ThreadPoolExecutor] | None = None

@@ -1,17 +1,17 @@
-"""A folder of a node of another user, for those who want its files whole (`sdk/whole.py`)."""
+"""A folder of a node of another user, for those who want its files whole (`sdk/mapped_files.py`)."""
 
 from __future__ import annotations
 
 import os
 
+from headrace.sdk.brokered.broker_registry import open_brokered_vfs
 from headrace.sdk.brokered.brokered_vfs import BrokeredVfs
-from headrace.sdk.brokered.reach import reach_broker
 from headrace.sdk.cancel import Cancel
+from headrace.sdk.mapped_files import URL, ModelFolder, mapped
 from headrace.sdk.vfs_reader import is_directory
-from headrace.sdk.whole import URL, Files, mapped
 
 
-class BrokeredFiles:
+class BrokeredModelFolder:
     """The connection is the process's, and stays."""
 
     def __init__(self, paths: BrokeredVfs, folder: bytes) -> None:
@@ -43,13 +43,15 @@ class BrokeredFiles:
     def close(self) -> None: ...
 
 
-def brokered_files_at(path: bytes, socket: str | None, *, patience_s: float) -> tuple[Files, str] | None:
-    """As `files_at` of sdk/whole.py; None: no node of another user is open to others."""
-    paths = reach_broker(cache=None, socket=socket, patience_s=patience_s)
+def open_brokered_model_folder(
+    path: bytes, socket: str | None, *, patience_s: float
+) -> tuple[ModelFolder, str] | None:
+    """As `files_at` of sdk/mapped_files.py; None: no node of another user is open to others."""
+    paths = open_brokered_vfs(cache=None, socket=socket, patience_s=patience_s)
     if paths is None:
         return None
     whole, found = paths.get(path)
     if is_directory(found):
-        return BrokeredFiles(paths, whole), ""
+        return BrokeredModelFolder(paths, whole), ""
     folder, _, name = whole.rpartition(b"/")
-    return BrokeredFiles(paths, folder or b"/"), os.fsdecode(name)
+    return BrokeredModelFolder(paths, folder or b"/"), os.fsdecode(name)

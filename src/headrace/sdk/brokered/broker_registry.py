@@ -7,22 +7,24 @@ import os
 from headrace.base.errors import UsageError
 from headrace.config.load import SYSTEM_RUN_FOLDER, load
 from headrace.config.schema import broker_socket_of, public_folder_of, socket_path_of
+from headrace.sdk.brokered.broker_connection import BrokerConnection
 from headrace.sdk.brokered.brokered_vfs import BrokeredVfs
-from headrace.sdk.brokered.link import Link
-from headrace.sdk.shared_paths import SharedPaths
+from headrace.sdk.vfs_registry import VfsRegistry
 
 
-class Brokers(SharedPaths[BrokeredVfs]):
+class BrokerRegistry(VfsRegistry[BrokeredVfs]):
     """One `BrokeredVfs` for each socket."""
 
     def get(self, path: str, patience_s: float, *, any_owner: bool) -> BrokeredVfs:
-        return self.reach(path, lambda: BrokeredVfs(Link(path, patience_s=patience_s, any_owner=any_owner)))
+        return self.reach(
+            path, lambda: BrokeredVfs(BrokerConnection(path, patience_s=patience_s, any_owner=any_owner))
+        )
 
 
-BROKERS = Brokers()
+BROKERS = BrokerRegistry()
 
 
-def reach_broker(*, cache: str | None, socket: str | None, patience_s: float) -> BrokeredVfs | None:
+def open_brokered_vfs(*, cache: str | None, socket: str | None, patience_s: float) -> BrokeredVfs | None:
     """The node of another user that is named, or the only one of root's that is open to others; None: there is none.
     NodeUnavailableError, UsageError where there are several."""
     if socket is not None:

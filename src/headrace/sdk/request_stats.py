@@ -19,7 +19,7 @@ UNKNOWN = "unknown"
 _REQUESTS, _REFUSED, _FAILED, _IN, _OUT = range(5)
 
 
-class Counts:
+class RequestStats:
     """Any thread may add."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Counts:
         return row
 
 
-class Received:
+class CountedBody:
     """Pieces of a body, counted as they come."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -68,11 +68,11 @@ class Received:
         return piece
 
 
-class Teller:
+class StatsReporter:
     """A thread that tells the node. One that was away misses nothing: counts are from the gateway's beginning. kind: as
     of GatewayCounts."""
 
-    def __init__(self, kind: str, counts: Counts, node_socket: str, *, address: str) -> None:
+    def __init__(self, kind: str, counts: RequestStats, node_socket: str, *, address: str) -> None:
         self._kind, self._counts, self._socket = kind, counts, node_socket
         self._address = address
         self._ended = threading.Event()

@@ -22,7 +22,7 @@ STARTED_AGAIN_S = 5.0
 """That a command, or a program, waits for a node that ended and is being started again."""
 
 
-class State(msgspec.Struct, kw_only=True):
+class RunState(msgspec.Struct, kw_only=True):
     """kind: "up", "fuse", "s3", "webhdfs", "rest" or "node". s3, webhdfs, rest: where a gateway of it listens. Pids are
     0 where there is no such process. began: of `pid`, by `began_at`, so that another process that got its number later
     is not taken for it. credentials: files that its gateways made for clients of this host, by the same words."""
@@ -62,7 +62,7 @@ def find_node(*, socket: str | None = None, cache: str | None = None) -> str:
         return _of_believed(socket_path_of(run_folder, cache.split(":", 1)[0]))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
     hint = "choose by cache=DIR, or HEADRACE_CACHE=DIR:SIZE"
-    return the_only(running_sockets(run_folder, states), loaded, states, hint=hint)
+    return select_node(running_sockets(run_folder, states), loaded, states, hint=hint)
 
 
 def _of_believed(socket_path: str) -> str:
@@ -83,14 +83,14 @@ def configured_nodes() -> str:
     return load().config.nodes
 
 
-def read_states(folder: str) -> list[State]:
+def read_states(folder: str) -> list[RunState]:
     """All there are, those of dead processes too."""
     found = []
     for name in _names_in(folder):
         if name.endswith(".json"):
             try:
                 with open(os.path.join(folder, name), "rb", opener=_own_file) as source:
-                    found.append(decode_json(source.read(), State))
+                    found.append(decode_json(source.read(), RunState))
             except (OSError, msgspec.MsgspecError):
                 continue  # removed meanwhile, or of another version
     return found
@@ -126,14 +126,14 @@ def answers(socket_path: str) -> bool:
     return True
 
 
-def running_sockets(run_folder: str, states: list[State]) -> list[str]:
+def running_sockets(run_folder: str, states: list[RunState]) -> list[str]:
     """The sockets of the nodes of this run folder that answer."""
     known = {state.socket for state in states}
     known |= {os.path.join(run_folder, name) for name in _names_in(run_folder) if name.endswith(".sock")}
     return sorted(one for one in known if answers(one))
 
 
-def the_only(running: list[str], loaded: Loaded, states: list[State], *, hint: str) -> str:
+def select_node(running: list[str], loaded: Loaded, states: list[RunState], *, hint: str) -> str:
     """Of several, the one whose cache the settings name. NodeUnavailableError, UsageError. hint: how to choose."""
     config = loaded.config
     if not running:
@@ -172,7 +172,7 @@ def _comes_back(socket_path: str) -> bool:
     return True
 
 
-def _described(socket: str, states: list[State]) -> str:
+def _described(socket: str, states: list[RunState]) -> str:
     ours = [state for state in states if state.socket == socket]
     folders = [folder for state in ours for folder in state.cache[:1]]
     mountpoints = [state.mountpoint for state in ours if state.mountpoint]

@@ -1,6 +1,6 @@
 """Files that are wanted whole: fetched by the node as fast as it can, then mapped from the cache file.
 
-`files_at` opens a folder, `Files.whole` brings one file. What lies in a mount of Headrace's is asked of the mount's
+`files_at` opens a folder, `ModelFolder.whole` brings one file. What lies in a mount of Headrace's is asked of the mount's
 node, and no byte passes through the kernel's FUSE or a socket; what lies elsewhere is mapped as it is. All who ask for
 one file, of whatever process of the host, wait for the same reads. Thread-safe but for `close`.
 """
@@ -30,8 +30,8 @@ from headrace.base.libc import address_of, c_library
 from headrace.base.model import FileId, Kind
 from headrace.sdk.brokered.mounts import SOCKET_ATTRIBUTE, believed_mounts
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.client import CHANGED_ATTEMPTS, Client, connect
-from headrace.sdk.running import find_node
+from headrace.sdk.discovery import find_node
+from headrace.sdk.node_client import CHANGED_ATTEMPTS, NodeClient, connect
 
 URL = "headrace://"
 PATIENCE_S = 60.0
@@ -40,7 +40,7 @@ _MAP_NORESERVE = 0x4000
 written, for each rank, and refuses one that is larger than the machine's."""
 
 
-class Files(Protocol):
+class ModelFolder(Protocol):
     """A folder. Names are relative to it."""
 
     @property
@@ -61,7 +61,7 @@ class Files(Protocol):
     def close(self) -> None: ...
 
 
-def files_at(where: str, *, socket: str | None = None) -> tuple[Files, str]:
+def open_model_folder(where: str, *, socket: str | None = None) -> tuple[ModelFolder, str]:
     """The folder that `where` means, and "" or the name of the one file in it.
 
     where: a path, or `headrace:///PATH` in the namespace of a node: the one at `socket`, else that of the configured
@@ -72,12 +72,12 @@ def files_at(where: str, *, socket: str | None = None) -> tuple[Files, str]:
     with told(where):
         mode = os.stat(where).st_mode
     if stat.S_ISDIR(mode):
-        return PlainFiles(where), ""
+        return LocalModelFolder(where), ""
     folder, name = os.path.split(where)
-    return PlainFiles(folder or "."), name
+    return LocalModelFolder(folder or "."), name
 
 
-def _node_files_at(url: str, socket: str | None) -> tuple[Files, str]:
+def _node_files_at(url: str, socket: str | None) -> tuple[ModelFolder, str]:
     from urllib.parse import unquote  # a program that reads by the library needs no URLs
 
     host, slash, path = url[len(URL) :].partition("/")
@@ -87,28 +87,30 @@ def _node_files_at(url: str, socket: str | None) -> tuple[Files, str]:
     try:
         client = connect(find_node(socket=socket), patience_s=PATIENCE_S)
     except NodeUnavailableError:
-        from headrace.sdk.brokered.files import brokered_files_at  # not wanted where this user's node runs
+        from headrace.sdk.brokered.model_folder import (
+            open_brokered_model_folder,  # not wanted where this user's node runs
+        )
 
-        brokered = brokered_files_at(whole, socket, patience_s=PATIENCE_S)
+        brokered = open_brokered_model_folder(whole, socket, patience_s=PATIENCE_S)
         if brokered is None:
             raise
         return brokered
     try:
         if client.resolve(whole).kind is Kind.DIRECTORY:
-            return NodeFiles(client, whole), ""
+            return NodeModelFolder(client, whole), ""
         folder, _, name = whole.rpartition(b"/")
-        return NodeFiles(client, folder or b"/"), os.fsdecode(name)
+        return NodeModelFolder(client, folder or b"/"), os.fsdecode(name)
     except BaseException:
         client.close()
         raise
 
 
-class PlainFiles:
+class LocalModelFolder:
     """A folder of this host's file systems, mounts of ours among them."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._clients: dict[str, Client | None] = {}
+        self._clients: dict[str, NodeClient | None] = {}
         self._connecting = threading.Lock()
 
     @property
@@ -146,7 +148,7 @@ class PlainFiles:
             finally:
                 os.close(fd)
 
-    def _client_of(self, path: str) -> Client | None:
+    def _client_of(self, path: str) -> NodeClient | None:
         """None for a file of no mount, for one that was written here and lies in no cache, and where this process
         can't reach the node or its cache: the mount itself can be read in any case. Nobody but a mount is believed: any
         user can give a plain file the attribute, and what listens there would be trusted as a node."""
@@ -171,10 +173,10 @@ class PlainFiles:
         self._clients.clear()
 
 
-class NodeFiles:
+class NodeModelFolder:
     """A folder in the namespace of a node: what the origins hold. Closes the client at its end."""
 
-    def __init__(self, client: Client, folder: bytes) -> None:
+    def __init__(self, client: NodeClient, folder: bytes) -> None:
         self._client = client
         self._folder = folder
 
@@ -215,7 +217,7 @@ def _is_in_a_mount(path: str) -> bool:
     return any(mount.device == number for mount in believed_mounts())
 
 
-def _is_it(client: Client, found: os.stat_result) -> bool:
+def _is_it(client: NodeClient, found: os.stat_result) -> bool:
     """Whether an inode of a mount is what the node knows by its number, and no copy that kept the attribute."""
     entry = client.entry(FileId(found.st_ino))
     if entry is None:
@@ -223,7 +225,7 @@ def _is_it(client: Client, found: os.stat_result) -> bool:
     return (entry.version.size_bytes, entry.mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
-def _fetched(client: Client, id: FileId, size_bytes: int, cancel: Cancel) -> memoryview:
+def _fetched(client: NodeClient, id: FileId, size_bytes: int, cancel: Cancel) -> memoryview:
     client.touch(id)
     file = client.open(id, cancel)
     try:

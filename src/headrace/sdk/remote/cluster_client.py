@@ -34,7 +34,7 @@ from headrace.base.errors import (
 from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.base.tokens import Tokens
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
-from headrace.sdk.remote.link import Address, Answer, Link, lives
+from headrace.sdk.remote.http_connection import Address, HttpConnection, HttpResponse, is_alive
 from headrace.wire.api import SUMS_HEADER, SUMS_WORD, Cluster, NewJob, Problem, Value, operation
 
 log = logging.getLogger(__name__)
@@ -64,12 +64,12 @@ Found = TypeVar("Found", bound=Value)
 Result = TypeVar("Result")
 
 
-class Node:
+class ClusterNode:
     """One address, and what is known of it."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.idle: list[Link] = []
+        self.idle: list[HttpConnection] = []
         self.bad = False
         """It did not answer; it is the last to be asked until it answers a probe."""
         self.probe_at_s = 0.0
@@ -84,14 +84,14 @@ class Fetched:
     etag: str
 
 
-class Nodes:
+class ClusterClient:
     """addresses: of some nodes at least; the others are learnt from them, but where the token would go to whoever they
     name: by http with a token all have to be named. tokens: None where none is asked for."""
 
     def __init__(self, addresses: Sequence[Address], tokens: Tokens | None, *, patience_s: float) -> None:
-        self._known = {one.url: Node(one) for one in addresses}
+        self._known = {one.url: ClusterNode(one) for one in addresses}
         self._named = list(self._known.values())
-        self._changed_at: list[Node] = []
+        self._changed_at: list[ClusterNode] = []
         self._tls = next((one.tls for one in addresses if one.tls is not None), None)
         self._tokens = tokens
         self._patience_s = patience_s
@@ -130,17 +130,17 @@ class Nodes:
             link.close()
 
     @property
-    def home(self) -> Node:
+    def home(self) -> ClusterNode:
         """That is asked for names just now, and changed."""
         return self._order()[0]
 
     @property
-    def only(self) -> Node | None:
+    def only(self) -> ClusterNode | None:
         """The one that was named; None where several were."""
         return self._named[0] if len(self._named) == 1 else None
 
     @property
-    def changed_at(self) -> list[Node]:
+    def changed_at(self) -> list[ClusterNode]:
         """Those through which something was changed here."""
         return list(self._changed_at)
 
@@ -152,13 +152,13 @@ class Nodes:
         kind: type[Found],
         *,
         body: Value | None = None,
-        at: Node | None = None,
+        at: ClusterNode | None = None,
         **query: Word,
     ) -> Found:
         """An operation that may be repeated, of whichever node answers; at: of this one only. The errors that it
         answers."""
 
-        def one(node: Node) -> Found:
+        def one(node: ClusterNode) -> Found:
             answer, link = self._send(node, name, query, body)
             data = self._read_all(node, answer, link)
             try:
@@ -181,7 +181,7 @@ class Nodes:
         for again, of the next one, and then an error which says only that it has been done (`repeatable`) is none."""
         broken_off = False
 
-        def one(node: Node) -> None:
+        def one(node: ClusterNode) -> None:
             nonlocal broken_off
             if node not in self._changed_at:
                 self._changed_at.append(node)
@@ -213,7 +213,7 @@ class Nodes:
         if etag:
             headers["if-match"] = etag
 
-        def one(node: Node) -> Fetched:
+        def one(node: ClusterNode) -> Fetched:
             answer, link = self._send(node, "readContent", {"path": path}, None, headers)
             if answer.status == 416:
                 answer.read()
@@ -236,7 +236,7 @@ class Nodes:
 
         return self._first(self._order(path, start), one, missing_of_home=True)
 
-    def _doubt(self, node: Node, path: bytes) -> None:
+    def _doubt(self, node: ClusterNode, path: bytes) -> None:
         """The node compares its copy with its checksums, and drops what is bad."""
         log.warning("bytes do not match their checksum node=%s path=%s", node.address.url, os.fsdecode(path))
 
@@ -251,7 +251,7 @@ class Nodes:
 
     # ------------------------------------------------------------ whom
 
-    def _order(self, path: bytes | None = None, start: int = 0) -> list[Node]:
+    def _order(self, path: bytes | None = None, start: int = 0) -> list[ClusterNode]:
         """Owners of bytes first, one of them after the other for parts of one file; then home, then all others. Who did
         not answer just now comes last."""
         self._heed_fork()
@@ -264,7 +264,7 @@ class Nodes:
                 node.probe_at_s = float("inf")
                 threading.Thread(target=_probe, args=(node,), daemon=True, name="headrace-probe").start()
         random.shuffle(all_nodes)
-        first: list[Node] = []
+        first: list[ClusterNode] = []
         if path is not None and view is not None and time.monotonic() - self._changed_s > OWN_CHANGES_S:
             owners = view.owners(path, start // SEGMENT_BYTES, replicas=self._replicas)
             turn = start // STEP_BYTES % max(1, len(owners))
@@ -274,8 +274,8 @@ class Nodes:
 
     def _first(
         self,
-        order: list[Node],
-        call: Callable[[Node], Result],
+        order: list[ClusterNode],
+        call: Callable[[ClusterNode], Result],
         *,
         missing_of_home: bool = False,
         only: bool = False,
@@ -333,7 +333,7 @@ class Nodes:
             for info in nodes.values():
                 if info.api and info.api not in self._known and self._may_learn(info.api):
                     tls = self._tls if info.api.startswith("https:") else None
-                    self._known[info.api] = Node(Address(info.api, tls))
+                    self._known[info.api] = ClusterNode(Address(info.api, tls))
             self._replicas = found.replicas
             if nodes and (self._view is None or self._view.nodes != nodes):
                 self._view = next_view(self._view, nodes, epoch=0)
@@ -350,14 +350,14 @@ class Nodes:
 
     def _send(
         self,
-        node: Node,
+        node: ClusterNode,
         name: str,
         query: Query,
         body: Value | IO[bytes] | None = None,
         headers: dict[str, str] | None = None,
         *,
-        link: Link | None = None,
-    ) -> tuple[Answer, Link]:
+        link: HttpConnection | None = None,
+    ) -> tuple[HttpResponse, HttpConnection]:
         """link: a new one; else a kept one, which is replaced where it turns out to be dead."""
         one = operation(name)
         target = _target(one.path, query)
@@ -381,7 +381,7 @@ class Nodes:
                     raise
                 link = None
 
-    def _read_all(self, node: Node, answer: Answer, link: Link) -> bytes:
+    def _read_all(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> bytes:
         if answer.status >= 400:
             raise self._error(node, answer, link)
         try:
@@ -392,7 +392,7 @@ class Nodes:
         self._give(node, link)
         return data
 
-    def _error(self, node: Node, answer: Answer, link: Link) -> HeadraceError:
+    def _error(self, node: ClusterNode, answer: HttpResponse, link: HttpConnection) -> HeadraceError:
         """That the node answers, as the class it was."""
         try:
             data = answer.read()
@@ -409,16 +409,16 @@ class Nodes:
         kind = error_classes().get(told.code, HeadraceError)
         return kind(told.what, why=told.why, hint=told.hint)
 
-    def _take(self, node: Node) -> Link:
+    def _take(self, node: ClusterNode) -> HttpConnection:
         with self._lock:
             if node.idle:
                 return node.idle.pop()
         return self._connect(node)
 
-    def _connect(self, node: Node) -> Link:
-        return Link(node.address, lambda: lives(node.address))
+    def _connect(self, node: ClusterNode) -> HttpConnection:
+        return HttpConnection(node.address, lambda: is_alive(node.address))
 
-    def _give(self, node: Node, link: Link) -> None:
+    def _give(self, node: ClusterNode, link: HttpConnection) -> None:
         with self._lock:
             if len(node.idle) < IDLE_LINKS_MAX and link.pid == os.getpid():
                 node.idle.append(link)
@@ -431,8 +431,8 @@ class Nodes:
             self._start()
 
 
-def _probe(node: Node) -> None:
-    node.bad = not lives(node.address)
+def _probe(node: ClusterNode) -> None:
+    node.bad = not is_alive(node.address)
     node.probe_at_s = time.monotonic() + PROBE_S
 
 
@@ -450,7 +450,7 @@ def _word(value: Word) -> bytes:
     return value if isinstance(value, bytes) else os.fsencode(str(value))
 
 
-def _received(who: str, answer: Answer, start: int, end: int, into: memoryview | None) -> Fetched:
+def _received(who: str, answer: HttpResponse, start: int, end: int, into: memoryview | None) -> Fetched:
     """The range, checked. ProtocolError for another one than was asked for."""
     span, _, size_text = answer.header("content-range").removeprefix("bytes ").partition("/")
     sums = [word for word in answer.header(SUMS_HEADER).split(",") if word]

@@ -29,7 +29,7 @@ _FD_BYTES = array.array("i").itemsize
 _RIGHTS_BYTES = socket.CMSG_SPACE(FILES_MAX * _FD_BYTES)
 
 
-class Link:
+class BrokerConnection:
     """Thread-safe: each thread has a socket of its own while it asks. any_owner: whoever runs the node is believed, as
     the caller named it; else root, this user, and whom root chose."""
 

@@ -8,26 +8,26 @@ from headrace.base.errors import UsageError
 from headrace.base.tokens import Tokens
 from headrace.config.load import load
 from headrace.identity.mutual import MutualTls, TlsFiles
-from headrace.sdk.remote.link import Address
-from headrace.sdk.remote.nodes import Nodes
+from headrace.sdk.remote.cluster_client import ClusterClient
+from headrace.sdk.remote.http_connection import Address
 from headrace.sdk.remote.remote_vfs import RemoteVfs
-from headrace.sdk.shared_paths import SharedPaths
+from headrace.sdk.vfs_registry import VfsRegistry
 
 SCHEMES = ("http", "https", "headrace", "unix")
 
 
-class Remotes(SharedPaths[RemoteVfs]):
+class RemoteRegistry(VfsRegistry[RemoteVfs]):
     """One `RemoteVfs` for each list of addresses."""
 
     def get(self, nodes: str, patience_s: float) -> RemoteVfs:
         """nodes: as the setting. NodeUnavailableError where none of them answers, NotAllowedError, UsageError."""
-        return self.reach((nodes, patience_s), lambda: reach_nodes(nodes, patience_s))
+        return self.reach((nodes, patience_s), lambda: open_remote_vfs(nodes, patience_s))
 
 
-REMOTES = Remotes()
+REMOTES = RemoteRegistry()
 
 
-def reach_nodes(nodes: str, patience_s: float) -> RemoteVfs:
+def open_remote_vfs(nodes: str, patience_s: float) -> RemoteVfs:
     config = load().config
     tls: MutualTls | None = None
     if config.tls_certificate:
@@ -37,7 +37,7 @@ def reach_nodes(nodes: str, patience_s: float) -> RemoteVfs:
     if not addresses:
         raise UsageError("nodes", why="none is named", hint="for example https://10.0.0.5:7480")
     tokens = Tokens(config.rest_token, "rest_token") if config.rest_token else None
-    return RemoteVfs(Nodes(addresses, tokens, patience_s=patience_s))
+    return RemoteVfs(ClusterClient(addresses, tokens, patience_s=patience_s))
 
 
 def address_of(text: str, tls: MutualTls | None) -> Address:

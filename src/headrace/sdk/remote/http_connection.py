@@ -27,7 +27,7 @@ STALL_S = 30.0
 """In the middle of a body."""
 
 
-class Answer:
+class HttpResponse:
     """The body is still to be read: all of it, before the next request."""
 
     def __init__(self, response: http.client.HTTPResponse, who: str) -> None:
@@ -39,12 +39,12 @@ class Answer:
         return self._response.getheader(name) or ""
 
     def read(self) -> bytes:
-        with told(self._who):
+        with translating_http_errors(self._who):
             return self._response.read()
 
     def read_exactly(self, count: int) -> bytes:
         """So many bytes, which are all. NodeUnavailableError where the answer breaks off before."""
-        with told(self._who):
+        with translating_http_errors(self._who):
             found = self._response.read(count)
             if len(found) != count:
                 raise NodeUnavailableError(self._who, why="its answer broke off")
@@ -54,7 +54,7 @@ class Answer:
     def read_into(self, target: memoryview) -> None:
         """Exactly so many bytes. NodeUnavailableError where the answer breaks off before."""
         at = 0
-        with told(self._who):
+        with translating_http_errors(self._who):
             while at < len(target):
                 count = self._response.readinto(target[at:])
                 if not count:
@@ -75,7 +75,7 @@ class Address:
         return f"node at {self.url}"
 
 
-class Link:
+class HttpConnection:
     """lives: asked while the node is silent; False ends the request."""
 
     def __init__(self, address: Address, lives: Callable[[], bool]) -> None:
@@ -85,19 +85,19 @@ class Link:
         """Before: the node may have closed it meanwhile."""
         self._lives = lives
         self._http = _connection(address)
-        with told(address.who):
+        with translating_http_errors(address.who):
             self._http.connect()
 
     def ask(
         self, method: str, target: str, headers: dict[str, str], body: bytes | IO[bytes] | None = None
-    ) -> Answer:
+    ) -> HttpResponse:
         """NodeUnavailableError: nothing is known of what the node did."""
-        with told(self.address.who):
+        with translating_http_errors(self.address.who):
             self._http.request(method, target, body=body, headers=headers)
             self._wait()
             response = self._http.getresponse()
         self.used = True
-        return Answer(response, self.address.who)
+        return HttpResponse(response, self.address.who)
 
     def _wait(self) -> None:
         sock = self._http.sock
@@ -111,7 +111,7 @@ class Link:
         self._http.close()
 
 
-class told:
+class translating_http_errors:
     """Errors of sockets and of HTTP become ours."""
 
     def __init__(self, who: str) -> None:
@@ -170,7 +170,7 @@ def _connection(address: Address) -> http.client.HTTPConnection:
     return _TcpConnection(host, port, address.tls)
 
 
-def lives(address: Address) -> bool:
+def is_alive(address: Address) -> bool:
     """Whether anybody answers there within a moment."""
     connection = _connection(address)
     try:

@@ -27,12 +27,12 @@ from headrace.base.errors import (
 )
 from headrace.base.key_length import key_room
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
+from headrace.sdk.access_reporter import AccessReporter
 from headrace.sdk.cancel import Cancel
-from headrace.sdk.changes import Changes
+from headrace.sdk.change_reporter import ChangeReporter
 from headrace.sdk.connection import RECONNECT_PAUSE_S, Connections
 from headrace.sdk.file import OpenFile
 from headrace.sdk.local import LocalCache
-from headrace.sdk.touches import Touches
 from headrace.store.reader import CacheReader
 from headrace.wire.messages import (
     AcquireLease,
@@ -80,16 +80,16 @@ class EventsLost:
     """Events before this one may have been missed: what they would have said must be found out."""
 
 
-def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> Client:
+def connect(socket_path: str, *, role: str = "sdk", patience_s: float = 0.0) -> NodeClient:
     """A client of the node at that socket. patience_s: how long calls wait for a node that is away.
     NodeUnavailableError when there is none now."""
-    return Client(socket_path, role=role, patience_s=patience_s)
+    return NodeClient(socket_path, role=role, patience_s=patience_s)
 
 
-class Client:
+class NodeClient:
     def __init__(self, socket_path: str, *, role: str, patience_s: float = PATIENCE_S) -> None:
         self._connections = Connections(socket_path, role=role, patience_s=patience_s)
-        self._touches = Touches(self._connections)
+        self._touches = AccessReporter(self._connections)
         self.touch: Callable[[FileId], None] = self._touches.touch
         """Notes a use for the eviction policy; sent in batches, lost without harm."""
         first = self._connections.take()
@@ -98,7 +98,7 @@ class Client:
         self._renewing = threading.Lock()
         self._connections.on_welcome = self._renew
         self._connections.give(first)
-        self._changes = Changes(self._connections)
+        self._changes = ChangeReporter(self._connections)
         self._status: tuple[float, dict[str, object]] = (0.0, {})
         self.closed = False
         alive = weakref.ref(self)
@@ -397,11 +397,11 @@ class Client:
         self._renewing = threading.Lock()
         self._connections.reset_after_fork()
         self._touches.reset_after_fork()
-        self._changes = Changes(self._connections)
+        self._changes = ChangeReporter(self._connections)
         self.local.reopen_after_fork()
 
 
-def _reset_after_fork(client: Client | None) -> None:
+def _reset_after_fork(client: NodeClient | None) -> None:
     if client is None or client.closed:
         return
     try:
