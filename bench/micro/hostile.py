@@ -39,7 +39,7 @@ from tests.integration.peer_desk import CLUSTER, FileDesk, node_info
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.s3.credentials import parse_credentials
 
 CLIENTS, THINK_S, QUIET_S = 20, 0.05, 8.0
@@ -248,7 +248,7 @@ async def peer_clients(target: Target) -> AsyncIterator[list[Ask]]:
     mine = target.folder / f"mine-{time.monotonic_ns()}"
     mine.mkdir()
     desk = FileDesk(mine)
-    wanted, peers = desk.add("f", 4096), Peers("a", CLUSTER)
+    wanted, peers = desk.add("f", 4096), PeerClient("a", CLUSTER)
 
     async def ask() -> None:
         deadline = Deadline.after(20)

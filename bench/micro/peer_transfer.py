@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.integration.peer_desk import MIB, Serving, serving
 
 from headrace.base.deadline import Deadline
-from headrace.peer.assembly import buffer_of
-from headrace.wire.peer_messages import Wanted
+from headrace.peer.response import buffer_of
+from headrace.wire.peer_messages import FileRange
 
 BLOCK = MIB
 RANGE = 8 * MIB
@@ -170,15 +170,15 @@ def ways(folder: str, length: int, rounds: int) -> dict[str, list[dict[str, floa
 # ---------------------------------------------------------------- the transfer as it is
 
 
-async def fetch_large(pair: Serving, wanted: Wanted, *, at_once: int) -> float:
+async def fetch_large(pair: Serving, wanted: FileRange, *, at_once: int) -> float:
     """GB/s of ranges of 8 MiB, several at once; server and client share this process."""
     ranges = [
-        Wanted(wanted.path, wanted.size_bytes, 1, '"etag"', start, min(start + RANGE, wanted.size_bytes))
+        FileRange(wanted.path, wanted.size_bytes, 1, '"etag"', start, min(start + RANGE, wanted.size_bytes))
         for start in range(0, wanted.size_bytes, RANGE)
     ]
     limit = asyncio.Semaphore(at_once)
 
-    async def one(part: Wanted) -> None:
+    async def one(part: FileRange) -> None:
         async with limit:
             deadline = Deadline.after(60)
             await pair.peers.fetch(pair.node, part, cached_only=False, epoch=1, deadline=deadline)
@@ -188,7 +188,7 @@ async def fetch_large(pair: Serving, wanted: Wanted, *, at_once: int) -> float:
     return wanted.size_bytes / (time.monotonic() - began_s) / 1e9
 
 
-async def fetch_many(pair: Serving, files: list[Wanted], *, count: int, at_once: int) -> float:
+async def fetch_many(pair: Serving, files: list[FileRange], *, count: int, at_once: int) -> float:
     """Small files a second. at_once = 1: one after the other, each a request of its own."""
     limit = asyncio.Semaphore(at_once)
 

@@ -22,10 +22,10 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError, UsageError
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.peer.batch import UNDER_WAY_MAX
-from headrace.peer.exchange import GRACE_S, LATE_S, PING_S, Exchange, Peer
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
+from headrace.peer.connection_pool import GRACE_S, LATE_S, PING_S, ConnectionPool, Peer
 from headrace.ring.view import NodeInfo
-from headrace.wire.peer_messages import FILES_MAX, PeerWelcome, Wanted
+from headrace.wire.peer_messages import FILES_MAX, FileRange, PeerWelcome
 from tests.certificates import authority, issued, mutual
 from tests.integration.cli.host import send
 from tests.integration.peer_desk import CLUSTER, MIB, Serving, nothing_leaks, serving, soon
@@ -183,7 +183,7 @@ def test_small_files_of_a_liar_fail_or_are_right(run: Run, tmp_path: Path) -> No
             meddler = Meddler(pair.node.address, "flip", 1_200_000)
             node = at(pair.node, meddler.address)
 
-            async def one(wanted: Wanted) -> bool:
+            async def one(wanted: FileRange) -> bool:
                 try:
                     arrived = await pair.peers.fetch_small(node, wanted, epoch=1, deadline=soon())
                 except PeerError as error:
@@ -308,16 +308,16 @@ def test_a_node_that_stood_still_itself_does_not_take_a_peer_for_dead(
 ) -> None:
     """The answer came long ago when its loop goes on, and so did the end of the time for it."""
     asked = 0
-    ping = Exchange.ping
+    ping = ConnectionPool.ping
 
-    async def ping_and_stand_still(self: Exchange, peer: Peer, deadline: Deadline) -> PeerWelcome:
+    async def ping_and_stand_still(self: ConnectionPool, peer: Peer, deadline: Deadline) -> PeerWelcome:
         nonlocal asked
         asked += 1
         if asked == 2:  # over a connection that is there
             asyncio.get_running_loop().call_soon(time.sleep, PING_S + GRACE_S + 2 * LATE_S)
         return await ping(self, peer, deadline)
 
-    monkeypatch.setattr(Exchange, "ping", ping_and_stand_still)
+    monkeypatch.setattr(ConnectionPool, "ping", ping_and_stand_still)
 
     async def work() -> None:
         async with serving(tmp_path) as pair:
@@ -453,7 +453,7 @@ def test_a_rotten_block_of_the_owner_does_not_get_through(run: Run, tmp_path: Pa
             os.pwrite(pair.desk.files[wanted.path].fd, b"rotten", MIB + 500_000)
             with pytest.raises(PeerError, match="checksum"):
                 await pair.fetch(wanted)
-            part = Wanted(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
+            part = FileRange(wanted.path, wanted.size_bytes, 1, '"etag"', MIB + 10, MIB + 20)
             with pytest.raises(HeadraceError, match="checksum"):
                 await pair.fetch(part)
             with pytest.raises(PeerError, match="checksum"):
@@ -498,7 +498,7 @@ def test_without_the_right_certificate_nobody_is_served(run: Run, tmp_path: Path
             wanted = pair.desk.add("f", 1000)
             assert await pair.fetch(wanted) == pair.desk.body(wanted)
             for tls in (mutual(authority(tmp_path / "other"), "a"), None):
-                peers = Peers("a", CLUSTER, tls=tls)
+                peers = PeerClient("a", CLUSTER, tls=tls)
                 with pytest.raises(PeerError):
                     await peers.fetch(
                         pair.node, wanted, cached_only=False, epoch=1, deadline=Deadline.after(4)

@@ -17,34 +17,34 @@ import xxhash
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NotOwnerError
-from headrace.base.model import BLOCK_SIZE_BYTES, Extras, block_range
+from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, block_range
 from headrace.entry.peer.server import PeerServer
 from headrace.identity.mutual import MutualTls
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
-    Doubt,
     FailoverReport,
+    FileRange,
+    HandoverAnswer,
     InvalidateListing,
     ListPending,
     ListShared,
     LookupShared,
     NameRow,
     Names,
+    OfferHandover,
     PeerWelcome,
     PendingNamesPage,
     QueryFailover,
     RecallLease,
     Replicate,
     ReplicateAhead,
+    ReportCorruption,
     ResolveVersion,
-    Take,
-    Taken,
     VersionResolved,
-    Wanted,
 )
 
 MIB = 1 << 20
@@ -67,7 +67,7 @@ class DeskFile:
     failure_of_open: HeadraceError | None = None
     waits: int = 0
     cancelled: int = 0
-    extras: Extras | None = None
+    extras: ObjectMetadata | None = None
 
     def blocks(self) -> range:
         return block_range(0, len(self.body))
@@ -110,7 +110,7 @@ class DeskPiece:
         assert self.fd >= 0
         return self.fd
 
-    def extras(self) -> Extras | None:
+    def extras(self) -> ObjectMetadata | None:
         return self.file.extras
 
     def checksum(self, block: int) -> int:
@@ -129,12 +129,12 @@ class FileDesk:
         self.files: dict[bytes, DeskFile] = {}
         self.requests: list[int] = []
         self.forgotten: list[InvalidateListing] = []
-        self.taken: list[Take] = []
-        self.doubted: list[Wanted] = []
+        self.taken: list[OfferHandover] = []
+        self.doubted: list[FileRange] = []
         self.pages: list[Names] = []
         self.threads: set[str] = set()
 
-    def add(self, name: str, size_bytes: int, *, landed: bool = True) -> Wanted:
+    def add(self, name: str, size_bytes: int, *, landed: bool = True) -> FileRange:
         """Random bytes; the whole of it, as it is wanted."""
         chance = random.Random(name)
         body = b"".join(chance.randbytes(min(MIB, size_bytes - at)) for at in range(0, size_bytes, MIB))
@@ -145,9 +145,9 @@ class FileDesk:
         self.files[path] = file
         if landed:
             file.land(*file.blocks())
-        return Wanted(path, size_bytes, 1, '"etag"', 0, size_bytes)
+        return FileRange(path, size_bytes, 1, '"etag"', 0, size_bytes)
 
-    def body(self, wanted: Wanted) -> bytes:
+    def body(self, wanted: FileRange) -> bytes:
         return self.files[wanted.path].body[wanted.start : wanted.end]
 
     def close(self) -> None:
@@ -155,13 +155,13 @@ class FileDesk:
             os.close(file.fd)
 
     async def open_many(
-        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
+        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
     ) -> Sequence[DeskPiece | HeadraceError]:
         self.requests.append(len(wanted))
         self.threads.add(threading.current_thread().name)
         return [self._open(one, cached_only=cached_only) for one in wanted]
 
-    def _open(self, one: Wanted, *, cached_only: bool) -> DeskPiece | HeadraceError:
+    def _open(self, one: FileRange, *, cached_only: bool) -> DeskPiece | HeadraceError:
         file = self.files.get(one.path)
         if file is None:
             return NotOwnerError(os.fsdecode(one.path), why="none of it is here")
@@ -180,7 +180,7 @@ class FileDesk:
     async def forget(self, request: InvalidateListing) -> None:
         self.forgotten.append(request)
 
-    async def doubt(self, request: Doubt) -> None:
+    async def doubt(self, request: ReportCorruption) -> None:
         self.doubted.append(request.file)
 
     async def keep(self, request: Replicate | ReplicateAhead) -> None:
@@ -194,9 +194,11 @@ class FileDesk:
     ) -> PendingNamesPage | VersionResolved | Done:
         raise NotImplementedError
 
-    async def take(self, request: Take) -> Taken:
+    async def take(self, request: OfferHandover) -> HandoverAnswer:
         self.taken.append(request)
-        return Taken([index for index, one in enumerate(request.files) if one.path not in self.files])
+        return HandoverAnswer(
+            [index for index, one in enumerate(request.files) if one.path not in self.files]
+        )
 
 
 def page_of(count: int, first: int, *, last: bool) -> Names:
@@ -207,20 +209,20 @@ def page_of(count: int, first: int, *, last: bool) -> Names:
 class Serving:
     """A desk behind a door. peers: the asking side."""
 
-    def __init__(self, desk: FileDesk, server: PeerServer, node: NodeInfo, peers: Peers) -> None:
+    def __init__(self, desk: FileDesk, server: PeerServer, node: NodeInfo, peers: PeerClient) -> None:
         self.desk = desk
         self.server = server
         self.node = node
         self.peers = peers
 
-    async def fetch(self, wanted: Wanted, *, cached_only: bool = False) -> bytes:
+    async def fetch(self, wanted: FileRange, *, cached_only: bool = False) -> bytes:
         return await self.fetch_at(self.node, wanted, cached_only=cached_only)
 
-    async def fetch_at(self, node: NodeInfo, wanted: Wanted, *, cached_only: bool = False) -> bytes:
+    async def fetch_at(self, node: NodeInfo, wanted: FileRange, *, cached_only: bool = False) -> bytes:
         arrived = await self.peers.fetch(node, wanted, cached_only=cached_only, epoch=1, deadline=soon())
         return bytes(arrived.body)
 
-    async def fetch_small(self, wanted: Wanted) -> bytes:
+    async def fetch_small(self, wanted: FileRange) -> bytes:
         return bytes((await self.peers.fetch_small(self.node, wanted, epoch=1, deadline=soon())).body)
 
 
@@ -249,7 +251,7 @@ async def serving(
         stall_s=stall_s,
     )
     address = server.start("127.0.0.1", 0)
-    peers = Peers("a", CLUSTER, tls=client_tls, protocols=client_protocols)
+    peers = PeerClient("a", CLUSTER, tls=client_tls, protocols=client_protocols)
     try:
         yield Serving(desk, server, node_info(address), peers)
     finally:

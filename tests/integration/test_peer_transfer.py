@@ -26,9 +26,9 @@ from headrace.base.errors import (
     ProtocolError,
     VersionChangedError,
 )
-from headrace.base.model import Extras
+from headrace.base.model import ObjectMetadata
 from headrace.entry.peer.server import PeerServer, keep_fair
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome
 
 from .peer_desk import (
@@ -78,7 +78,7 @@ def test_a_cached_file(run: Run, tmp_path: Path, size_bytes: int) -> None:
 def test_what_is_known_of_a_file_comes_with_it(run: Run, tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(tmp_path) as pair:
-            told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+            told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
             files = [pair.desk.add(f"f{number}", MIB + 1) for number in range(2)]
             for extras, wanted in zip((None, told), files, strict=True):
                 pair.desk.files[wanted.path].extras = extras
@@ -162,9 +162,9 @@ def test_eight_nodes_at_once(run: Run, tmp_path: Path) -> None:
     async def work() -> None:
         async with serving(tmp_path) as pair:
             files = [pair.desk.add(f"f{n}", 3 * MIB + n) for n in range(6)]
-            nodes = [Peers(f"n{n}", CLUSTER) for n in range(8)]
+            nodes = [PeerClient(f"n{n}", CLUSTER) for n in range(8)]
 
-            async def read(peers: Peers) -> None:
+            async def read(peers: PeerClient) -> None:
                 for one in files * 2:
                     arrived = await peers.fetch(pair.node, one, cached_only=False, epoch=1, deadline=soon())
                     assert arrived.body == pair.desk.body(one)
@@ -271,7 +271,7 @@ def test_another_node_at_the_address_is_not_believed(run: Run, tmp_path: Path) -
             other = msgspec.structs.replace(pair.node, instance="run2")
             with pytest.raises(PeerError, match="another one answers"):
                 await pair.peers.fetch(other, wanted, cached_only=False, epoch=1, deadline=soon())
-            strangers = Peers("a", "another")
+            strangers = PeerClient("a", "another")
             with pytest.raises(ProtocolError, match="cluster"):
                 await strangers.ping_any(pair.node.address, soon())
             strangers.close()

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from headrace.base.errors import ProtocolError, UsageError
 from headrace.entry.broker import server
 from headrace.entry.broker.access import ENTER, READ, Modes, User, may, user_of
-from headrace.entry.broker.desk import Desk, Reply
 from headrace.entry.broker.server import Broker
+from headrace.entry.broker.service import BrokerService, Reply
 from headrace.entry.broker.view import _fitting, short_token
 from headrace.wire.broker_messages import (
     ANSWER_BYTES_MAX,
@@ -31,15 +31,15 @@ from headrace.wire.broker_messages import (
     NAMES_MAX,
     REQUEST_BYTES_MAX,
     ROWS_MAX,
+    BrokerMessage,
+    BrokerNames,
+    BrokerRow,
     ListNames,
     LookAt,
-    Message,
-    Names,
     OpenedFile,
     OpenedFiles,
     OpenFiles,
     Request,
-    Row,
     decode_answer,
     decode_request,
     encode,
@@ -89,7 +89,7 @@ class Running:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.broker = Broker(cast(Desk, self.desk))
+        self.broker = Broker(cast(BrokerService, self.desk))
         self.call(self._start())
 
     async def _start(self) -> None:
@@ -212,7 +212,7 @@ def test_no_packet_does_anything_but_be_refused(packet: bytes) -> None:
         return
     paths = request.paths if isinstance(request, OpenFiles) else [request.path]
     assert all(path.startswith(b"/") and b"/../" not in path + b"/" and b"\0" not in path for path in paths)
-    assert decode_request(encode(cast(Message, request))) == request
+    assert decode_request(encode(cast(BrokerMessage, request))) == request
 
 
 def mutated(packet: bytes, seed: int) -> bytes:
@@ -437,7 +437,7 @@ def test_without_descriptors_nobody_is_taken_for_a_while(
 def test_a_page_of_names_fits_a_packet() -> None:
     """Names and versions are what others make them: a packet that is too long would end the connection."""
     rows = {
-        f"{number:03}".encode() + b"\xff" * 252: Row(
+        f"{number:03}".encode() + b"\xff" * 252: BrokerRow(
             b"", 1 << 60, 1 << 20, 1 << 31, 1 << 31, 1 << 60, -1 << 60, "", written=True
         )
         for number in range(ROWS_MAX)
@@ -448,7 +448,7 @@ def test_a_page_of_names_fits_a_packet() -> None:
     }
     page = _fitting(sorted(rows), rows)
     assert 0 < len(page) < ROWS_MAX
-    assert len(encode(Names([rows[name] for name in page], page[-1]))) < ANSWER_BYTES_MAX
+    assert len(encode(BrokerNames([rows[name] for name in page], page[-1]))) < ANSWER_BYTES_MAX
     assert len(short_token("x" * 5000)) < 40
 
 
@@ -546,7 +546,7 @@ def test_the_public_folder_is_nobody_else_s(tmp_path: Path) -> None:
     running.close()
     os.chown(tmp_path / "public", NOBODY, NOBODY)
     with pytest.raises(UsageError, match="belongs to user"):
-        Broker(cast(Desk, running.desk)).start(running.path)
+        Broker(cast(BrokerService, running.desk)).start(running.path)
 
 
 def test_every_message_has_a_check() -> None:

@@ -15,11 +15,11 @@ import pytest
 from headrace.base.beneath import Root
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.cli.ls import _walk
-from headrace.fuse.nodes import Nodes
+from headrace.fuse.node_table import NodeTable
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.layer.upper import Upper
 from headrace.origin.local_write import make_folders
-from headrace.s3.listing import Listing
+from headrace.s3.listing import ObjectListing
 from headrace.sdk.cache import Cache
 from headrace.sdk.client_registry import HOSTS, open_vfs
 from headrace.sdk.folder import LocalFolder
@@ -80,7 +80,9 @@ def test_the_library(library: tuple[Host, LocalVfs], few_frames: None) -> None:
     cache, there = Cache(paths), f"/deep{CHAIN}/f"
     assert [f"{folder}/{name}" for folder, _, files in cache.walk("/deep") for name in files] == [there]
     assert list(cache.glob("/deep/**/f")) == [there]
-    assert [row.key for row in Listing(paths, b"/deep").page(b"", b"", b"", 10).rows] == [there[6:].encode()]
+    assert [row.key for row in ObjectListing(paths, b"/deep").page(b"", b"", b"", 10).rows] == [
+        there[6:].encode()
+    ]
     check_fsspec()
 
     cache.rename("/deep", "/moved")  # which only the layer knows
@@ -116,7 +118,7 @@ def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:
     upper = Upper(str(tmp_path / "upper"))
     upper.make()
     upper.at(CHAIN.encode()).make_folders(0o755)
-    nodes, node = Nodes(upper, lambda _: None), int(ROOT_ID)
+    nodes, node = NodeTable(upper, lambda _: None), int(ROOT_ID)
     for depth in range(1, DEPTH + 1):
         path = CHAIN[: 2 * depth].encode()
         above, node = node, nodes.node_of(path, upper.at(path).lstat())
@@ -124,7 +126,7 @@ def test_names_of_a_session(tmp_path: Path, few_frames: None) -> None:
     assert nodes.path(node) == CHAIN.encode()
     upper.at(b"/d").rename(upper.at(b"/moved"))
     assert nodes.path(node) == b"/moved" + CHAIN[2:].encode()
-    ring = Nodes(upper, lambda _: None)
+    ring = NodeTable(upper, lambda _: None)
     ring.learn(node, node - 1, b"a")
     ring.learn(node - 1, node, b"b")
     assert ring.path(node) in (None, b"/moved" + CHAIN[2:].encode())

@@ -23,11 +23,11 @@ from headrace.base.tokens import Tokens, make_token
 from headrace.config.secret_options import option_of_command, option_words, resolve_options
 from headrace.http.messages import Request, parse_head
 from headrace.node.node import Node
-from headrace.rest.gateway import Gateway as RestGateway
+from headrace.rest.gateway import RestGateway as RestGateway
 from headrace.s3.credentials import make_credentials, open_credentials
 from headrace.s3.gateway import Access
-from headrace.s3.gateway import Gateway as S3Gateway
-from headrace.webhdfs.gateway import Gateway as WebHdfsGateway
+from headrace.s3.gateway import S3Gateway as S3Gateway
+from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
 from headrace.webhdfs.tokens import token_file
 from tests.security.test_web_pages import NoPaths
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.http.connection import Connection
+from headrace.http.connection import HttpServerConnection
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import parse_head
 from headrace.s3 import xml
@@ -43,7 +43,7 @@ def test_a_transfer_encoding_beside_a_length_is_refused(value: bytes) -> None:
     """With an empty one, what followed was taken for the next request."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        connection = Connection(ours)
+        connection = HttpServerConnection(ours)
         connection.buffer += (
             b"PUT /b/k HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding:" + value
         )

@@ -27,7 +27,7 @@ from headrace.identity.authority import Authority
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, Identity, NameForm, StrangerError, uris_of
 from headrace.node.cluster_link import node_id_of, node_tls
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.wire import peer_frame
 from headrace.wire.messages import Failure, Message
 from headrace.wire.peer_messages import (
@@ -219,7 +219,7 @@ def test_an_asker_takes_no_other_node_for_the_one_that_it_asks(
 
             caplog.clear()
             impostor = asyncio.ensure_future(asyncio.to_thread(impersonate))
-            peers = Peers("a", CLUSTER, tls=asker)
+            peers = PeerClient("a", CLUSTER, tls=asker)
             address = f"127.0.0.1:{listening.getsockname()[1]}"
             with pytest.raises(PeerError):
                 await peers.ping_any(address, soon(), node="b")

@@ -23,7 +23,7 @@ from headrace.layer.replica_layer import ReplicaLayer
 from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.wire import peer_frame
-from headrace.wire.peer_messages import Replicate, Wanted
+from headrace.wire.peer_messages import FileRange, Replicate
 
 EVIL_PATHS = [
     b"", b"etc/cron.d/x", b"/..", b"/../../etc/shadow", b"/a/../../b", b"/a/./b", b"//etc", b"/a//b", b"/a/",
@@ -180,7 +180,7 @@ def test_a_link_that_a_peer_made_shows_no_other_directory(tmp_path: Path, precio
             )
             assert files.mirrored("evil", b"/way") == []
             with pytest.raises(VersionChangedError):
-                await files.open(Wanted(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
+                await files.open(FileRange(b"/way/file", 8, 0, "written-by/evil/1-1", 0, 8))
 
     asyncio.run(attack())
 

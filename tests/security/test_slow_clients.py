@@ -31,7 +31,7 @@ from headrace.http.admission import Admission, Buffered, Memory, count_address
 from headrace.http.door import Door
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import Request, Response
-from headrace.http.pace import Pace
+from headrace.http.pace import TransferPace
 from headrace.http.tls import ServerTls, server_tls
 from headrace.testing.hostile import Hostile, client_hello, kinds_for_peers, kinds_of
 from headrace.wire.peer_frame import encode
@@ -287,7 +287,7 @@ def test_a_byte_now_and_then_begins_no_new_limit(served: Served, first: bytes) -
 
 
 def test_a_transfer_of_the_least_rate_goes_on_for_ever() -> None:
-    transfer = Pace()
+    transfer = TransferPace()
     for _ in range(10_000):
         transfer.waited(pace.WINDOW_S / 10)
         assert transfer.left_s
@@ -296,7 +296,7 @@ def test_a_transfer_of_the_least_rate_goes_on_for_ever() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(0, 20_000)), max_size=60))
 def test_a_pace_lets_no_transfer_wait_longer_than_its_bytes_allow(steps: list[tuple[float, int]]) -> None:
-    transfer, waited_s, moved = Pace(), 0.0, 0
+    transfer, waited_s, moved = TransferPace(), 0.0, 0
     for wait_s, count in steps:
         step_s = min(wait_s, transfer.left_s)
         if not transfer.left_s:

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.http.messages import Request, parse_head
 from headrace.s3.gateway import Access
-from headrace.s3.gateway import Gateway as S3Gateway
-from headrace.webhdfs.gateway import Gateway as WebHdfsGateway
+from headrace.s3.gateway import S3Gateway as S3Gateway
+from headrace.webhdfs.gateway import WebHdfsGateway as WebHdfsGateway
 
 
 class Client:

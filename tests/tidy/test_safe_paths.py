@@ -16,7 +16,7 @@ MODULES = (
         "sdk/whiteouts.py",
         "sdk/lease_check.py",
     ),
-    *("fuse/nodes.py", "fuse/upper_files.py", "fuse/writable.py", "fuse/writable_files.py"),
+    *("fuse/node_table.py", "fuse/upper_files.py", "fuse/namespace_ops.py", "fuse/file_ops.py"),
     *(
         "dataplane/conflicts.py",
         "dataplane/preconditions.py",
@@ -30,7 +30,13 @@ MODULES = (
         "dataplane/writeback.py",
         "dataplane/dirty_files.py",
     ),
-    *("webhdfs/reading.py", "webhdfs/writing.py", "s3/facts.py", "s3/listing.py", "s3/objects.py"),
+    *(
+        "webhdfs/read_ops.py",
+        "webhdfs/write_ops.py",
+        "s3/object_attributes.py",
+        "s3/listing.py",
+        "s3/objects.py",
+    ),
     *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/place.py"),
     "checkpoint/node_place.py",
 )
@@ -63,7 +69,7 @@ ALLOWED = {
     ("layer/upper.py", "getxattr"): "an entry of a directory that is held",
     ("sdk/vfs_reader.py", "open"): "a file of the cache",
     ("sdk/local_vfs.py", "open"): "/proc",
-    ("webhdfs/reading.py", "open"): "a file of the cache",
+    ("webhdfs/read_ops.py", "open"): "a file of the cache",
     ("origin/local.py", "isdir"): "the folder itself",
     ("checkpoint/place.py", "isdir"): "the folder itself, and those above it",
     ("checkpoint/place.py", "mkdir"): "the folder itself, and those above it",

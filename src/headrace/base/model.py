@@ -59,7 +59,7 @@ class Version(msgspec.Struct, frozen=True, eq=False, gc=False):
         return hash(self._identity())
 
 
-class Extras(msgspec.Struct, frozen=True):
+class ObjectMetadata(msgspec.Struct, frozen=True):
     """What an object has beside bytes and a file's attributes, as S3 tells it. metadata: the user's, names in lower
     case; headers: Content-Type and the like; tags: None where they are not known."""
 
@@ -78,7 +78,7 @@ class Arrived(msgspec.Struct, frozen=True):
     that nobody has compared it with a checksum yet."""
 
     body: bytes | bytearray | memoryview
-    extras: Extras | None = None
+    extras: ObjectMetadata | None = None
     from_origin: bool = False
 
 
@@ -92,7 +92,7 @@ class Attributes(msgspec.Struct, frozen=True, eq=False, gc=False):
     uid: int | None = None
     gid: int | None = None
     put_id: str = ""
-    extras: Extras | None = None
+    extras: ObjectMetadata | None = None
 
     def _identity(self) -> tuple[int | None, ...]:
         return self.mtime_ns, self.mode, self.uid, self.gid

@@ -30,7 +30,7 @@ TO_MOUNT = frozenset({Capability.SYS_ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class RootsMount:
-    """A mount that root made, and nobody serves yet: a look at it waits until somebody does. fds: of `fuse/holder.py`.
+    """A mount that root made, and nobody serves yet: a look at it waits until somebody does. fds: of `fuse/fd_store.py`.
     passthrough: of `fuse/session_main.py`."""
 
     mountpoint: str
@@ -127,7 +127,7 @@ def _may_be_changed(path: str) -> bool:
 def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: MountOptions) -> RootsMount:
     """The mount, made before this process becomes the user. MountError."""
     from headrace.cli.supervise import may_be_served
-    from headrace.fuse import device, ledger, mount, probe
+    from headrace.fuse import device, handover_state, mount, probe
 
     if options.writable:
         raise MountError(
@@ -151,7 +151,7 @@ def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: M
     path = mount.prepare(
         path, is_served=lambda at: bool(account.result_of(lambda: may_be_served(run_folder, at)))
     )
-    fds = device.open_device(), ledger.create()
+    fds = device.open_device(), handover_state.create()
     device.mount(fds[0], path, allow_other=options.allow_other, server_uid=account.uid)
     device.set_read_ahead(path)
     return RootsMount(path, fds, passthrough)

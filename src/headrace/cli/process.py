@@ -150,10 +150,10 @@ def start_holder(
     passthrough: str | None = None,
     mounted: bool = False,
 ) -> Child:
-    """fds, lock_fd: of `fuse/holder.py`. mounted: they are, and what served them is dead; then it says nothing when
+    """fds, lock_fd: of `fuse/fd_store.py`. mounted: they are, and what served them is dead; then it says nothing when
     it is ready. passthrough: of `fuse/session_main.py`, where this process is an unprivileged user's but for
     CAP_SYS_ADMIN: of all that it starts, the holder alone has that, too. None: rights are as they are."""
-    words = ["headrace.fuse.holder", "--mountpoint", mountpoint, "--socket", socket]
+    words = ["headrace.fuse.fd_store", "--mountpoint", mountpoint, "--socket", socket]
     words += ["--io", options.io, "--lock-fd", str(lock_fd)]
     if mounted:
         words += ["--adopt-fuse-fd", str(fds[0]), "--adopt-ledger-fd", str(fds[1])]

@@ -103,7 +103,7 @@ class Supervisor:
         if self._config is not None:
             self._start_node()
         if self.state.mountpoint:
-            from headrace.fuse import device, ledger, mount
+            from headrace.fuse import device, handover_state, mount
             from headrace.fuse.servers import Servers
 
             self._servers = Servers.open(self._run_folder, mount.place_of(self.state.mountpoint))
@@ -114,7 +114,7 @@ class Supervisor:
                     self.state.mountpoint,
                     is_served=lambda at: may_be_served(self._run_folder, at),
                 )
-                self._mount_fds = device.open_device(), ledger.create()
+                self._mount_fds = device.open_device(), handover_state.create()
         if self._node is not None:
             self._await_node()
         if self.state.mountpoint:

@@ -23,7 +23,7 @@ from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError,
 from headrace.cluster.records import LeasedRecords
 from headrace.layer.lease_marks import LEASED, DirectoryFlags
 from headrace.layer.upper import Upper
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import RecallLease
 
@@ -51,7 +51,7 @@ class DirectoryLeases:
         self,
         me: str,
         records: LeasedRecords,
-        peers: Peers,
+        peers: PeerClient,
         upper: Upper,
         *,
         view: Callable[[], ClusterView],

@@ -14,13 +14,13 @@ from concurrent.futures import Executor
 
 from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
-from headrace.base.model import Arrived, Extras
-from headrace.layer.extras import extras_of
+from headrace.base.model import Arrived, ObjectMetadata
+from headrace.layer.object_metadata import extras_of
 from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.layer.replica_layer import copy_of
 from headrace.layer.syscalls import seen_at_rest, tick_left_s
 from headrace.layer.upper import is_removed, is_whiteout
-from headrace.wire.peer_messages import Wanted
+from headrace.wire.peer_messages import FileRange
 
 
 class DirtyFileReader:
@@ -39,7 +39,7 @@ class DirtyFileReader:
     def checksum(self, block: int) -> int:
         raise NotImplementedError
 
-    def extras(self) -> Extras | None:
+    def extras(self) -> ObjectMetadata | None:
         return extras_of(self._fd, os.fstat(self._fd))
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class DirtyFiles:
         self._at = at
         self._folder_of = folder_of
 
-    async def open(self, wanted: Wanted) -> OwnDirtyFileReader:
+    async def open(self, wanted: FileRange) -> OwnDirtyFileReader:
         """VersionChangedError when there is none like that (any more)."""
         written = PendingVersion.parse(wanted.token)
         name = os.fsdecode(wanted.path)
@@ -97,7 +97,7 @@ class DirtyFiles:
             await asyncio.sleep(tick_left_s(found))  # what is written within the tick would not show
             return OwnDirtyFileReader(os.dup(file.fileno()), (found.st_ctime_ns, found.st_size), name)
 
-    async def read(self, wanted: Wanted) -> Arrived | None:
+    async def read(self, wanted: FileRange) -> Arrived | None:
         """The bytes that are wanted, out of the copies that this node has; None: it has none like that."""
         try:
             piece = await self.open(wanted)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,9 @@ PROTOCOL_MIN = 2
 
 
 class Failback:
-    def __init__(self, me: str, peers: Peers, known: SyncJournal, *, view: Callable[[], ClusterView]) -> None:
+    def __init__(
+        self, me: str, peers: PeerClient, known: SyncJournal, *, view: Callable[[], ClusterView]
+    ) -> None:
         self._me = me
         self._peers = peers
         self._known = known

@@ -24,7 +24,7 @@ from headrace.cluster.records import Records
 from headrace.layer.pending_version import PendingEntry
 from headrace.layer.upper import join, split
 from headrace.namespace.dirty_scope import PREFIX, DirtyScope
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage
 
@@ -66,7 +66,7 @@ class DirtyNamesPublisher:
         me: str,
         instance: str,
         records: Records,
-        peers: Peers,
+        peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
         look: Callable[[bytes], PendingEntry],

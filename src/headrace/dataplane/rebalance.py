@@ -26,10 +26,10 @@ from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store
 from headrace.wire.messages import JobState
-from headrace.wire.peer_messages import Wanted
+from headrace.wire.peer_messages import FileRange
 
 if TYPE_CHECKING:
-    from headrace.peer.peers import Peers
+    from headrace.peer.client import PeerClient
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ REFUSED_SHOWN_MAX = 1000
 LOOKS_AT_ONCE = 256
 """Files looked at before others on the loop have their turn."""
 
-Offer = tuple[FileId, Wanted]
+Offer = tuple[FileId, FileRange]
 
 
 class Rebalance:
@@ -50,7 +50,7 @@ class Rebalance:
         self,
         me: str,
         store: Store,
-        peers: Peers,
+        peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
         replicas: int,
@@ -141,7 +141,7 @@ class Rebalance:
                 being_filled.append(cached.id)
         yield from filter(None, map(self._store.index.cached, being_filled))
 
-    def _offers(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, Wanted]]:
+    def _offers(self, view: ClusterView, cached: CachedFile) -> Iterator[tuple[NodeInfo, FileRange]]:
         if cached.unverified or cached.superseded:
             return
         path = self._store.index.path_of(cached.id)
@@ -152,7 +152,7 @@ class Rebalance:
                 return
             self._store.set_borrowed(cached.id, borrowed=False)
         for start, end in self._parts(cached):
-            wanted = Wanted(path, cached.size_bytes, cached.mtime_ns, cached.token, start, end)
+            wanted = FileRange(path, cached.size_bytes, cached.mtime_ns, cached.token, start, end)
             for node in self._lacking(view, path, start // SEGMENT_BYTES):
                 yield node, wanted
 
@@ -212,7 +212,7 @@ class Rebalance:
         finally:
             pause.cancel()
 
-    def _refuse(self, wanted: Wanted, reason: str) -> None:
+    def _refuse(self, wanted: FileRange, reason: str) -> None:
         self.files_refused += 1
         if len(self._refused) < REFUSED_SHOWN_MAX:
             self._refused.append((os.fsdecode(wanted.path), reason))

@@ -24,9 +24,9 @@ from headrace.dataplane.write_ahead import WriteAhead
 from headrace.layer.durable_writes import flush_folder
 from headrace.layer.replica_layer import Range, ReplicaLayer
 from headrace.layer.snapshot import Snapshot
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import Replicate, ReplicateAhead, Wanted
+from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ReplicaHost:
         self,
         me: str,
         folder: str,
-        peers: Peers,
+        peers: PeerClient,
         threads: Executor,
         *,
         view: Callable[[], ClusterView],
@@ -135,7 +135,7 @@ class ReplicaHost:
 
     async def _fetch_range(self, node: NodeInfo, mirror: ReplicaLayer, inode: int, range_: Range) -> None:
         start, end = range_
-        wanted = Wanted(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
+        wanted = FileRange(b"/", end, 0, f"{TOKEN}{inode:x}", start, end)
         arrived = await self._peers.fetch(
             node, wanted, cached_only=True, epoch=self._view().epoch, deadline=Deadline.after(FETCH_LIMIT_S)
         )

@@ -28,9 +28,9 @@ from headrace.dataplane.dirty_files import DirtyFileReader
 from headrace.dataplane.placement import ReplicaSetRecords, choose_replicas
 from headrace.layer.replica_layer import RANGE_BYTES
 from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
-from headrace.wire.peer_messages import Replicate, ReplicateAhead, Wanted
+from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ReplicaOffers:
                 del self._open[inode]
                 os.close(known)
 
-    def open(self, wanted: Wanted) -> OfferedFile:
+    def open(self, wanted: FileRange) -> OfferedFile:
         """PathNotFoundError when it is not offered."""
         inode = int(wanted.token.removeprefix(TOKEN), 16)
         found = self._open.get(inode)
@@ -291,7 +291,7 @@ class Replicator:
     def __init__(
         self,
         me: str,
-        peers: Peers,
+        peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
         records: ReplicaSetRecords,

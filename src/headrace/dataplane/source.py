@@ -26,9 +26,9 @@ from headrace.layer.pending_version import PendingVersion, is_pending
 from headrace.namespace.mounts import Mount
 from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
-from headrace.wire.peer_messages import Wanted
+from headrace.wire.peer_messages import FileRange
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class ClusterSources(Sources):
         *,
         timeout_s: float,
         me: str,
-        peers: Peers,
+        peers: PeerClient,
         peer_gate: Gate,
         view: Callable[[], ClusterView],
         replicas: int,
@@ -159,7 +159,7 @@ class ClusterSources(Sources):
         super().__init__(gate, timeout_s=timeout_s)
         self.writers: Callable[[str], list[NodeInfo]] = lambda writer: []
         """To be set: whom to ask for the bytes of what a node wrote and has not persisted."""
-        self.own_copy: Callable[[Wanted], Awaitable[Arrived | None]] = _no_copy
+        self.own_copy: Callable[[FileRange], Awaitable[Arrived | None]] = _no_copy
         """To be set: bytes out of a copy that this node has of such a file."""
         self.settle: Callable[[bytes, Version], Awaitable[Version | None]] = _never_persisted
         """To be set: what the origin has of such a file."""
@@ -345,7 +345,7 @@ class PeersFirst:
     async def _ask(self, hop: Hop, start: int, end: int) -> Arrived | HeadraceError:
         """The bytes, or why they did not come."""
         sources, version = self.sources, self.version
-        wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
+        wanted = FileRange(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         epoch, deadline = sources.view().epoch, Deadline.after(sources.peer_timeout_s)
         try:
             if end - start <= sources.small_bytes_max and not hop.cached_only:
@@ -396,7 +396,7 @@ class WrittenSource:
     async def _fetch(self, start: int, end: int) -> Arrived | None:
         sources, version = self.sources, self.entry.version
         written = PendingVersion.parse(version.token)
-        wanted = Wanted(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
+        wanted = FileRange(self.path, version.size_bytes, version.mtime_ns, version.token, start, end)
         for node in [] if written is None else sources.writers(written.writer):
             deadline = Deadline.after(sources.peer_timeout_s)
             try:
@@ -413,7 +413,7 @@ class WrittenSource:
         return await sources.own_copy(wanted)
 
 
-async def _no_copy(wanted: Wanted) -> Arrived | None:
+async def _no_copy(wanted: FileRange) -> Arrived | None:
     return None
 
 

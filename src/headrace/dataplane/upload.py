@@ -30,12 +30,12 @@ from headrace.base.errors import (
     StoreError,
 )
 from headrace.base.group_commit import GroupCommit
-from headrace.base.model import Extras, Version
+from headrace.base.model import ObjectMetadata, Version
 from headrace.dataplane.action import attributes_of, size_of
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.extras import extras_of
+from headrace.layer.object_metadata import extras_of
 from headrace.layer.pending_version import is_pending
 from headrace.layer.sync_journal import ABSENT, JournalRecord, SyncJournal
 from headrace.layer.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
@@ -77,7 +77,7 @@ class _Opened:
     source: FileSource
     found: os.stat_result
     base: Version | None
-    extras: Extras | None
+    extras: ObjectMetadata | None
 
     def close(self) -> None:
         os.close(self.source.file)

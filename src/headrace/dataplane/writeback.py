@@ -45,7 +45,7 @@ from headrace.layer.dirty_throttle import DirtyThrottle
 from headrace.layer.sync_journal import JournalRecord, SyncJournal
 from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView
 from headrace.store.store import Store
 
@@ -161,7 +161,7 @@ class WriteBack:
         return await self._leaving.bring(path, entry)
 
     def keep_copies(
-        self, me: str, peers: Peers, view: Callable[[], ClusterView], records: ReplicaSetRecords
+        self, me: str, peers: PeerClient, view: Callable[[], ClusterView], records: ReplicaSetRecords
     ) -> Replicator:
         """On other nodes, from `start` on."""
         self.copies = Replicator(

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from headrace.base.passed_descriptors import received_descriptors
 from headrace.fuse import device
-from headrace.fuse.ledger import SLOTS
+from headrace.fuse.handover_state import SLOTS
 
 log = logging.getLogger(__name__)
 

@@ -87,7 +87,7 @@ def decode_names(request: bytes | bytearray, at: int = 40) -> tuple[bytes, bytes
 _U64 = (1 << 64) - 1  # seconds before 1970, as the protocol has them
 
 
-class Attributes:
+class AttributeEncoder:
     """Encodes entries; knows who owns what users see. numbers: node → inode number to be shown, where that is
     another one than the node's."""
 

@@ -56,7 +56,7 @@ class Handle:
             self.file.close()
 
 
-class Files:
+class HandleCache:
     def __init__(self, client: ReadingClient, *, idle_max: int = IDLE_FILES_MAX) -> None:
         self._client = client
         self._idle_max = idle_max

@@ -18,8 +18,8 @@ from headrace.base.model import FILE_ID_MAX, ROOT_ID, Entry, FileId, Kind
 from headrace.fuse import abi, codec
 from headrace.fuse.abi import Opcode
 from headrace.fuse.client_protocol import ReadingClient
-from headrace.fuse.handles import Directories, Files, Handle
-from headrace.fuse.inodes import Inodes
+from headrace.fuse.handles import Directories, Handle, HandleCache
+from headrace.fuse.io_modes import InodeIoModes
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.node_client import MISS
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 Answer = bytes | int | None
 Deferred = Callable[[Cancel], "Answer | Deferred"]
-Method = Callable[[int, int, bytearray], "Answer | Deferred | OnDisk | Begun"]
+Method = Callable[[int, int, bytearray], "Answer | Deferred | DiskTask | PendingRead"]
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class DiskTask:
     """Work that waits for this machine's disk at most, never for the node; or it finds that it must, and returns
     what does."""
 
@@ -39,7 +39,7 @@ class OnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PendingRead:
     """An answer whose bytes the disk was asked for: to be given by the thread that asked, when no other request is
     there. Always an answer, never more work."""
 
@@ -74,8 +74,8 @@ class Operations:
     def __init__(
         self,
         client: ReadingClient,
-        inodes: Inodes,
-        files: Files,
+        inodes: InodeIoModes,
+        files: HandleCache,
         *,
         mode: Mode,
         register: Callable[[str], int],
@@ -88,7 +88,7 @@ class Operations:
         self._register = register
         self._send = send
         self._directories = Directories()
-        self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=client.generation)
+        self._encode = codec.AttributeEncoder(uid=os.getuid(), gid=os.getgid(), generation=client.generation)
 
     def start_handles_at(self, first: int) -> None:
         self._directories.start_at(first)
@@ -195,7 +195,7 @@ class Operations:
             self._inodes.release_cached(node)
         return 0
 
-    def read(self, unique: int, node: int, request: bytearray) -> OnDisk | Begun:
+    def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
         """In the pool: the disk may be slow, and nothing else waits for it there. Where nothing is opened, small reads
         are most of what comes, and a change of threads costs more than all else of one (docs/decisions/0003)."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
@@ -204,9 +204,9 @@ class Operations:
             begun = self._begin_read(unique, node, extent)
             if begun is not None:
                 return begun
-        return OnDisk(lambda: self._read_present(unique, node, extent))
+        return DiskTask(lambda: self._read_present(unique, node, extent))
 
-    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> Begun | None:
+    def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> PendingRead | None:
         """None where the file is not complete: what a pool has to do may be cancelled, so it takes its own handle."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is None:
@@ -215,7 +215,7 @@ class Operations:
             self._files.give(handle)
             return None
         os.posix_fadvise(handle.fd, *extent, os.POSIX_FADV_WILLNEED)
-        return Begun(lambda: self._answer_read(unique, handle, extent))
+        return PendingRead(lambda: self._answer_read(unique, handle, extent))
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
         """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""

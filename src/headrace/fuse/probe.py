@@ -97,7 +97,7 @@ class _Server:
         self._file = file
         self._backing_id = 0
         self._refusal = ""
-        self._encode = codec.Attributes(uid=os.getuid(), gid=os.getgid(), generation=0)
+        self._encode = codec.AttributeEncoder(uid=os.getuid(), gid=os.getgid(), generation=0)
 
     def close(self) -> None:
         if self._backing_id:

@@ -26,14 +26,14 @@ from headrace.fuse.abi import Opcode
 from headrace.fuse.backings import Backings, OwnBackings
 from headrace.fuse.client_protocol import ReadingClient
 from headrace.fuse.errno_map import errno_of
+from headrace.fuse.file_ops import WritableOperations
 from headrace.fuse.file_replies import FileReplies
-from headrace.fuse.handles import Files
-from headrace.fuse.inodes import Inodes
-from headrace.fuse.ledger import Ledger
+from headrace.fuse.handles import HandleCache
+from headrace.fuse.handover_state import HandoverState
+from headrace.fuse.io_modes import InodeIoModes
 from headrace.fuse.notify import Notifier
-from headrace.fuse.operations import Answer, Begun, Deferred, Method, Mode, OnDisk, Operations
+from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
-from headrace.fuse.writable_files import WritableOperations
 from headrace.layer.upper import Upper
 from headrace.sdk.merged_tree import MergedTree
 from headrace.sdk.node_client import EventsLost
@@ -57,22 +57,28 @@ class Session:
     None: this process."""
 
     def __init__(
-        self, fd: int, ledger: Ledger, client: ReadingClient, *, mode: Mode, backings: Backings | None = None
+        self,
+        fd: int,
+        ledger: HandoverState,
+        client: ReadingClient,
+        *,
+        mode: Mode,
+        backings: Backings | None = None,
     ) -> None:
         self._fd = fd
         self._backings = backings or OwnBackings(fd)
         self._ledger = ledger
         self._client = client
         self._taking_over = ledger.init_flags != 0
-        self._inodes = Inodes(ledger, self._backings.close)
-        self._files = Files(client)
+        self._inodes = InodeIoModes(ledger, self._backings.close)
+        self._files = HandleCache(client)
         if self._taking_over:
             mode = Mode(ledger.mode)
         self._notifier = Notifier(fd)
         self._tree = _tree_of(client)
         self.operations = self._build_operations(mode)
         self.operations.start_handles_at(ledger.incarnation << 40 | 1)
-        self._begun: dict[int, Begun] = {}
+        self._begun: dict[int, PendingRead] = {}
         """By the request, oldest first; of the hot thread alone."""
         self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self._waiting = WaitingCalls(self._run, self._disk)
@@ -190,7 +196,7 @@ class Session:
                     return
                 continue  # ENOENT, EINTR, EAGAIN: the request went away
             opcode, unique, node = unpack(request)
-            answer: Answer | Deferred | OnDisk | Begun = None
+            answer: Answer | Deferred | DiskTask | PendingRead = None
             try:
                 answer = table.get(opcode, unknown)(unique, node, request)
                 if type(answer) is bytes:
@@ -200,9 +206,9 @@ class Session:
                 if answer is not None:
                     continue  # the write: the one who asked is gone
                 answer = _failed(opcode, error)
-            if isinstance(answer, Begun):
+            if isinstance(answer, PendingRead):
                 begun[unique] = answer
-            elif isinstance(answer, OnDisk):
+            elif isinstance(answer, DiskTask):
                 self._disk.submit(self._run_on_disk, opcode, unique, _caller(request), answer)
             elif callable(answer):
                 self._waiting.submit(WaitingCall(opcode, unique, _caller(request), answer))
@@ -219,7 +225,7 @@ class Session:
             answer = _failed(Opcode.READ, error)
         self._send(unique, answer)
 
-    def _run_on_disk(self, opcode: int, unique: int, caller: Caller, work: OnDisk) -> None:
+    def _run_on_disk(self, opcode: int, unique: int, caller: Caller, work: DiskTask) -> None:
         answer: Answer | Deferred
         try:
             answer = work.work()

@@ -22,10 +22,10 @@ from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
 from headrace.base.logs import log_to_stderr
 from headrace.base.write_modes import WriteModes
-from headrace.fuse import probe, survey
+from headrace.fuse import auto_io_mode, probe
 from headrace.fuse.backings import AskedBackings
 from headrace.fuse.client_protocol import ReadingClient
-from headrace.fuse.ledger import Ledger
+from headrace.fuse.handover_state import HandoverState
 from headrace.fuse.operations import Mode
 from headrace.fuse.servers import Role, Servers
 
@@ -41,7 +41,7 @@ def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = No
     writable = WriteModes.parse(getattr(client, "write", "")).any
     if io == "splice" or (io == "noopen" and not writable):
         return Mode(io), "asked for"
-    small = survey.small_files(client) if io == "auto" and not writable else ""
+    small = auto_io_mode.small_files(client) if io == "auto" and not writable else ""
     if small:
         return Mode.NOOPEN, small
     result = probed or probe.probe()
@@ -60,7 +60,7 @@ def load_client(name: str, socket_path: str) -> Any:
     return getattr(importlib.import_module(module), function)(socket_path)
 
 
-class HolderWatch:
+class FdStoreWatch:
     """The control socket to the holder, and a new holder when that one is gone."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -94,7 +94,7 @@ class HolderWatch:
     def _replace(self) -> None:
         a = self._arguments
         mine, theirs = socket.socketpair()
-        command = module_command("headrace.fuse.holder", "--mountpoint", a.mountpoint, "--socket", a.socket)
+        command = module_command("headrace.fuse.fd_store", "--mountpoint", a.mountpoint, "--socket", a.socket)
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
         command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
         command += ["--adopt-pid", str(os.getpid())]
@@ -121,8 +121,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _serve(arguments: argparse.Namespace, watch: HolderWatch) -> None:
-    ledger = Ledger(arguments.ledger_fd)
+def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
+    ledger = HandoverState(arguments.ledger_fd)
     from headrace.fuse.session import Session
 
     client = load_client(arguments.client, arguments.socket)
@@ -153,7 +153,7 @@ def main() -> int:
             os.set_inheritable(fd, False)
     Servers(arguments.lock_fd, arguments.mountpoint).enter(Role.SESSION)
     _raise_file_limit()
-    watch = HolderWatch(arguments)
+    watch = FdStoreWatch(arguments)
     try:
         _serve(arguments, watch)
     except HeadraceError as error:

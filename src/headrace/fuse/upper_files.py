@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from headrace.fuse.inodes import Inodes
+from headrace.fuse.io_modes import InodeIoModes
 
 _NOT_OPEN = nullcontext(None)
 
@@ -32,7 +32,7 @@ class OpenUpper:
 class UpperFiles:
     """register: a descriptor to a backing id (OSError when the kernel won't)."""
 
-    def __init__(self, inodes: Inodes, register: Callable[[int], int]) -> None:
+    def __init__(self, inodes: InodeIoModes, register: Callable[[int], int]) -> None:
         self._inodes = inodes
         self._register = register
         self._open: dict[int, OpenUpper] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from headrace.http.errors import BadRequestError, Fault
+from headrace.http.errors import BadRequestError, HttpFault
 
 LINE_BYTES_MAX = 4096
 CHUNK_BYTES_MAX = 1 << 30
@@ -33,10 +33,10 @@ class Stream:
         while (end := self._buffer.find(b"\r\n")) < 0:
             piece = next(self._pieces, b"")
             if not piece:
-                raise BadRequestError(Fault.BODY_CUT_SHORT, _SHORT)
+                raise BadRequestError(HttpFault.BODY_CUT_SHORT, _SHORT)
             self._buffer += piece
             if len(self._buffer) > LINE_BYTES_MAX + PIECE_BYTES:
-                raise BadRequestError(Fault.NO_REQUEST, "a line of the body's framing is too long")
+                raise BadRequestError(HttpFault.NO_REQUEST, "a line of the body's framing is too long")
         line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
         return line
 
@@ -44,7 +44,7 @@ class Stream:
         while count > 0:
             piece = self.read(min(count, PIECE_BYTES))
             if not piece:
-                raise BadRequestError(Fault.BODY_CUT_SHORT, _SHORT)
+                raise BadRequestError(HttpFault.BODY_CUT_SHORT, _SHORT)
             count -= len(piece)
             yield piece
 
@@ -53,7 +53,7 @@ def chunk_size(line: bytes) -> int:
     """BadRequestError."""
     size = int(line, 16) if _HEX.fullmatch(line) else -1
     if not 0 <= size <= CHUNK_BYTES_MAX:
-        raise BadRequestError(Fault.NO_REQUEST, "a chunk of the body has no size")
+        raise BadRequestError(HttpFault.NO_REQUEST, "a chunk of the body has no size")
     return size
 
 
@@ -62,8 +62,8 @@ def http_chunks(stream: Stream) -> Iterator[bytes]:
     while size := chunk_size(stream.line().partition(b";")[0].strip()):
         yield from stream.exactly(size)
         if stream.line():
-            raise BadRequestError(Fault.NO_REQUEST, "a chunk of the body is longer than its size")
+            raise BadRequestError(HttpFault.NO_REQUEST, "a chunk of the body is longer than its size")
     for _ in range(TRAILERS_MAX):
         if not stream.line():
             return
-    raise BadRequestError(Fault.NO_REQUEST, "too many trailers")
+    raise BadRequestError(HttpFault.NO_REQUEST, "too many trailers")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from headrace.http.admission import count_address, reset
 from headrace.http.body import Stream, http_chunks
-from headrace.http.errors import BadRequestError, Fault, HungUpError
+from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import (
     HEAD_BYTES_MAX,
     HEAD_END,
@@ -25,7 +25,7 @@ from headrace.http.messages import (
     parse_head,
     render_head,
 )
-from headrace.http.pace import Pace
+from headrace.http.pace import TransferPace
 
 RECEIVE_BYTES = 256 << 10
 GATHER_BYTES = 64 << 10
@@ -44,7 +44,7 @@ _TAKEN_AWAY = bytearray(RECEIVE_BYTES)
 """What nobody wants to know is received here, by the door's thread: the kernel drops it without a copy."""
 
 
-class Phase(enum.Enum):
+class ConnectionPhase(enum.Enum):
     """What a connection waits for, without a thread."""
 
     HELLO = "the next step of a TLS handshake"
@@ -54,7 +54,7 @@ class Phase(enum.Enum):
     END = "the client to take the answer and go"
 
 
-class Connection:
+class HttpServerConnection:
     """client: its address; address: by what its connections are counted. plain: the last request has no body, and
     another may follow it."""
 
@@ -71,7 +71,7 @@ class Connection:
         self.number = sock.fileno()
         self.client = address
         self.address = count_address(address)
-        self.phase = Phase.HEAD
+        self.phase = ConnectionPhase.HEAD
         self.until_s = 0.0
         self.events = select.EPOLLIN
         self.proven = False
@@ -80,7 +80,7 @@ class Connection:
         self.buffer = bytearray()
         self.request: Request | None = None
         self.response: Response | None = None
-        self.pace = Pace()
+        self.pace = TransferPace()
         self.parked_s = 0.0
         self._parked_at = 0
         self._left_bytes = 0
@@ -102,7 +102,7 @@ class Connection:
             return None
         if not 0 <= end <= HEAD_BYTES_MAX:
             raise BadRequestError(
-                Fault.HEAD_TOO_LARGE, "Your request header section exceeds what is allowed."
+                HttpFault.HEAD_TOO_LARGE, "Your request header section exceeds what is allowed."
             )
         head = bytes(self.buffer[: end + len(HEAD_END)])
         del self.buffer[: len(head)]
@@ -117,14 +117,14 @@ class Connection:
         """The body that comes with it, and whether another request can follow."""
         length = request.header("content-length", "0")
         if not is_number(length):
-            raise BadRequestError(Fault.NO_REQUEST, "Content-Length is not a number")
+            raise BadRequestError(HttpFault.NO_REQUEST, "Content-Length is not a number")
         self._left_bytes = int(length)
         self._chunked = "transfer-encoding" in request.headers
         if self._chunked and (
             request.header("transfer-encoding").lower() != "chunked" or "content-length" in request.headers
         ):
             raise BadRequestError(
-                Fault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
+                HttpFault.NO_REQUEST, "Transfer-Encoding must be chunked, without a Content-Length"
             )
         self._owes_continue = request.header("expect").lower() == "100-continue"
         self._reusable = (
@@ -132,7 +132,7 @@ class Connection:
         )  # what follows the last chunk is not kept apart
         self.plain = self._reusable and not (self._left_bytes or self._owes_continue)
         if self._left_bytes or self._chunked:
-            self.pace = Pace()
+            self.pace = TransferPace()
 
     @property
     def reusable(self) -> bool:
@@ -348,7 +348,7 @@ class Connection:
         poll.register(self.number, event)
         return bool(poll.poll(ROOM_WAIT_MS))
 
-    def park(self, phase: Phase, events: int, limit_s: float) -> None:
+    def park(self, phase: ConnectionPhase, events: int, limit_s: float) -> None:
         """Waits from now on without a thread, so long at most."""
         self.phase, self.events = phase, events
         self.parked_s = time.monotonic()
@@ -360,11 +360,11 @@ class Connection:
         if self.response is response:
             self.pace.moved(sent - self._parked_at)
         else:
-            self.response, self.pace = response, Pace()
+            self.response, self.pace = response, TransferPace()
         self._parked_at = sent
         if not self.pace.left_s:
             raise HungUpError("the client takes its answer too slowly")
-        self.park(Phase.ANSWER, self.events, self.pace.left_s)
+        self.park(ConnectionPhase.ANSWER, self.events, self.pace.left_s)
 
     def unpark(self) -> None:
         """It goes on; how long it waited counts against its pace."""

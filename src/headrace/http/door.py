@@ -27,7 +27,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.refusals import Refusals
 from headrace.base.turns import Turns
 from headrace.http.admission import Admission, Buffered, reset
-from headrace.http.connection import LINGER_S, Connection, Phase
+from headrace.http.connection import LINGER_S, ConnectionPhase, HttpServerConnection
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.http.tls import ServerTls, TlsConnection
@@ -61,7 +61,7 @@ IDLE_S = 120.0
 TICK_S = 1.0
 CLEAN_EVERY_S = 600.0
 STOP_S = 10.0
-UNDER_WAY = (Phase.BODY, Phase.ANSWER)
+UNDER_WAY = (ConnectionPhase.BODY, ConnectionPhase.ANSWER)
 
 
 class Application(Protocol):
@@ -103,7 +103,7 @@ class Door:
         self._listening = listening
         self._tls = tls
         self._idle_s = idle_s
-        self._waiting: dict[int, Connection] = {}
+        self._waiting: dict[int, HttpServerConnection] = {}
         self._lock = threading.Lock()
         self._working = 0
         self._lingering = 0
@@ -116,8 +116,8 @@ class Door:
             ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"),
             share=ADDRESS_BODIES_MAX,
         )
-        self._admission: Admission[Connection] = Admission(self._displace)
-        self._buffered: Buffered[Connection] = Buffered()
+        self._admission: Admission[HttpServerConnection] = Admission(self._displace)
+        self._buffered: Buffered[HttpServerConnection] = Buffered()
         self._refusals = Refusals(log, name)
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -153,7 +153,7 @@ class Door:
             if connection is None:
                 accepting = accepting or number == self._listening.fileno()
             elif connection.proven:
-                if connection.phase is Phase.HEAD:
+                if connection.phase is ConnectionPhase.HEAD:
                     self._readable(connection)
                 else:
                     self._woken(connection)
@@ -164,7 +164,7 @@ class Door:
         if accepting:
             self._accept()  # last: a new connection may get the number of one that ended
 
-    def _look_after(self, newcomers: list[Connection]) -> None:
+    def _look_after(self, newcomers: list[HttpServerConnection]) -> None:
         """For a moment; those that are left are told of again."""
         if len(newcomers) > 1:
             newcomers.sort(key=self._admission.weight)
@@ -194,21 +194,23 @@ class Door:
                 continue
             try:
                 self._begin(
-                    Connection(sock, client) if self._tls is None else self._tls.connection(sock, client)
+                    HttpServerConnection(sock, client)
+                    if self._tls is None
+                    else self._tls.connection(sock, client)
                 )
             except OSError:  # gone already
                 sock.close()
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: HttpServerConnection) -> None:
         if not self._admission.enter(connection):
             self._refusals.add("too many connections", address=connection.client)
             connection.close()
         elif isinstance(connection, TlsConnection):
-            self._park(connection, Phase.HELLO, HELLO_S)
+            self._park(connection, ConnectionPhase.HELLO, HELLO_S)
         else:
-            self._park(connection, Phase.HEAD, HEAD_S)
+            self._park(connection, ConnectionPhase.HEAD, HEAD_S)
 
-    def _displace(self, connection: Connection) -> None:
+    def _displace(self, connection: HttpServerConnection) -> None:
         """By a newer one. One that a thread has finds its socket ended."""
         self._refusals.add("showed nothing while newer connections came", address=connection.client)
         if self._take(connection):
@@ -217,25 +219,25 @@ class Door:
         else:
             connection.shut()
 
-    def _woken(self, connection: Connection) -> None:
+    def _woken(self, connection: HttpServerConnection) -> None:
         phase = connection.phase
-        if phase is Phase.HEAD:
+        if phase is ConnectionPhase.HEAD:
             self._readable(connection)
-        elif phase is Phase.END:
+        elif phase is ConnectionPhase.END:
             if not connection.take_away():
                 self._drop(connection)
-        elif phase is Phase.BODY:
+        elif phase is ConnectionPhase.BODY:
             self._gather(connection)
         elif self._take(connection):
             connection.unpark()
-            if phase is Phase.HELLO:
+            if phase is ConnectionPhase.HELLO:
                 assert isinstance(connection, TlsConnection)
                 tls = connection
                 self._submit_in_turn(self._newcomers, lambda: self._shake_hands(tls), connection)
             else:
                 self._submit(lambda: self._go_on(connection), connection)
 
-    def _readable(self, connection: Connection) -> None:
+    def _readable(self, connection: HttpServerConnection) -> None:
         begun = bool(connection.buffer)
         piece = connection.receive_now(RECEIVE_BYTES)
         if not piece:
@@ -265,7 +267,7 @@ class Door:
         if connection.buffer or connection.holds:
             self._hold(connection)
 
-    def _answer_now(self, connection: Connection, request: Request) -> bool:
+    def _answer_now(self, connection: HttpServerConnection, request: Request) -> bool:
         """Whether the connection is still the door's."""
         response = self._application.cached(request) if connection.plain else None
         if not connection.proven and request.who:
@@ -288,7 +290,7 @@ class Door:
         self._submit(lambda: self._send(connection, response), connection)
         return False
 
-    def _gather(self, connection: Connection) -> None:
+    def _gather(self, connection: HttpServerConnection) -> None:
         """The beginning of a body."""
         piece = connection.receive_now(RECEIVE_BYTES)
         if not piece:
@@ -304,7 +306,7 @@ class Door:
         self._take(connection)
         self._serve_body(connection, request)
 
-    def _hold(self, connection: Connection) -> None:
+    def _hold(self, connection: HttpServerConnection) -> None:
         connection.holds = bool(connection.buffer)
         for oldest in self._buffered.hold(connection, len(connection.buffer)):
             self._refusals.add("its request came too slowly", address=oldest.client)
@@ -347,12 +349,16 @@ class Door:
     # ------------------------------------------------------------ any thread
 
     def _park(
-        self, connection: Connection, phase: Phase, limit_s: float, events: int = select.EPOLLIN
+        self,
+        connection: HttpServerConnection,
+        phase: ConnectionPhase,
+        limit_s: float,
+        events: int = select.EPOLLIN,
     ) -> None:
         connection.park(phase, events, limit_s)
         self._wait_for(connection)
 
-    def _wait_for(self, connection: Connection) -> None:
+    def _wait_for(self, connection: HttpServerConnection) -> None:
         """It is parked; the door has it from now on."""
         with self._lock:
             if not self._stopping or connection.phase in UNDER_WAY:
@@ -361,7 +367,7 @@ class Door:
                 return
         self._drop(connection)
 
-    def _take(self, connection: Connection) -> bool:
+    def _take(self, connection: HttpServerConnection) -> bool:
         """From the door; False: it has not got it."""
         with self._lock:
             if self._waiting.get(connection.number) is not connection:
@@ -373,35 +379,37 @@ class Door:
             self._buffered.hold(connection, 0)
         return True
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: HttpServerConnection) -> None:
         self._take(connection)
         self._leave(connection)
         connection.close()
 
-    def _leave(self, connection: Connection) -> None:
+    def _leave(self, connection: HttpServerConnection) -> None:
         self._admission.leave(connection)
         if connection.lingers:
             connection.lingers = False
             with self._lock:
                 self._lingering -= 1
 
-    def _prove(self, connection: Connection) -> None:
+    def _prove(self, connection: HttpServerConnection) -> None:
         connection.proven = True
         self._admission.prove(connection)
 
-    def _submit(self, work: Callable[[], None], connection: Connection) -> None:
+    def _submit(self, work: Callable[[], None], connection: HttpServerConnection) -> None:
         with self._lock:
             self._working += 1
         self._pool.submit(self._run, work, connection)
 
-    def _submit_in_turn(self, turns: Turns[str], work: Callable[[], None], connection: Connection) -> None:
+    def _submit_in_turn(
+        self, turns: Turns[str], work: Callable[[], None], connection: HttpServerConnection
+    ) -> None:
         with self._lock:
             self._working += 1
         turns.submit(connection.address, lambda: self._run(work, connection))
 
     # ------------------------------------------------------------ the pools' threads
 
-    def _run(self, work: Callable[[], None], connection: Connection) -> None:
+    def _run(self, work: Callable[[], None], connection: HttpServerConnection) -> None:
         try:
             work()
         except HungUpError as error:
@@ -424,11 +432,11 @@ class Door:
             self._refusals.add(str(error), address=connection.client)
             raise
         if done:
-            self._park(connection, Phase.HEAD, HEAD_S)
+            self._park(connection, ConnectionPhase.HEAD, HEAD_S)
         else:
-            self._park(connection, Phase.HELLO, left_s, connection.events)
+            self._park(connection, ConnectionPhase.HELLO, left_s, connection.events)
 
-    def _admit(self, connection: Connection, request: Request) -> None:
+    def _admit(self, connection: HttpServerConnection, request: Request) -> None:
         """Who may not ask is told so, and nothing of what he goes on to send is looked at."""
         refusal = self._application.admit(request)
         if request.who and not connection.proven:
@@ -442,30 +450,30 @@ class Door:
                 connection.invite()  # what comes says who it is
             if connection.gathers:
                 connection.request = request
-                self._park(connection, Phase.BODY, BODY_S)
+                self._park(connection, ConnectionPhase.BODY, BODY_S)
             else:
                 self._serve_body(connection, request)
 
-    def _serve_body(self, connection: Connection, request: Request) -> None:
+    def _serve_body(self, connection: HttpServerConnection, request: Request) -> None:
         if connection.is_whole:
             self._submit(lambda: self._work(connection, request), connection)
             return
         self._submit_in_turn(self._bodies, lambda: self._work(connection, request), connection)
 
-    def _work(self, connection: Connection, request: Request) -> None:
+    def _work(self, connection: HttpServerConnection, request: Request) -> None:
         self._send_new(connection, request, self._application.answer(request, connection.body(request)))
 
-    def _send_new(self, connection: Connection, request: Request, response: Response) -> None:
+    def _send_new(self, connection: HttpServerConnection, request: Request, response: Response) -> None:
         connection.request = request
         connection.begin(response, connection.head_of(response, self._application.marks(response)))
         self._send(connection, response)
 
-    def _go_on(self, connection: Connection) -> None:
+    def _go_on(self, connection: HttpServerConnection) -> None:
         response = connection.response
         assert response is not None
         self._send(connection, response)
 
-    def _send(self, connection: Connection, response: Response) -> None:
+    def _send(self, connection: HttpServerConnection, response: Response) -> None:
         """The answer, of which a part may have been sent; then what follows on the connection."""
         sent = False
         try:
@@ -495,7 +503,7 @@ class Door:
         else:
             self._next(connection)
 
-    def _next(self, connection: Connection) -> None:
+    def _next(self, connection: HttpServerConnection) -> None:
         """The request that came with the last one, or the connection waits for one."""
         try:
             request = connection.next_request()
@@ -504,11 +512,11 @@ class Door:
             return
         if request is None:
             limit_s = HEAD_S if connection.buffer or not connection.proven else self._idle_s
-            self._park(connection, Phase.HEAD, limit_s)
+            self._park(connection, ConnectionPhase.HEAD, limit_s)
             return
         self._take_up(connection, request)
 
-    def _take_up(self, connection: Connection, request: Request) -> None:
+    def _take_up(self, connection: HttpServerConnection, request: Request) -> None:
         """By a thread: of a body the credential first, and who has shown none waits for the threads of such."""
         if not connection.proven:
             self._submit_in_turn(self._newcomers, lambda: self._admit(connection, request), connection)
@@ -517,7 +525,7 @@ class Door:
         else:
             self._submit(lambda: self._work(connection, request), connection)
 
-    def _refuse(self, connection: Connection, error: BadRequestError) -> None:
+    def _refuse(self, connection: HttpServerConnection, error: BadRequestError) -> None:
         """What is no request is answered once, and the connection ends."""
         response = self._application.refuse(error)
         response.close = True
@@ -525,14 +533,14 @@ class Door:
         connection.begin(response, connection.head_of(response, self._application.marks(response)))
         self._send(connection, response)
 
-    def _finish(self, connection: Connection) -> None:
+    def _finish(self, connection: HttpServerConnection) -> None:
         """Where the client may be sending still: closed at once, what it sends would have the kernel take back the
         answer. So that is taken away for a moment, by the door's thread."""
         with self._lock:
             connection.lingers = self._lingering < LINGERING_MAX
             self._lingering += connection.lingers
         if connection.lingers and connection.end_sending():
-            self._park(connection, Phase.END, LINGER_S)
+            self._park(connection, ConnectionPhase.END, LINGER_S)
         else:
             self._drop(connection)
 

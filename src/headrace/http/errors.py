@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Fault(StrEnum):
+class HttpFault(StrEnum):
     NO_REQUEST = "no_request"
     HEAD_TOO_LARGE = "head_too_large"
     BODY_CUT_SHORT = "body_cut_short"
@@ -14,7 +14,7 @@ class Fault(StrEnum):
 class BadRequestError(Exception):
     """Each application tells of it in its own words; where a head is bad, the connection is of no more use."""
 
-    def __init__(self, fault: Fault, message: str) -> None:
+    def __init__(self, fault: HttpFault, message: str) -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message

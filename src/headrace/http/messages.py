@@ -17,7 +17,7 @@ from urllib.parse import unquote_plus, unquote_to_bytes
 import httptools
 import msgspec
 
-from headrace.http.errors import BadRequestError, Fault
+from headrace.http.errors import BadRequestError, HttpFault
 
 HEAD_BYTES_MAX = 64 << 10
 """S3 itself takes 8 KiB of headers; presigned URLs and keys of 1 KiB, percent-encoded, come on top."""
@@ -62,7 +62,7 @@ class Request(msgspec.Struct):
         return self.headers.get(name, default)
 
 
-class Content(Protocol):
+class SendableContent(Protocol):
     """Bytes of a file (`sdk/streams.py`). fd: of all of them; -1: they may have to be waited for."""
 
     fd: int
@@ -87,7 +87,7 @@ class Response(msgspec.Struct):
     status: int
     headers: list[tuple[str, str]] = []
     body: bytes = b""
-    content: Content | None = None
+    content: SendableContent | None = None
     pieces: Iterator[bytes] | None = None
     start: int = 0
     end: int = 0
@@ -126,7 +126,7 @@ class _Head:
         key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape").strip()
         if key in self.headers:
             if key == "host":
-                raise BadRequestError(Fault.NO_REQUEST, "there are two Host headers")
+                raise BadRequestError(HttpFault.NO_REQUEST, "there are two Host headers")
             text = f"{self.headers[key]},{text}"
         self.headers[key] = text
 
@@ -140,14 +140,14 @@ def parse_head(head: bytes) -> Request:
     except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         if isinstance(error.__context__, BadRequestError):
             raise error.__context__ from None
-        raise BadRequestError(Fault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
+        raise BadRequestError(HttpFault.NO_REQUEST, f"not a request of HTTP/1.1: {error}") from error
     version = parser.get_http_version()
     if version not in ("1.0", "1.1"):
-        raise BadRequestError(Fault.NO_REQUEST, f"HTTP/{version} is not spoken here")
+        raise BadRequestError(HttpFault.NO_REQUEST, f"HTTP/{version} is not spoken here")
     if b"#" in found.target:
-        raise BadRequestError(Fault.NO_REQUEST, "the request's target has a fragment")
+        raise BadRequestError(HttpFault.NO_REQUEST, "the request's target has a fragment")
     if "host" not in found.headers and version != "1.0":
-        raise BadRequestError(Fault.NO_REQUEST, "the Host header is missing")
+        raise BadRequestError(HttpFault.NO_REQUEST, "the Host header is missing")
     path, _, query = found.target.partition(b"?")
     if not path.startswith(b"/"):
         path = _path_of_url(path)
@@ -171,7 +171,7 @@ def _path_of_url(target: bytes) -> bytes:
     """Of a request as proxies get them; `*` and the like are none of ours."""
     scheme, colon, rest = target.partition(b"://")
     if not colon or scheme.lower() not in (b"http", b"https"):
-        raise BadRequestError(Fault.NO_REQUEST, "the request names no path")
+        raise BadRequestError(HttpFault.NO_REQUEST, "the request names no path")
     return b"/" + rest.partition(b"/")[2]
 
 

@@ -12,7 +12,7 @@ BYTES_S_MIN = 4 << 10
 WINDOW_BYTES = int(WINDOW_S * BYTES_S_MIN)
 
 
-class Pace:
+class TransferPace:
     """Of one transfer. left_s: how long may be waited until more bytes have to have moved; 0: it is too slow."""
 
     __slots__ = ("_bytes", "_waited_s")

@@ -19,7 +19,7 @@ from headrace.base.errors import UsageError
 from headrace.base.refusals import reason_of
 from headrace.base.reloaded import Reloaded
 from headrace.base.secret_file import load_key
-from headrace.http.connection import RECEIVE_BYTES, Connection
+from headrace.http.connection import RECEIVE_BYTES, HttpServerConnection
 from headrace.http.errors import HungUpError
 from headrace.http.messages import Response
 from headrace.identity.names import StrangerError
@@ -75,7 +75,7 @@ def server_tls(certificate: str, key: str, setting: str, *, authority: str = "")
         ) from error
 
 
-class TlsConnection(Connection):
+class TlsConnection(HttpServerConnection):
     """OpenSSL's part is made when the client has begun to speak: who is silent costs little."""
 
     sock: ssl.SSLSocket

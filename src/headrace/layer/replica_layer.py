@@ -21,8 +21,8 @@ import xxhash
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.layer.extras import ATTRIBUTE as EXTRAS
 from headrace.layer.given_mode import give_mode
+from headrace.layer.object_metadata import ATTRIBUTE as EXTRAS
 from headrace.layer.snapshot import EntryType, Snapshot
 from headrace.layer.syscalls import write_back
 from headrace.layer.upper import BASE, REMOVED, BaseVersion, Upper, set_base

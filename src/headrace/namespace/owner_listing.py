@@ -13,7 +13,7 @@ from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import Names
 
 if TYPE_CHECKING:
-    from headrace.peer.peers import Peers
+    from headrace.peer.client import PeerClient
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class OwnerListingClient:
     def __init__(
         self,
         me: str,
-        peers: Peers,
+        peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
         replicas: int,

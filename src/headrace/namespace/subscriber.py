@@ -23,7 +23,7 @@ from headrace.cluster.records import Records
 from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.namespace.dirty_scope import PREFIX, DirtyScope
 from headrace.namespace.pending_rows import Rows
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import ListPending, NameRow, ResolveVersion
 
@@ -57,7 +57,7 @@ class DirtyNamesSubscriber:
         self,
         me: str,
         records: Records,
-        peers: Peers,
+        peers: PeerClient,
         *,
         view: Callable[[], ClusterView],
     ) -> None:

@@ -25,9 +25,9 @@ def build_broker(
     *,
     on_corrupt: Callable[[CorruptIndexError], None],
 ) -> Broker:
-    from headrace.entry.broker.desk import Desk
     from headrace.entry.broker.server import Broker
+    from headrace.entry.broker.service import BrokerService
     from headrace.entry.broker.view import View
 
     view = View(store.index, namespace, Upper(config.upper_folder), WriteModes.parse(config.write))
-    return Broker(Desk(view, namespace, store, reads, on_corrupt=on_corrupt))
+    return Broker(BrokerService(view, namespace, store, reads, on_corrupt=on_corrupt))

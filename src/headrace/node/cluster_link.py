@@ -22,7 +22,7 @@ from headrace.cluster.last_view import LastView
 from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.dataplane.concurrency import Gate, Window
-from headrace.dataplane.serve import Desk
+from headrace.dataplane.peer_service import NodePeerService
 from headrace.dataplane.source import ClusterSources
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
@@ -31,9 +31,9 @@ from headrace.identity.names import NODE
 from headrace.identity.seals import Seals
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.subscriber import DirtyNamesSubscriber
-from headrace.peer.peers import Peers
+from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo, alone
-from headrace.wire.peer_messages import PEER_PROTOCOL, PeerWelcome, Wanted
+from headrace.wire.peer_messages import PEER_PROTOCOL, FileRange, PeerWelcome
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ClusterLink:
             protocol=PEER_PROTOCOL,
             api=api_url(config, self._host),
         )
-        self.peers = Peers(self.info.id, self.name, tls=self._tls)
+        self.peers = PeerClient(self.info.id, self.name, tls=self._tls)
         folder = config.cache[0].folder
         self.records = EtcdRecords(
             self.endpoints,
@@ -110,7 +110,7 @@ class ClusterLink:
     def share_written(
         self,
         writers: Callable[[str], list[NodeInfo]],
-        own_copy: Callable[[Wanted], Awaitable[Arrived | None]],
+        own_copy: Callable[[FileRange], Awaitable[Arrived | None]],
         settle: Callable[[bytes, Version], Awaitable[Version | None]],
     ) -> None:
         """How the bytes are found of what other nodes wrote and have not persisted."""
@@ -132,7 +132,7 @@ class ClusterLink:
         owners = self.view().owners(path, segment, replicas=replicas)
         return any(owner.id == self.info.id for owner in owners)
 
-    async def start(self, desk: Desk) -> None:
+    async def start(self, desk: NodePeerService) -> None:
         """Served, and in the cluster as Membership.start says, on return. NodeIdTakenError, ClusterUnavailableError,
         UsageError."""
         self._server = PeerServer(

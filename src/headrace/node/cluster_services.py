@@ -22,13 +22,13 @@ from headrace.dataplane.directory_lease import DirectoryLeases
 from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.failback import Failback
 from headrace.dataplane.failover import Failover
+from headrace.dataplane.peer_service import NodePeerService, ReplicationService
 from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.publisher import DirtyNamesPublisher
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.rebalance import Rebalance
 from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import ReplicaOffers
-from headrace.dataplane.serve import CopyDesk, Desk
 from headrace.dataplane.writeback import WriteBack
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
@@ -95,13 +95,13 @@ class ClusterServices:
             delay_s=config.take_over_s,
         )
         files = self._share_writes(config, write)
-        self._desk = Desk(
+        self._desk = NodePeerService(
             namespace,
             store,
             reads,
             owns=self._owns,
             on_forget=self._relist,
-            copies=CopyDesk(
+            copies=ReplicationService(
                 keeper, self._take_over, ReplicaOffers() if self._copies is None else self._copies.offers
             ),
             shared=CoherenceService(

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import PathNotFoundError
-from headrace.base.model import Extras, FileId
+from headrace.base.model import FileId, ObjectMetadata
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
 from headrace.store.notes import note, noted
@@ -61,7 +61,7 @@ async def describe(namespace: Namespace, store: Store, id: FileId, limit_s: floa
         return Described(known=False)
     if info.version != entry.version:
         return Described(known=False)
-    extras = (info.attributes.extras if info.attributes is not None else None) or Extras()
+    extras = (info.attributes.extras if info.attributes is not None else None) or ObjectMetadata()
     if cached is not None:
         note(store.volumes, cached, extras)
     return Described(True, extras.metadata, extras.headers, extras.tags)

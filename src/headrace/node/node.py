@@ -65,8 +65,8 @@ from headrace.wire.messages import (
     Describe,
     Done,
     Evicted,
-    Fill,
     Filled,
+    FillRange,
     GatewayCounts,
     Invalidated,
     JobCancel,
@@ -312,7 +312,7 @@ class Node:
                 return Done()
             case Open(id=id):
                 return Opened(complete=await self.reads.open(FileId(id)), path="")
-            case Fill(id=id, start=start, end=end, sequential=sequential):
+            case FillRange(id=id, start=start, end=end, sequential=sequential):
                 return Filled(complete=await self.reads.fill(FileId(id), start, end, sequential=sequential))
             case List(directory=directory):
                 await self.namespace.list(FileId(directory))

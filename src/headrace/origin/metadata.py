@@ -2,7 +2,7 @@
 decimal, under the names that s3fs and (for mtime) rclone use on S3; put_id under one of ours. The names are good on
 S3, GCS and Azure, which wants identifiers.
 
-What users gave a gateway (`Extras`) is metadata, too, under their own names. Tags are put as the store's tags where it
+What users gave a gateway (`ObjectMetadata`) is metadata, too, under their own names. Tags are put as the store's tags where it
 has them, and once more as metadata, as obstore can't ask for tags."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import stat
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
-from headrace.base.model import Attributes, Extras
-from headrace.layer.told import usual
+from headrace.base.model import Attributes, ObjectMetadata
+from headrace.layer.content_type_codes import usual
 
 _PUT_ID = "headraceput"
 _TAGS = "headracetags"
@@ -43,7 +43,7 @@ def to_metadata(attributes: Attributes) -> dict[str, str]:
     return found if attributes.extras is None else {**found, **_of_extras(attributes.extras)}
 
 
-def _of_extras(extras: Extras) -> dict[str, str]:
+def _of_extras(extras: ObjectMetadata) -> dict[str, str]:
     found = {name: value for name, value in extras.metadata.items() if name not in (_PUT_ID, _TAGS, _USERS)}
     found |= extras.headers
     if users := [name for name in _FILES if name in extras.metadata]:
@@ -58,13 +58,13 @@ def tags_of(attributes: Attributes) -> dict[str, str] | None:
     return (attributes.extras.tags or None) if attributes.extras is not None else None
 
 
-def extras_of(metadata: Mapping[str, str]) -> Extras:
+def extras_of(metadata: Mapping[str, str]) -> ObjectMetadata:
     """As users gave them: what this program added is left out. Of many objects they are the same."""
     return _extras_of(tuple(metadata.items()))
 
 
 @functools.lru_cache(maxsize=256)
-def _extras_of(items: tuple[tuple[str, str], ...]) -> Extras:
+def _extras_of(items: tuple[tuple[str, str], ...]) -> ObjectMetadata:
     metadata = dict(items)
     headers = {name: str(metadata[name]) for name in HEADERS if name in metadata}
     values = {str(name).lower(): str(value) for name, value in metadata.items() if name not in headers}
@@ -72,7 +72,9 @@ def _extras_of(items: tuple[tuple[str, str], ...]) -> Extras:
     ours = bool(values.pop(_PUT_ID, ""))
     if ours:
         values = {name: value for name, value in values.items() if name not in _FILES or name in users}
-    return usual(Extras(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None))
+    return usual(
+        ObjectMetadata(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None)
+    )
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:

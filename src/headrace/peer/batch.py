@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
-from headrace.peer.talks import Fetched
-from headrace.wire.peer_messages import FILES_MAX, Wanted
+from headrace.peer.calls import Fetched
+from headrace.wire.peer_messages import FILES_MAX, FileRange
 
 UNDER_WAY_MAX = 4
 """Requests at once: a file that takes long (an origin) then doesn't hold up those behind it."""
@@ -26,7 +26,7 @@ class Waiting:
 
     __slots__ = ("deadline", "epoch", "fetched", "wanted")
 
-    def __init__(self, wanted: Wanted, epoch: int, *, deadline: Deadline) -> None:
+    def __init__(self, wanted: FileRange, epoch: int, *, deadline: Deadline) -> None:
         self.wanted = wanted
         self.epoch = epoch
         self.deadline = deadline

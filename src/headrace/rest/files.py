@@ -23,7 +23,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.namespace_path import DEPTH_MAX
 from headrace.http.messages import Request, Response, http_date
 from headrace.layer.upper import join
-from headrace.rest.problems import Refusal
+from headrace.rest.problems import RefusedError
 from headrace.sdk.cache import stat_of
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
@@ -36,13 +36,13 @@ from headrace.wire.api import (
     SUMS_BYTES_MAX,
     SUMS_HEADER,
     SUMS_WORD,
+    ApiEntries,
+    ApiEntry,
     EntryQuery,
     ListQuery,
     PutQuery,
     RemoveQuery,
     Rename,
-    Row,
-    Rows,
     etag_of,
 )
 
@@ -65,13 +65,13 @@ def path_of(text: str) -> bytes:
     return b"/" + b"/".join(names)
 
 
-class Files:
+class FileOperations:
     def __init__(self, paths: LocalVfs) -> None:
         self._paths = paths
 
     # ------------------------------------------------------------ names
 
-    def entry(self, query: EntryQuery) -> Row:
+    def entry(self, query: EntryQuery) -> ApiEntry:
         """PathNotFoundError."""
         at = path_of(query.path)
         whole, found = self._paths.get(at, follow=query.follow)
@@ -81,19 +81,19 @@ class Files:
         state = {} if is_directory(found) else self._paths.client.file_state(found.id)
         return _with(row, id=found.id, cached=state.get("cached", ""), origin=state.get("origin", ""))
 
-    def page(self, query: ListQuery) -> Rows:
+    def page(self, query: ListQuery) -> ApiEntries:
         """NotADirectoryPathError."""
         at = path_of(query.path)
         rows = self._paths.children(at, after=os.fsencode(query.after))
         found = list(islice(rows, query.limit + 1))
         page = [self._row(join(at, name), join(at, name), one) for name, one in found[: query.limit]]
         more = len(found) > query.limit
-        return Rows(page, os.fsdecode(found[query.limit - 1][0]) if more else None)
+        return ApiEntries(page, os.fsdecode(found[query.limit - 1][0]) if more else None)
 
-    def _row(self, asked: bytes, whole: bytes, found: FileStat) -> Row:
+    def _row(self, asked: bytes, whole: bytes, found: FileStat) -> ApiEntry:
         stat = stat_of(os.fsdecode(asked), found)
         target = os.fsdecode(self._paths.readlink(whole)) if stat.kind == "link" else ""
-        return Row(
+        return ApiEntry(
             path=stat.path,
             kind=stat.kind,
             size_bytes=stat.size_bytes,
@@ -122,7 +122,7 @@ class Files:
     # ------------------------------------------------------------ contents
 
     def read(self, request: Request, path: str) -> Response:
-        """With `If-Match` only of that version: Refusal 412 when it is another."""
+        """With `If-Match` only of that version: RefusedError 412 when it is another."""
         found, content = self._open(path_of(path))
         try:
             return self._content(request, path, found, content)
@@ -197,7 +197,7 @@ class Files:
                 error = ProtocolError(
                     query.path, why="what came does not match its checksum", hint="send it again"
                 )
-                raise Refusal(422, error)
+                raise RefusedError(422, error)
 
 
 def pieces_of(data: memoryview, start: int) -> Iterator[memoryview]:
@@ -231,7 +231,7 @@ def _asked_range(text: str, size_bytes: int, path: str) -> tuple[int, int] | Non
     if first and last and int(last) < start:
         return None
     if start >= end:
-        raise Refusal(
+        raise RefusedError(
             416,
             UsageError(path, why=f"it has {size_bytes} bytes, and none in {text}"),
             headers=(("Content-Range", f"bytes */{size_bytes}"),),
@@ -239,7 +239,7 @@ def _asked_range(text: str, size_bytes: int, path: str) -> tuple[int, int] | Non
     return start, end
 
 
-def _with(row: Row, *, id: int, cached: str = "", origin: str = "") -> Row:
-    return Row(
+def _with(row: ApiEntry, *, id: int, cached: str = "", origin: str = "") -> ApiEntry:
+    return ApiEntry(
         row.path, row.kind, row.size_bytes, row.mtime_ns, row.version, row.target, int(id), cached, origin
     )

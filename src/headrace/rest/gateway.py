@@ -24,28 +24,28 @@ from headrace.base.errors import (
 from headrace.base.refusals import Refusals
 from headrace.base.tokens import Tokens
 from headrace.http.admission import WHOLE_BODIES
-from headrace.http.errors import BadRequestError, Fault, HungUpError
+from headrace.http.errors import BadRequestError, HttpFault, HungUpError
 from headrace.http.messages import Request, Response
 from headrace.rest import metrics, openapi
-from headrace.rest.files import Files, path_of
-from headrace.rest.jobs import Jobs, check_ready
-from headrace.rest.problems import MEDIA_TYPE, Refusal, problem_of, status_of
+from headrace.rest.files import FileOperations, path_of
+from headrace.rest.jobs import JobOperations, check_ready
+from headrace.rest.problems import MEDIA_TYPE, RefusedError, problem_of, status_of
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.wire.api import (
     BODY_BYTES_MAX,
     OPERATIONS,
     TEXT,
     TOKEN_HEADER,
+    ApiMember,
+    ApiMount,
+    ApiMounts,
+    ApiStatus,
     Cluster,
     Health,
-    Member,
-    MountRow,
-    Mounts,
     Operation,
-    Report,
     Value,
 )
-from headrace.wire.api import Jobs as JobsAnswer
+from headrace.wire.api import ApiJobs as JobsAnswer
 from headrace.wire.messages import Done, MountAdd, MountList, MountRemove
 from headrace.wire.messages import Mounts as MountsTold
 
@@ -62,7 +62,7 @@ class Handlers:
 
     def __init__(self, paths: LocalVfs) -> None:
         client = self._client = paths.client
-        files, jobs = Files(paths), Jobs(client)
+        files, jobs = FileOperations(paths), JobOperations(client)
         self.table: dict[str, Handler] = {
             "health": lambda *_: Health(ready=True),
             "ready": lambda *_: self._ready(),
@@ -70,9 +70,9 @@ class Handlers:
                 200, [("Content-Type", TEXT)], body=metrics.page(client.status()).encode()
             ),
             "document": lambda *_: _json_response(200, openapi.text().encode()),
-            "status": lambda *_: Report(client.status()),
+            "status": lambda *_: ApiStatus(client.status()),
             "cluster": lambda *_: cluster_of(client.status()),
-            "listMounts": lambda *_: Mounts(self._mounts()),
+            "listMounts": lambda *_: ApiMounts(self._mounts()),
             "addMount": lambda _, __, body: self._add_mount(body),
             "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
             "listJobs": lambda *_: JobsAnswer(jobs.all()),
@@ -95,26 +95,26 @@ class Handlers:
         check_ready(self._client, READY_LIMIT_S)
         return Health(ready=True)
 
-    def _mounts(self) -> list[MountRow]:
+    def _mounts(self) -> list[ApiMount]:
         answer = self._client.ask(MountList())
         assert isinstance(answer, MountsTold)
-        return [MountRow(row.path, row.url, row.sync_interval_s) for row in answer.rows]
+        return [ApiMount(row.path, row.url, row.sync_interval_s) for row in answer.rows]
 
-    def _add_mount(self, body: Any) -> MountRow:
+    def _add_mount(self, body: Any) -> ApiMount:
         path = _path_text(body.path)
         try:
             self._ask_done(MountAdd(path=path, url=body.url, options=body.options, restricted=True))
         except OriginError as error:  # who asks has named the origin
-            raise Refusal(422, error) from error
+            raise RefusedError(422, error) from error
         found = next((row for row in self._mounts() if row.path == path), None)
-        return found or MountRow(path, body.url, 0.0)
+        return found or ApiMount(path, body.url, 0.0)
 
     def _ask_done(self, message: MountAdd | MountRemove) -> None:
         answer = self._client.ask(message)
         assert isinstance(answer, Done)
 
 
-class Gateway:
+class RestGateway:
     """One door's side. tokens: of which who asks must show one; None: whoever reaches this door may ask. pages: why
     what a web page sends is refused, by the rule of http/sender.py; None: no page reaches this door."""
 
@@ -133,7 +133,7 @@ class Gateway:
         """The refusal that the head alone decides, before the body is read; None: go on."""
         try:
             self._check(request, route(request)[0])
-        except Refusal as refusal:
+        except RefusedError as refusal:
             return _told(refusal.error, refusal.status, refusal.headers)
         except HeadraceError as error:
             return _told(error)
@@ -150,7 +150,7 @@ class Gateway:
             raise
         except BadRequestError as error:
             response = self.refuse(error)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             response = _told(refusal.error, refusal.status, refusal.headers)
         except HeadraceError as error:
             if status_of(error) >= 500:
@@ -168,7 +168,7 @@ class Gateway:
         return response
 
     def refuse(self, error: BadRequestError) -> Response:
-        status = 431 if error.fault is Fault.HEAD_TOO_LARGE else 400
+        status = 431 if error.fault is HttpFault.HEAD_TOO_LARGE else 400
         return _told(UsageError("request", why=error.message), status)
 
     def marks(self, response: Response) -> list[tuple[str, str]]:
@@ -181,7 +181,7 @@ class Gateway:
         trouble = self._pages(request) if self._pages is not None else ""
         if trouble:
             self._refusals.add(trouble, address=request.address, who=request.certificate)
-            raise Refusal(403, NotAllowedError("request", why=trouble))
+            raise RefusedError(403, NotAllowedError("request", why=trouble))
         if one.open:
             return
         if self._tokens is not None:
@@ -190,7 +190,7 @@ class Gateway:
                 why = "it shows no token, or a wrong one"
                 self._refusals.add(why, address=request.address, who=request.certificate)
                 error = NotAllowedError("request", why=why, hint="see rest_token")
-                raise Refusal(401, error, headers=(("WWW-Authenticate", "Bearer"),))
+                raise RefusedError(401, error, headers=(("WWW-Authenticate", "Bearer"),))
         request.who = request.certificate or ("token" if self._tokens else "anyone")
 
 
@@ -218,7 +218,7 @@ def route(request: Request) -> tuple[Operation, dict[str, str]]:
     method = "GET" if request.method == "HEAD" else request.method
     if method not in methods:
         allowed = (("Allow", ", ".join(sorted(methods))),)
-        raise Refusal(
+        raise RefusedError(
             405, UsageError(f"{request.method} {path}"[:300], why="not of this path"), headers=allowed
         )
     return methods[method]
@@ -256,14 +256,16 @@ def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value
     if isinstance(one.body, str):
         return pieces
     if request.header("content-type").partition(";")[0].strip().lower() != "application/json":
-        raise Refusal(415, UsageError("body", why="it is not application/json"))
+        raise RefusedError(415, UsageError("body", why="it is not application/json"))
     data = bytearray()
     try:
         for piece in pieces:
             if len(data) + len(piece) > BODY_BYTES_MAX:
-                raise Refusal(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
+                raise RefusedError(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
             if not WHOLE_BODIES.take(len(piece)):
-                raise Refusal(503, HeadraceError("body", why="too many are read now", hint="ask again later"))
+                raise RefusedError(
+                    503, HeadraceError("body", why="too many are read now", hint="ask again later")
+                )
             data += piece
         return msgspec.convert(json.loads(data), one.body)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
@@ -272,8 +274,8 @@ def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value
         WHOLE_BODIES.give_back(len(data))
 
 
-def _malformed(what: str, why: str) -> Refusal:
-    return Refusal(400, UsageError(what, why=why, hint="see /openapi.json"))
+def _malformed(what: str, why: str) -> RefusedError:
+    return RefusedError(400, UsageError(what, why=why, hint="see /openapi.json"))
 
 
 def _path_text(path: str) -> str:
@@ -319,7 +321,7 @@ def cluster_of(status: dict[str, Any]) -> Cluster:
         found["node"],
         found["replicas"],
         [
-            Member(one["id"], one["api"], one["zone"], one["capacity_bytes"], one["draining"])
+            ApiMember(one["id"], one["api"], one["zone"], one["capacity_bytes"], one["draining"])
             for one in found["members"]
         ],
     )

@@ -26,7 +26,7 @@ from headrace.rest.problems import problem_of
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.connection import Connection
 from headrace.sdk.node_client import NodeClient
-from headrace.wire.api import Failed, Job, NewJob
+from headrace.wire.api import ApiJob, Failed, NewJob
 from headrace.wire.messages import (
     JobCancel,
     JobList,
@@ -55,7 +55,7 @@ class OwnJob:
         self.ended = threading.Event()
         self._connection = connection
         self._began_s = time.monotonic()
-        self.job = Job(
+        self.job = ApiJob(
             id=id,
             kind=new.kind,
             path=new.path,
@@ -105,12 +105,12 @@ class OwnJob:
             listing=state.listing and not state.done,
         )
 
-    def _changed(self, **changes: object) -> Job:
+    def _changed(self, **changes: object) -> ApiJob:
         took_s = round(time.monotonic() - self._began_s, 3)
         return msgspec.structs.replace(self.job, took_s=took_s, **changes)
 
 
-class Jobs:
+class JobOperations:
     """Thread-safe."""
 
     def __init__(self, client: NodeClient) -> None:
@@ -120,7 +120,7 @@ class Jobs:
         self._mark = secrets.token_hex(3)
         self._numbers = itertools.count(1)
 
-    def start(self, new: NewJob) -> Job:
+    def start(self, new: NewJob) -> ApiJob:
         """What can't begin is raised: UsageError, PathNotFoundError."""
         if sum(not one.ended.is_set() for one in self._all_own()) >= RUNNING_MAX:
             raise UsageError("job", why=f"{RUNNING_MAX} jobs of this node run already")
@@ -142,7 +142,7 @@ class Jobs:
         threading.Thread(target=one.follow, daemon=True, name=one.job.id).start()
         return one.job
 
-    def get(self, id: str, wait_s: float) -> Job:
+    def get(self, id: str, wait_s: float) -> ApiJob:
         """PathNotFoundError. Waits so long at most for its end."""
         own = self._find_own(id)
         if own is not None:
@@ -156,11 +156,11 @@ class Jobs:
                 return job
             time.sleep(min(LOOK_S, left_s))
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[ApiJob]:
         """The oldest first; of the cluster's jobs first."""
         return [*map(_job_of, self._rows("")), *(one.job for one in self._all_own())]
 
-    def cancel(self, id: str) -> Job:
+    def cancel(self, id: str) -> ApiJob:
         """PathNotFoundError. Nothing happens to one that is over."""
         own = self._find_own(id)
         if own is None:
@@ -171,7 +171,7 @@ class Jobs:
         own.ended.wait(CANCEL_S)
         return own.job
 
-    def retry(self, id: str) -> Job:
+    def retry(self, id: str) -> ApiJob:
         """PathNotFoundError; UsageError for a job of this node."""
         if self._find_own(id) is not None:
             raise UsageError(f"job {id}", why="it is this node's alone", hint="start it anew")
@@ -181,7 +181,7 @@ class Jobs:
 
     # ------------------------------------------------------------ inside
 
-    def _of_cluster(self, id: str) -> Job:
+    def _of_cluster(self, id: str) -> ApiJob:
         row = next((row for row in self._rows("") if row.id == id), None)
         if row is None:
             raise PathNotFoundError(f"job {id}", why="there is none of that id")
@@ -210,8 +210,8 @@ class Jobs:
             del self._own[id]
 
 
-def _job_of(row: JobRow) -> Job:
-    return Job(
+def _job_of(row: JobRow) -> ApiJob:
+    return ApiJob(
         id=row.id,
         kind=row.kind,
         path=row.path,

@@ -22,7 +22,7 @@ from headrace.http.sender import trouble_with_sender
 from headrace.http.tls import ServerTls
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import CLIENT, NODE, OPERATOR
-from headrace.rest.gateway import Gateway, Handlers
+from headrace.rest.gateway import Handlers, RestGateway
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.node_client import NodeClient
 
@@ -64,7 +64,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     paths = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
     handlers = Handlers(paths)
     at = rest_socket_of(node_socket)
-    unix = Door(Gateway(handlers, None), _listen_unix(at), name="rest-unix")
+    unix = Door(RestGateway(handlers, None), _listen_unix(at), name="rest-unix")
     if tcp is None:
         on_ready(Ready(f"unix:{at}"))
         run_until_signal(unix)
@@ -74,7 +74,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         on_ready(Ready(bound_to(tcp)))
         loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
         pages = functools.partial(trouble_with_sender, domains=(), loopback=loopback)
-        run_until_signal(Door(Gateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
+        run_until_signal(Door(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
         unix.stop()
         beside.join()
     os.unlink(at)

@@ -59,7 +59,7 @@ STATUS: dict[str, int] = {
 }
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """What HTTP itself has a status for, and no error of ours a code: it is told with that of the nearest one.
     headers: of the answer, beside the usual ones."""
 

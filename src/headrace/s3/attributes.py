@@ -5,20 +5,20 @@ from __future__ import annotations
 from headrace.http.messages import Request, Response, http_date, is_number
 from headrace.s3 import conditions, xml
 from headrace.s3.errors import S3Error
-from headrace.s3.facts import Facts
+from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.objects import Objects
 from headrace.s3.parts import count_of
-from headrace.s3.routes import Call
+from headrace.s3.routes import S3Call
 
 NAMES = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
 PARTS_SHOWN_MAX = 1000
 
 
-class Attributes:
+class AttributesOperation:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def get(self, request: Request, call: Call) -> Response:
+    def get(self, request: Request, call: S3Call) -> Response:
         """Checksum and ObjectParts only where they are known. NoSuchKey, InvalidArgument."""
         wanted = _names_of(request)
         if call.key.endswith(b"/"):
@@ -47,7 +47,7 @@ def _names_of(request: Request) -> set[str]:
     return names
 
 
-def _checksum(facts: Facts) -> str:
+def _checksum(facts: ObjectAttributes) -> str:
     known = facts.checksum
     if known is None:
         return ""
@@ -55,7 +55,7 @@ def _checksum(facts: Facts) -> str:
     return xml.element("Checksum", *inner)
 
 
-def _parts(request: Request, facts: Facts) -> str:
+def _parts(request: Request, facts: ObjectAttributes) -> str:
     count = count_of(facts)
     if not count:
         return ""

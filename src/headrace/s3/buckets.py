@@ -13,10 +13,10 @@ from headrace.base.model import Entry
 from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import xml
 from headrace.s3.errors import S3Error, s3_error_of
-from headrace.s3.facts import Facts
-from headrace.s3.listing import Listing, Page, Row
+from headrace.s3.listing import ListedKey, ObjectListing, Page
+from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.objects import Objects
-from headrace.s3.routes import Call, check_key
+from headrace.s3.routes import S3Call, check_key
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.vfs_reader import is_directory
 
@@ -51,19 +51,19 @@ class Buckets:
                 )
         return answer(xml.document("ListAllMyBucketsResult", _OWNER, xml.element("Buckets", *rows)))
 
-    def head(self, call: Call) -> Response:
+    def head(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         return Response(200, [("x-amz-bucket-region", REGION)])
 
-    def location(self, call: Call) -> Response:
+    def location(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         return answer(xml.document("LocationConstraint"))
 
-    def versioning(self, call: Call) -> Response:
+    def versioning(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         return answer(xml.document("VersioningConfiguration"))
 
-    def create(self, call: Call) -> Response:
+    def create(self, call: S3Call) -> Response:
         """A folder at the top of the namespace, where something can be written there."""
         found = self._paths.find(call.path)[1]
         if found is not None:
@@ -73,7 +73,7 @@ class Buckets:
         self._paths.make_directory(call.path)
         return Response(200, [("Location", "/" + os.fsdecode(call.bucket))])
 
-    def delete(self, call: Call) -> Response:
+    def delete(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         try:
             self._paths.remove_directory(call.path)
@@ -83,7 +83,7 @@ class Buckets:
 
     # ------------------------------------------------------------ listings
 
-    def objects(self, request: Request, call: Call) -> Response:
+    def objects(self, request: Request, call: S3Call) -> Response:
         """ListObjects, the first version."""
         asked = _Asked(request)
         marker = _bytes(request.argument("marker"))
@@ -104,7 +104,7 @@ class Buckets:
             with_marker=True,
         )
 
-    def objects_v2(self, request: Request, call: Call) -> Response:
+    def objects_v2(self, request: Request, call: S3Call) -> Response:
         asked = _Asked(request)
         token, start = request.argument("continuation-token"), _bytes(request.argument("start-after"))
         page = self._page(call, asked, _key_of(token) if token else start)
@@ -118,7 +118,7 @@ class Buckets:
         with_owner = request.argument("fetch-owner").lower() == "true"
         return self._listed("ListBucketResult", call, asked, page, *said, with_owner=with_owner)
 
-    def versions(self, request: Request, call: Call) -> Response:
+    def versions(self, request: Request, call: S3Call) -> Response:
         """Each object is its only version, `null`."""
         asked = _Asked(request)
         marker = _bytes(request.argument("key-marker"))
@@ -131,14 +131,14 @@ class Buckets:
             "ListVersionsResult", call, asked, page, *said, with_owner=True, row_name="Version"
         )
 
-    def _page(self, call: Call, asked: _Asked, after: bytes) -> Page:
+    def _page(self, call: S3Call, asked: _Asked, after: bytes) -> Page:
         self._objects.check_bucket(call)
-        return Listing(self._paths, call.path).page(asked.prefix, asked.delimiter, after, asked.count)
+        return ObjectListing(self._paths, call.path).page(asked.prefix, asked.delimiter, after, asked.count)
 
     def _listed(
         self,
         name: str,
-        call: Call,
+        call: S3Call,
         asked: _Asked,
         page: Page,
         *said: str,
@@ -169,7 +169,7 @@ class Buckets:
 
     # ------------------------------------------------------------ many at once
 
-    def delete_objects(self, call: Call, body: bytes) -> Response:
+    def delete_objects(self, call: S3Call, body: bytes) -> Response:
         wanted, quiet = xml.read_delete(body)
         self._objects.check_bucket(call)
         self._paths.check_writable(call.path + b"/any")
@@ -177,7 +177,7 @@ class Buckets:
         for key, etag in wanted:
             try:
                 check_key(key)
-                one = Call("delete_object", call.bucket, key)
+                one = S3Call("delete_object", call.bucket, key)
                 if etag:
                     self._objects.etag_check(one, etag)
                 self._objects.remove(one)
@@ -209,8 +209,8 @@ class _Asked:
         return self.url or xml.is_text(key)
 
 
-def _row(name: str, row: Row, asked: _Asked, *, with_owner: bool) -> str:
-    facts = row.facts or Facts(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
+def _row(name: str, row: ListedKey, asked: _Asked, *, with_owner: bool) -> str:
+    facts = row.facts or ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
     version = [xml.text("VersionId", "null"), xml.text("IsLatest", "true")] if name == "Version" else []
     return xml.element(
         name,

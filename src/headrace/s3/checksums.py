@@ -45,7 +45,7 @@ class Checksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [(f"x-amz-checksum-{self.algorithm}", self.value), ("x-amz-checksum-type", self.kind)]
 
 
-class Wish(msgspec.Struct, frozen=True):
+class ChecksumRequest(msgspec.Struct, frozen=True):
     """What an upload in parts is to have. algorithm: "" for none."""
 
     algorithm: str = ""
@@ -94,14 +94,14 @@ def check_kind_of_put(request: Request) -> None:
         raise S3Error("InvalidRequest", f"x-amz-checksum-type of an object in one piece is {FULL_OBJECT}")
 
 
-def wish_of(request: Request) -> Wish:
+def wish_of(request: Request) -> ChecksumRequest:
     """Of CreateMultipartUpload. InvalidRequest for what S3 does not have either."""
     algorithm = request.header("x-amz-checksum-algorithm").lower()
     kind = request.header("x-amz-checksum-type").upper()
     if not algorithm:
         if kind:
             raise S3Error("InvalidRequest", "x-amz-checksum-type needs x-amz-checksum-algorithm")
-        return Wish()
+        return ChecksumRequest()
     if algorithm not in ALGORITHMS:
         raise S3Error("InvalidRequest", "Checksum algorithm provided is unsupported.")
     kind = kind or (FULL_OBJECT if algorithm == "crc64nvme" else COMPOSITE)
@@ -111,10 +111,10 @@ def wish_of(request: Request) -> Wish:
     make_checksum(algorithm)
     if kind == FULL_OBJECT:
         _library(algorithm)
-    return Wish(algorithm, kind)
+    return ChecksumRequest(algorithm, kind)
 
 
-def of_parts(wish: Wish, parts: Sequence[tuple[int, Checksum]]) -> Checksum:
+def of_parts(wish: ChecksumRequest, parts: Sequence[tuple[int, Checksum]]) -> Checksum:
     """parts: size in bytes and checksum of each, in order; one at least."""
     digests = [base64.b64decode(checksum.value) for _, checksum in parts]
     if wish.kind == COMPOSITE:
@@ -135,7 +135,7 @@ def without_checksums(request: Request) -> Request:
     return msgspec.structs.replace(request, headers=headers)
 
 
-def check_completed(request: Request, wish: Wish, whole: Checksum | None, size_bytes: int) -> None:
+def check_completed(request: Request, wish: ChecksumRequest, whole: Checksum | None, size_bytes: int) -> None:
     """What a completion says of the object, against what it is. InvalidRequest, BadDigest."""
     kind, size = request.header("x-amz-checksum-type").upper(), request.header("x-amz-mp-object-size")
     if kind and kind != wish.kind:

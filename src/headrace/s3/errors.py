@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from headrace.base.errors import HeadraceError
-from headrace.http.errors import BadRequestError, Fault
+from headrace.http.errors import BadRequestError, HttpFault
 
 STATUS: dict[str, int] = {
     "AccessDenied": 403,
@@ -103,10 +103,10 @@ ERROR_MAP: dict[str, str] = {
     "cancelled": "ServiceUnavailable",
 }
 
-FAULT_MAP: dict[Fault, str] = {
-    Fault.NO_REQUEST: "InvalidRequest",
-    Fault.HEAD_TOO_LARGE: "RequestHeaderSectionTooLarge",
-    Fault.BODY_CUT_SHORT: "IncompleteBody",
+FAULT_MAP: dict[HttpFault, str] = {
+    HttpFault.NO_REQUEST: "InvalidRequest",
+    HttpFault.HEAD_TOO_LARGE: "RequestHeaderSectionTooLarge",
+    HttpFault.BODY_CUT_SHORT: "IncompleteBody",
 }
 
 

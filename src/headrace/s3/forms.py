@@ -34,12 +34,12 @@ _UNCHECKED = ("x-amz-signature", "policy", "file")
 """Fields without a condition; so are those that begin with x-ignore-."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class PostPolicy(msgspec.Struct, frozen=True):
     expiration: str
     conditions: list[dict[str, str] | list[str | int]]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class LengthLimits(msgspec.Struct, frozen=True):
     """Of the file, in bytes, both allowed."""
 
     least: int = 0
@@ -61,7 +61,7 @@ class Form:
         self.file_name = ""
         self._read_fields()
 
-    def file(self, limits: Limits) -> Iterator[bytes]:
+    def file(self, limits: LengthLimits) -> Iterator[bytes]:
         """EntityTooSmall, EntityTooLarge; MalformedPOSTRequest for a form that is cut off."""
         size = 0
         for piece in self._to_mark():
@@ -160,12 +160,12 @@ def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
         )
 
 
-def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> Limits:
+def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> LengthLimits:
     """How long the file may be. AccessDenied for a form that its policy does not allow, InvalidPolicyDocument."""
     policy = _policy_of(fields["policy"])
     if now_s >= _seconds(policy.expiration):
         raise S3Error("AccessDenied", "Invalid according to Policy: Policy expired.")
-    given, limits, named = {**fields, "bucket": bucket}, Limits(), set[str]()
+    given, limits, named = {**fields, "bucket": bucket}, LengthLimits(), set[str]()
     for condition in policy.conditions:
         if isinstance(condition, dict):
             rows: list[tuple[str, str, str]] = [("eq", name, value) for name, value in condition.items()]
@@ -194,9 +194,9 @@ def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> Limits:
     return limits
 
 
-def _policy_of(text: str) -> Policy:
+def _policy_of(text: str) -> PostPolicy:
     try:
-        return decode_json(base64.b64decode(text, validate=True), Policy)
+        return decode_json(base64.b64decode(text, validate=True), PostPolicy)
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise _bad_policy(str(error)) from None
 
@@ -219,14 +219,14 @@ def _holds(kind: str, name: str, value: str, given: str | None) -> bool:
     return (given or "").startswith(value)
 
 
-def _narrowed(limits: Limits, condition: list[str | int]) -> Limits:
+def _narrowed(limits: LengthLimits, condition: list[str | int]) -> LengthLimits:
     try:
         least, most = (int(word) for word in condition[1:])
     except ValueError:
         raise _bad_policy("content-length-range has two numbers") from None
     if not 0 <= least <= most:
         raise _bad_policy("content-length-range has two numbers, the smaller one first")
-    return Limits(max(limits.least, least), min(limits.most, most))
+    return LengthLimits(max(limits.least, least), min(limits.most, most))
 
 
 def _seconds(text: str) -> float:

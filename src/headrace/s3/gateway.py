@@ -23,16 +23,16 @@ from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import trouble_with_sender
 from headrace.layer.durable_writes import DurableWrites
 from headrace.s3 import checksums, signature, xml
-from headrace.s3.attributes import Attributes
+from headrace.s3.attributes import AttributesOperation
 from headrace.s3.body import OBJECT_BYTES_MAX, Payload, too_large
 from headrace.s3.buckets import Buckets
 from headrace.s3.errors import S3Error, s3_error_of, s3_error_of_request
-from headrace.s3.extras import checked_tags
 from headrace.s3.multipart import Multipart
+from headrace.s3.object_metadata import checked_tags
 from headrace.s3.objects import Objects
 from headrace.s3.posts import post
-from headrace.s3.routes import Call, route
-from headrace.s3.signature import ChunkSigner, Claim
+from headrace.s3.routes import S3Call, route
+from headrace.s3.signature import ChunkSigner, SignatureFields
 from headrace.s3.uploads import Uploads
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
@@ -55,11 +55,11 @@ class Access:
     loopback: bool = True
 
 
-class Known(msgspec.Struct, frozen=True):
+class Principal(msgspec.Struct, frozen=True):
     """Who asks. word: of the body's hash. claim: None of who needs no signature."""
 
     word: str
-    claim: Claim | None
+    claim: SignatureFields | None
     secret: str = ""
 
     def signer(self) -> ChunkSigner | None:
@@ -68,14 +68,14 @@ class Known(msgspec.Struct, frozen=True):
         return ChunkSigner(self.claim, self.secret)
 
 
-class Gateway:
+class S3Gateway:
     def __init__(self, paths: LocalVfs, access: Access) -> None:
         self._access = access
         self.objects = Objects(paths, asks=access.asks)
         self._buckets = Buckets(paths, self.objects)
         uploads = os.fsencode(paths.client.upper) + b"/uploads"
         self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: paths.client.local.durable_puts))
-        self._attributes = Attributes(self.objects)
+        self._attributes = AttributesOperation(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = RequestStats()
         self._refusals = Refusals(log, "s3")
@@ -132,7 +132,7 @@ class Gateway:
         self.counts.add(operation, response.status, response.body_bytes)
         return response
 
-    def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
+    def _answered(self, request: Request, call: S3Call, pieces: Iterator[bytes]) -> Response:
         """Errors are answers. HungUpError."""
         try:
             known = self._let_in(request, call)
@@ -174,7 +174,7 @@ class Gateway:
         headers = [("Content-Type", "application/xml")] if body else []
         return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
-    def _let_in(self, request: Request, call: Call) -> Known | None:
+    def _let_in(self, request: Request, call: S3Call) -> Principal | None:
         """None: the fields of a form say who asks. S3Error, which is logged, for who may not ask."""
         try:
             if call.operation == "post_object":
@@ -185,12 +185,12 @@ class Gateway:
             self._refusals.add(error.code, address=request.address, who=signature.key_shown(request))
             raise
 
-    def _check(self, request: Request) -> Known:
+    def _check(self, request: Request) -> Principal:
         """S3Error for who may not ask."""
         if self._access.secrets is None:
             self._check_sender(request)
             request.who = "anyone"
-            return Known(request.header("x-amz-content-sha256"), None)
+            return Principal(request.header("x-amz-content-sha256"), None)
         claim = signature.claim_of(request)
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied: the request is not signed")
@@ -208,7 +208,7 @@ class Gateway:
                 "The request signature we calculated does not match the signature you provided.",
             )
         request.who = claim.access_key
-        return Known(word, claim, secret)
+        return Principal(word, claim, secret)
 
     def _check_sender(self, request: Request) -> None:
         """S3Error for a web page, where nobody is asked for a key."""
@@ -218,7 +218,7 @@ class Gateway:
         if trouble:
             raise S3Error("AccessDenied", f"Access Denied: {trouble}; s3_insecure is set")
 
-    def _do(self, request: Request, call: Call, pieces: Iterator[bytes], known: Known) -> Response:
+    def _do(self, request: Request, call: S3Call, pieces: Iterator[bytes], known: Principal) -> Response:
         copies = "x-amz-copy-source" in request.headers
         _check_length(request, call)
         also = (
@@ -267,7 +267,7 @@ class Gateway:
             payload.release()
 
 
-def _check_length(request: Request, call: Call) -> None:
+def _check_length(request: Request, call: S3Call) -> None:
     """A put that says neither how long it is nor that it comes in chunks would be an empty object; one that says that
     it is too long is refused before its bytes come. A form says how long it is, as browsers do: nobody knows yet who
     sends it, and no thread waits for it."""

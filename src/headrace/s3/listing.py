@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
 from headrace.base.namespace_path import check_name
 from headrace.layer.upper import join
-from headrace.s3.facts import Facts, facts_of, is_file, is_marked
+from headrace.s3.object_attributes import ObjectAttributes, facts_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
@@ -23,23 +23,23 @@ _NAME_BYTES_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListedKey:
     """facts None: a folder, whose key ends in a slash."""
 
     key: bytes
-    facts: Facts | None
+    facts: ObjectAttributes | None
 
 
 @dataclass(slots=True)
 class Page:
     """next_key: after which the next page begins; b"" at the end."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ListedKey] = field(default_factory=list)
     prefixes: list[bytes] = field(default_factory=list)
     next_key: bytes = b""
 
 
-class Listing:
+class ObjectListing:
     """bucket: its path."""
 
     def __init__(self, paths: LocalVfs, bucket: bytes) -> None:
@@ -69,18 +69,18 @@ class Listing:
             rows += 1
         return page
 
-    def _rows(self, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[Row]:
+    def _rows(self, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[ListedKey]:
         """flat: folders are not entered, but for that of the prefix."""
         folder, _, name = prefix.rpartition(b"/")
         at = folder + b"/" if folder or prefix.startswith(b"/") else b""
         try:
             if at and at == prefix and at > after and self._is_shown(self._path(folder), at):
-                yield Row(at, None)
+                yield ListedKey(at, None)
             yield from self._walk(at, name, after, flat=flat)
         except (PathNotFoundError, NotADirectoryPathError):
             return
 
-    def _walk(self, at: bytes, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[Row]:
+    def _walk(self, at: bytes, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[ListedKey]:
         """The keys below a folder whose key is `at`, of names that begin with prefix."""
         levels = [self._level(at, prefix, after)]
         while levels:
@@ -100,10 +100,10 @@ class Listing:
                     yield row
             elif flat:
                 if not after.startswith(key):
-                    yield Row(key, None)
+                    yield ListedKey(key, None)
             else:
                 if key > after and self._is_shown(path, key):
-                    yield Row(key, None)
+                    yield ListedKey(key, None)
                 levels.append(self._level(key, b"", after))
 
     def _level(self, at: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
@@ -140,7 +140,7 @@ class Listing:
                     found.append((resume[:end], one))
         return found
 
-    def _file(self, key: bytes, path: bytes, found: FileStat) -> Row | None:
+    def _file(self, key: bytes, path: bytes, found: FileStat) -> ListedKey | None:
         """None for what is no file: links to folders, sockets, links to nothing."""
         try:
             if not is_file(found):
@@ -150,7 +150,7 @@ class Listing:
                 found = linked
         except HeadraceError:
             return None
-        return Row(key, facts_of(found, self._paths.tree.upper.at(path)))
+        return ListedKey(key, facts_of(found, self._paths.tree.upper.at(path)))
 
     def _is_shown(self, folder: bytes, key: bytes) -> bool:
         """As a key of its own."""

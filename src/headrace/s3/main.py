@@ -12,7 +12,7 @@ from headrace.http.door import Door
 from headrace.http.process import Ready, run_as_process, run_until_signal, take_all_descriptors
 from headrace.http.tls import server_tls
 from headrace.s3.credentials import FILE_NAME, make_credentials, open_credentials
-from headrace.s3.gateway import Access, Gateway
+from headrace.s3.gateway import Access, S3Gateway
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.node_client import NodeClient
 from headrace.sdk.request_stats import StatsReporter
@@ -60,7 +60,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
             made = os.path.join(os.path.dirname(paths.client.upper), FILE_NAME)
             make_credentials(made)
         access = access_of(config, made)
-    gateway = Gateway(paths, access)
+    gateway = S3Gateway(paths, access)
     door = Door(gateway, listening, name="s3", tls=tls)
     teller = StatsReporter("s3", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), made))

@@ -12,13 +12,13 @@ from headrace.http.messages import Request, Response, is_number
 from headrace.s3 import checksums, conditions, xml
 from headrace.s3.body import Payload
 from headrace.s3.buckets import answer
-from headrace.s3.checksums import ALGORITHMS, Checksum, Wish
+from headrace.s3.checksums import ALGORITHMS, Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
-from headrace.s3.extras import metadata_of
-from headrace.s3.facts import note
+from headrace.s3.object_attributes import note
+from headrace.s3.object_metadata import metadata_of
 from headrace.s3.objects import Objects, check_put, copy_source, keep
-from headrace.s3.routes import Call
-from headrace.s3.uploads import NUMBER_MAX, About, Part, Uploads
+from headrace.s3.routes import S3Call
+from headrace.s3.uploads import NUMBER_MAX, About, UploadPart, Uploads
 from headrace.sdk.streams import Content
 
 PART_BYTES_MIN = 5 << 20
@@ -31,7 +31,7 @@ class Multipart:
         self._objects = objects
         self._uploads = uploads
 
-    def create(self, request: Request, call: Call) -> Response:
+    def create(self, request: Request, call: S3Call) -> Response:
         mtime_text = check_put(request)
         self._objects.check_bucket(call)
         self._objects.paths.check_writable(call.path)
@@ -49,11 +49,11 @@ class Multipart:
         ]
         return answer(said, headers)
 
-    def wish(self, request: Request, call: Call) -> Wish:
+    def wish(self, request: Request, call: S3Call) -> ChecksumRequest:
         """Which checksum the parts of the named upload have. NoSuchUpload."""
         return self._uploads.about(request.argument("uploadId"), call.bucket, call.key).wish
 
-    def put_part(self, request: Request, call: Call, payload: Payload) -> Response:
+    def put_part(self, request: Request, call: S3Call, payload: Payload) -> Response:
         """payload: that calculates the checksum of `wish`."""
         id, number, wish = self._about_of_part(request, call)
         _check_algorithm(request, wish)
@@ -67,9 +67,9 @@ class Multipart:
         headers = [(f"x-amz-checksum-{one.algorithm}", one.value) for one in known]
         return Response(200, [("ETag", f'"{etag}"'), *headers])
 
-    def copy_part(self, request: Request, call: Call) -> Response:
+    def copy_part(self, request: Request, call: S3Call) -> Response:
         id, number, wish = self._about_of_part(request, call)
-        facts, content, _ = self._objects.opened(Call("get_object", *copy_source(request)))
+        facts, content, _ = self._objects.opened(S3Call("get_object", *copy_source(request)))
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
             start, end = _range_of_copy(request.header("x-amz-copy-source-range"), facts.size_bytes)
@@ -87,7 +87,7 @@ class Multipart:
             )
         )
 
-    def _about_of_part(self, request: Request, call: Call) -> tuple[str, int, Wish]:
+    def _about_of_part(self, request: Request, call: S3Call) -> tuple[str, int, ChecksumRequest]:
         number = request.argument("partNumber")
         if not is_number(number) or not 1 <= int(number) <= NUMBER_MAX:
             raise S3Error(
@@ -96,7 +96,7 @@ class Multipart:
         id = request.argument("uploadId")
         return id, int(number), self._uploads.about(id, call.bucket, call.key).wish
 
-    def complete(self, request: Request, call: Call, body: bytes) -> Response:
+    def complete(self, request: Request, call: S3Call, body: bytes) -> Response:
         id = request.argument("uploadId")
         about = self._uploads.about(id, call.bucket, call.key)
         chosen = _chosen(xml.read_complete(body), self._uploads.parts(id))
@@ -120,13 +120,13 @@ class Multipart:
             )
         )
 
-    def abort(self, request: Request, call: Call) -> Response:
+    def abort(self, request: Request, call: S3Call) -> Response:
         id = request.argument("uploadId")
         self._uploads.about(id, call.bucket, call.key)
         self._uploads.remove(id)
         return Response(204)
 
-    def list_parts(self, request: Request, call: Call) -> Response:
+    def list_parts(self, request: Request, call: S3Call) -> Response:
         id = request.argument("uploadId")
         wish = self._uploads.about(id, call.bucket, call.key).wish
         after, count = _number(request, "part-number-marker", 0), _count(request, "max-parts")
@@ -146,7 +146,7 @@ class Multipart:
             said.append(xml.text("ChecksumType", wish.kind))
         return answer(xml.document("ListPartsResult", *said, *map(_part_row, shown)))
 
-    def list_uploads(self, request: Request, call: Call) -> Response:
+    def list_uploads(self, request: Request, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         prefix = request.argument("prefix").encode("utf-8", "surrogateescape")
         if request.argument("delimiter"):
@@ -183,7 +183,7 @@ class Multipart:
         return answer(xml.document("ListMultipartUploadsResult", *said, *rows))
 
 
-def _check_algorithm(request: Request, wish: Wish) -> None:
+def _check_algorithm(request: Request, wish: ChecksumRequest) -> None:
     """InvalidRequest for a part with another checksum than the upload was begun for."""
     other = [
         one for one in ALGORITHMS if one != wish.algorithm and f"x-amz-checksum-{one}" in request.headers
@@ -194,7 +194,7 @@ def _check_algorithm(request: Request, wish: Wish) -> None:
         )
 
 
-def _checksum_of(wish: Wish, parts: list[Part]) -> Checksum | None:
+def _checksum_of(wish: ChecksumRequest, parts: list[UploadPart]) -> Checksum | None:
     """None where the upload has none, or the file system kept none of a part."""
     known = [(part.size_bytes, part.checksum) for part in parts if part.checksum is not None]
     if not wish.algorithm or len(known) < len(parts):
@@ -202,7 +202,7 @@ def _checksum_of(wish: Wish, parts: list[Part]) -> Checksum | None:
     return checksums.of_parts(wish, known)
 
 
-def _runs_of(parts: list[Part]) -> tuple[tuple[int, int], ...]:
+def _runs_of(parts: list[UploadPart]) -> tuple[tuple[int, int], ...]:
     """As of facts.Record."""
     runs = itertools.groupby(part.size_bytes for part in parts)
     return tuple((len(list(run)), size_bytes) for size_bytes, run in runs)
@@ -215,7 +215,7 @@ def _checksum_elements(checksum: Checksum | None, *, kind: bool = True) -> list[
     return [*elements, xml.text("ChecksumType", checksum.kind)] if kind else elements
 
 
-def _chosen(wanted: list[tuple[int, str, dict[str, str]]], parts: list[Part]) -> list[Part]:
+def _chosen(wanted: list[tuple[int, str, dict[str, str]]], parts: list[UploadPart]) -> list[UploadPart]:
     by_number = {part.number: part for part in parts}
     chosen = []
     for number, etag, given in wanted:
@@ -239,7 +239,7 @@ def _chosen(wanted: list[tuple[int, str, dict[str, str]]], parts: list[Part]) ->
     return chosen
 
 
-def _etag_of(parts: list[Part]) -> str:
+def _etag_of(parts: list[UploadPart]) -> str:
     """As S3 makes it: the MD5 of the parts' MD5s, and how many there are."""
     try:
         digests = b"".join(binascii.unhexlify(part.etag) for part in parts)
@@ -273,11 +273,11 @@ def _range_of_copy(header: str, size_bytes: int) -> tuple[int, int]:
     return found
 
 
-def _named(call: Call) -> tuple[str, str]:
+def _named(call: S3Call) -> tuple[str, str]:
     return xml.key_text("Bucket", call.bucket, url=False), xml.key_text("Key", call.key, url=False)
 
 
-def _part_row(part: Part) -> str:
+def _part_row(part: UploadPart) -> str:
     return xml.element(
         "Part",
         xml.text("PartNumber", part.number),

@@ -23,18 +23,17 @@ from headrace.base.errors import (
     StaleIdError,
     VersionChangedError,
 )
-from headrace.base.model import Entry, Extras, Kind
+from headrace.base.model import Entry, Kind, ObjectMetadata
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
-from headrace.layer.extras import note_extras
+from headrace.layer.object_metadata import note_extras
 from headrace.layer.upper import split
 from headrace.s3 import conditions, parts, xml
 from headrace.s3.body import Payload
 from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put
 from headrace.s3.errors import S3Error
-from headrace.s3.extras import MISSING, ExtrasOf, answer_headers, metadata_of, with_copied
-from headrace.s3.facts import (
-    Facts,
+from headrace.s3.object_attributes import (
+    ObjectAttributes,
     facts_of,
     is_file,
     is_marked,
@@ -44,7 +43,8 @@ from headrace.s3.facts import (
     unmark_folder,
     with_noted,
 )
-from headrace.s3.routes import Call, check_key
+from headrace.s3.object_metadata import MISSING, ExtrasOf, answer_headers, metadata_of, with_copied
+from headrace.s3.routes import S3Call, check_key
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.node_client import CHANGED_ATTEMPTS
@@ -74,7 +74,7 @@ ANSWER_HEADERS = {
 _OVERRIDES = frozenset(ANSWER_HEADERS)
 FOLDER_TYPE = "application/x-directory"
 DEFAULT_TYPE = "binary/octet-stream"
-_FOLDER = Facts(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
+_FOLDER = ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
 """Of a key that ends in a slash: an empty object."""
 
 
@@ -86,7 +86,7 @@ class Objects:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, request: Request, call: Call) -> Response:
+    def get(self, request: Request, call: S3Call) -> Response:
         """Also of HEAD. Waits for the node where names or bytes are missing."""
         if call.key.endswith(b"/"):
             return self._folder(request, call)
@@ -97,7 +97,7 @@ class Objects:
         facts, content, extras = self.opened(call, request)
         return self._answer(request, call, facts, content, extras)
 
-    def get_cached(self, request: Request, call: Call) -> Response | None:
+    def get_cached(self, request: Request, call: S3Call) -> Response | None:
         """As get, of what is whole in the cache; None: that may wait for the node or the disk."""
         if call.key.endswith(b"/"):
             return None
@@ -115,7 +115,7 @@ class Objects:
         facts = facts_of(whole.entry, -1)
         return self._answer(request, call, facts, Content(facts.size_bytes, fd=whole.fd), extras)
 
-    def _head_cached(self, request: Request, call: Call) -> Response | None:
+    def _head_cached(self, request: Request, call: S3Call) -> Response | None:
         entry = self.paths.find_cached(call.path)
         if entry is None or entry.kind is not Kind.FILE:
             return None
@@ -126,7 +126,7 @@ class Objects:
             os.close(whole.fd)
         return None if extras is None else self._answer(request, call, facts_of(entry, -1), None, extras)
 
-    def facts(self, call: Call) -> tuple[Facts, FileStat, bytes]:
+    def facts(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
         """With what was found, and where. NoSuchKey, NoSuchBucket."""
         with self._as_key(call):
             path, found = self.paths.get(call.path)
@@ -135,7 +135,9 @@ class Objects:
             return facts_of(found, self.paths.tree.upper.at(path)), found, path
         raise AssertionError
 
-    def opened(self, call: Call, request: Request | None = None) -> tuple[Facts, Content, Extras | None]:
+    def opened(
+        self, call: S3Call, request: Request | None = None
+    ) -> tuple[ObjectAttributes, Content, ObjectMetadata | None]:
         """With the bytes of just that version. extras: as of ExtrasOf.of. request: which of the bytes are wanted; None:
         all."""
         with self._as_key(call):
@@ -155,7 +157,9 @@ class Objects:
                 return facts_of(now, content.fd), content, self.extras.of(path, now, content.fd)
         raise AssertionError
 
-    def _told(self, path: bytes, found: Entry, content: Content, request: Request | None) -> Extras | None:
+    def _told(
+        self, path: bytes, found: Entry, content: Content, request: Request | None
+    ) -> ObjectMetadata | None:
         """Of what is not cached the extras come with the first of the bytes, which are wanted anyway."""
         wanted = (
             (0, content.size_bytes) if request is None else conditions.wanted(request, content.size_bytes)
@@ -172,7 +176,7 @@ class Objects:
             content.close()
             raise
 
-    def noted(self, call: Call, facts: Facts, content: Content | None) -> Facts:
+    def noted(self, call: S3Call, facts: ObjectAttributes, content: Content | None) -> ObjectAttributes:
         """Add what was noted at a complete cache file when its bytes were put here: checksum and parts."""
         if facts.checksum is not None or facts.parts:
             return facts
@@ -188,7 +192,7 @@ class Objects:
             os.close(whole.fd)
 
     @contextlib.contextmanager
-    def _as_key(self, call: Call) -> Iterator[None]:
+    def _as_key(self, call: S3Call) -> Iterator[None]:
         """What is no file is no key."""
         try:
             yield
@@ -198,21 +202,26 @@ class Objects:
             self.check_bucket(call)
             raise no_such_key() from None
 
-    def check_bucket(self, call: Call) -> None:
+    def check_bucket(self, call: S3Call) -> None:
         """NoSuchBucket."""
         found = self.paths.find(b"/" + call.bucket)[1]
         if found is None or not is_directory(found):
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
-    def _folder(self, request: Request, call: Call) -> Response:
+    def _folder(self, request: Request, call: S3Call) -> Response:
         with self._as_key(call):
             _, found = self.paths.get(call.path)
             if not is_directory(found):
                 raise PathNotFoundError("")
-        return self._answer(request, call, _FOLDER, None, Extras())
+        return self._answer(request, call, _FOLDER, None, ObjectMetadata())
 
     def _answer(
-        self, request: Request, call: Call, facts: Facts, content: Content | None, extras: Extras | None
+        self,
+        request: Request,
+        call: S3Call,
+        facts: ObjectAttributes,
+        content: Content | None,
+        extras: ObjectMetadata | None,
     ) -> Response:
         """content None: nothing is sent. extras None: the origin could not be asked."""
         headers = request.headers
@@ -260,7 +269,7 @@ class Objects:
 
     # ------------------------------------------------------------ writing
 
-    def put(self, request: Request, call: Call, payload: Payload) -> Response:
+    def put(self, request: Request, call: S3Call, payload: Payload) -> Response:
         mtime_text = check_put(request)
         check_kind_of_put(request)
         self.check_bucket(call)
@@ -277,7 +286,7 @@ class Objects:
         return Response(200, [("ETag", f'"{etag}"'), *(checksum.headers() if checksum is not None else ())])
 
     @contextlib.contextmanager
-    def creating(self, request: Request, call: Call) -> Iterator[WriteStream]:
+    def creating(self, request: Request, call: S3Call) -> Iterator[WriteStream]:
         """What is written within gets the key, if the request's conditions hold then."""
         path = call.path
 
@@ -302,7 +311,7 @@ class Objects:
             return None
         return facts_of(found, self.paths.tree.upper.at(path)).etag
 
-    def _put_folder(self, call: Call, payload: Payload) -> Response:
+    def _put_folder(self, call: S3Call, payload: Payload) -> Response:
         if payload.read_all(1):
             raise S3Error("InvalidArgument", "a key that ends in / is a folder here, and has no bytes")
         self.paths.check_writable(call.path)
@@ -310,7 +319,7 @@ class Objects:
         mark_folder(self.paths.tree.upper.at(call.path))
         return Response(200, [("ETag", _FOLDER.etag)])
 
-    def copy(self, request: Request, call: Call) -> Response:
+    def copy(self, request: Request, call: S3Call) -> Response:
         source = copy_source(request)
         given, replaces = metadata_of(request), is_replaced(request)
         if source == (call.bucket, call.key) and not replaces:
@@ -320,7 +329,7 @@ class Objects:
             )
         mtime_text = check_put(request) if replaces else ""
         self.check_bucket(call)
-        facts, content, theirs = self.opened(Call("get_object", *source))
+        facts, content, theirs = self.opened(S3Call("get_object", *source))
         try:
             conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
             extras = self._copied(request, call, theirs, given)
@@ -345,7 +354,9 @@ class Objects:
             ),
         )
 
-    def _copied(self, request: Request, call: Call, source: Extras | None, given: Extras) -> Extras:
+    def _copied(
+        self, request: Request, call: S3Call, source: ObjectMetadata | None, given: ObjectMetadata
+    ) -> ObjectMetadata:
         """What the copy gets. Where its origin has no place for what the source has, that is left behind, as a copy
         by any other client would."""
         if source is None:
@@ -356,11 +367,11 @@ class Objects:
         except S3Error:
             if made == given or not given.is_empty:
                 raise
-            return Extras()
+            return ObjectMetadata()
 
     # ------------------------------------------------------------ tags
 
-    def tags(self, call: Call) -> Response:
+    def tags(self, call: S3Call) -> Response:
         """NotImplemented for those of an object that somebody else put: obstore can't ask for them."""
         _, found, path = self.facts(call)
         extras = self._tagged(found, path)
@@ -373,11 +384,11 @@ class Objects:
         body = xml.document("Tagging", xml.element("TagSet", *rows))
         return Response(200, [("Content-Type", "application/xml")], body=body)
 
-    def set_tags(self, call: Call, tags: dict[str, str], *, status: int) -> Response:
+    def set_tags(self, call: S3Call, tags: dict[str, str], *, status: int) -> Response:
         """The object is put anew, with these."""
         facts, found, path = self.facts(call)
         before = self._tagged(found, path)
-        extras = Extras(before.metadata, before.headers, tags)
+        extras = ObjectMetadata(before.metadata, before.headers, tags)
         self.extras.check_kept(call.path, extras)
         etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
 
@@ -390,7 +401,7 @@ class Objects:
             self.extras.forget(found.id)
         return Response(status)
 
-    def _tagged(self, found: FileStat, path: bytes) -> Extras:
+    def _tagged(self, found: FileStat, path: bytes) -> ObjectMetadata:
         if not self.extras.has_tags(path):
             raise S3Error("NotImplemented", "tags are not kept, as the origin has no place for them")
         extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
@@ -400,7 +411,7 @@ class Objects:
 
     # ------------------------------------------------------------ removing
 
-    def delete(self, request: Request, call: Call) -> Response:
+    def delete(self, request: Request, call: S3Call) -> Response:
         self.check_bucket(call)
         self.paths.check_writable(call.path)
         if "if-match" in request.headers:
@@ -410,7 +421,7 @@ class Objects:
         self.remove(call)
         return Response(204)
 
-    def remove(self, call: Call) -> None:
+    def remove(self, call: S3Call) -> None:
         """Nothing there is as good as removed. Folders that are empty then go, too: keys have no folders."""
         try:
             if call.key.endswith(b"/"):
@@ -430,7 +441,7 @@ class Objects:
                 return
             folder = split(folder)[0]
 
-    def etag_check(self, call: Call, etag: str) -> None:
+    def etag_check(self, call: S3Call, etag: str) -> None:
         """Of one of DeleteObjects, which names the ETag that the object must have."""
         there = self._etag_there(self.paths.find(call.path)[1], call.path)
         if there is None or not conditions.names(etag, there):
@@ -464,7 +475,7 @@ def is_replaced(request: Request) -> bool:
     return request.header("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
 
 
-def keep(fd: int, extras: Extras) -> None:
+def keep(fd: int, extras: ObjectMetadata) -> None:
     """MetadataTooLarge for more than the cache's file system holds at a file."""
     try:
         note_extras(fd, extras)
@@ -511,7 +522,7 @@ def _type_of(ending: bytes) -> str:
     return DEFAULT_TYPE if kind is None or encoding else kind
 
 
-def _is_current(if_range: str, facts: Facts) -> bool:
+def _is_current(if_range: str, facts: ObjectAttributes) -> bool:
     return if_range.strip() in (facts.etag, http_date(facts.mtime_ns))
 
 

@@ -10,14 +10,14 @@ import re
 
 from headrace.http.messages import Request, is_number
 from headrace.s3.errors import S3Error
-from headrace.s3.facts import Facts
+from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.uploads import NUMBER_MAX
 
 _OF_PARTS = re.compile(r'"?[0-9a-f]{32}-([0-9]{1,5})"?')
 Range = tuple[int, int]
 
 
-def count_of(facts: Facts) -> int:
+def count_of(facts: ObjectAttributes) -> int:
     """Return how many parts an object has; 0 for one that was put in one piece. The ETag says it as S3 makes it."""
     if facts.parts:
         return sum(count for count, _ in facts.parts)
@@ -25,7 +25,7 @@ def count_of(facts: Facts) -> int:
     return int(match[1]) if match else 0
 
 
-def range_of_part(facts: Facts, number: int) -> Range:
+def range_of_part(facts: ObjectAttributes, number: int) -> Range:
     """InvalidPartNumber; NotImplemented where the sizes of the parts are not known here."""
     count = count_of(facts)
     if number > max(1, count):
@@ -43,7 +43,7 @@ def range_of_part(facts: Facts, number: int) -> Range:
 
 
 def read_as_asked(
-    request: Request, facts: Facts, part: Range | None
+    request: Request, facts: ObjectAttributes, part: Range | None
 ) -> tuple[Range | None, list[tuple[str, str]]]:
     """The range to answer, and headers beside it. part: by the Range header. A checksum is of the whole object, so an
     answer with less of it names none."""

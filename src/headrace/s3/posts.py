@@ -12,10 +12,10 @@ from headrace.http.messages import Request, Response
 from headrace.s3 import xml
 from headrace.s3.body import Payload
 from headrace.s3.errors import S3Error
-from headrace.s3.extras import checked_tags, tags_text
-from headrace.s3.forms import Form, Limits, check_policy, check_signature
+from headrace.s3.forms import Form, LengthLimits, check_policy, check_signature
+from headrace.s3.object_metadata import checked_tags, tags_text
 from headrace.s3.objects import Objects
-from headrace.s3.routes import Call, check_key
+from headrace.s3.routes import S3Call, check_key
 
 _HEADERS = (
     "cache-control",
@@ -30,7 +30,7 @@ FILE_NAME = "${filename}"
 
 
 def post(
-    objects: Objects, secrets: dict[str, str] | None, request: Request, call: Call, pieces: Iterator[bytes]
+    objects: Objects, secrets: dict[str, str] | None, request: Request, call: S3Call, pieces: Iterator[bytes]
 ) -> Response:
     """secrets: by access key; None: no form has to be signed, but a policy that is there must hold.
     S3Error, and what a put raises."""
@@ -41,10 +41,10 @@ def post(
         raise S3Error("InvalidArgument", "Bucket POST must contain a field named 'key' with a value.")
     if secrets is not None:
         check_signature(fields, secrets)
-    limits = Limits()
+    limits = LengthLimits()
     if "policy" in fields:
         limits = check_policy({**fields, "key": key}, call.bucket.decode("utf-8", "replace"), time.time())
-    target = Call("put_object", call.bucket, key.encode())
+    target = S3Call("put_object", call.bucket, key.encode())
     check_key(target.key)
     put = msgspec.structs.replace(
         request, method="PUT", path=target.path, query=[], headers=_headers_of(request, fields)
@@ -72,7 +72,7 @@ def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
     return {"host": request.header("host"), **headers}
 
 
-def _answer(request: Request, fields: dict[str, str], made: Call, etag: str) -> Response:
+def _answer(request: Request, fields: dict[str, str], made: S3Call, etag: str) -> Response:
     """As the form asks: a redirect, or 200, 201 or 204."""
     bucket, key = made.bucket.decode("utf-8", "replace"), made.key.decode()
     scheme = "https" if request.secure else "http"

@@ -19,7 +19,7 @@ _NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
 """A slash where a name should begin, a name of dots, a zero byte."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class S3Call(msgspec.Struct, frozen=True):
     """operation: a name of the tables below, in snake case. bucket and key: b"" where there is none."""
 
     operation: str
@@ -70,7 +70,7 @@ SUBRESOURCES = {
 }  # fmt: skip
 
 
-def route(request: Request, domains: tuple[str, ...]) -> Call:
+def route(request: Request, domains: tuple[str, ...]) -> S3Call:
     """domains: of virtual hosts. S3Error for what is not there."""
     bucket, key = _named(request, domains)
     table = OBJECT if key else BUCKET if bucket else SERVICE
@@ -87,7 +87,7 @@ def route(request: Request, domains: tuple[str, ...]) -> Call:
         raise S3Error("NoSuchVersion", "objects have no versions here")
     if key:
         check_key(key)
-    return Call(operation, bucket, key)
+    return S3Call(operation, bucket, key)
 
 
 def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:

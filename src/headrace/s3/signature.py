@@ -40,7 +40,7 @@ _SET = (
 _PLAIN_PATH = re.compile(rb"[A-Za-z0-9_.~/-]*")
 
 
-class Claim(msgspec.Struct, frozen=True):
+class SignatureFields(msgspec.Struct, frozen=True):
     """What a request says of its signature. expires_s: of a presigned one, else None."""
 
     access_key: str
@@ -56,7 +56,7 @@ class Claim(msgspec.Struct, frozen=True):
         return f"{self.date}/{self.region}/s3/aws4_request"
 
 
-def claim_of(request: Request) -> Claim | None:
+def claim_of(request: Request) -> SignatureFields | None:
     """None: the request is not signed. S3Error for one that is not well formed, or of another kind."""
     authorization = request.header("authorization")
     if authorization:
@@ -68,7 +68,7 @@ def claim_of(request: Request) -> Claim | None:
     return None
 
 
-def _of_header(request: Request, authorization: str) -> Claim:
+def _of_header(request: Request, authorization: str) -> SignatureFields:
     kind, _, rest = authorization.partition(" ")
     if kind != ALGORITHM:
         raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: {_SET}")
@@ -85,7 +85,7 @@ def _of_header(request: Request, authorization: str) -> Claim:
     )
 
 
-def _of_query(request: Request) -> Claim:
+def _of_query(request: Request) -> SignatureFields:
     wrong = "AuthorizationQueryParametersError"
     if request.argument("X-Amz-Algorithm") != ALGORITHM:
         raise S3Error(wrong, f"X-Amz-Algorithm must be {ALGORITHM}")
@@ -108,14 +108,14 @@ def key_shown(request: Request) -> str:
     return (shown or request.argument("X-Amz-Credential")).partition("/")[0]
 
 
-def claim_of_form(credential: str, signature: str, amz_date: str) -> Claim:
+def claim_of_form(credential: str, signature: str, amz_date: str) -> SignatureFields:
     """Of a browser's form, whose policy alone is signed. S3Error."""
     return _claim(credential, "host", signature, amz_date, wrong="AccessDenied")
 
 
 def _claim(
     credential: str, headers: str, signature: str, amz_date: str, *, wrong: str, expires_s: int | None = None
-) -> Claim:
+) -> SignatureFields:
     words = credential.rsplit("/", 4)
     if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
         raise S3Error(wrong, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
@@ -124,7 +124,7 @@ def _claim(
     names = tuple(headers.lower().split(";"))
     if "host" not in names:
         raise S3Error(wrong, "host must be among the signed headers")
-    return Claim(words[0], words[1], words[2], names, signature, amz_date, expires_s)
+    return SignatureFields(words[0], words[1], words[2], names, signature, amz_date, expires_s)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -135,7 +135,7 @@ def seconds_of(amz_date: str) -> int | None:
         return None
 
 
-def check_time(claim: Claim, now_s: float) -> None:
+def check_time(claim: SignatureFields, now_s: float) -> None:
     """S3Error for one that is not of now, or has expired."""
     signed_s = seconds_of(claim.amz_date) or 0
     if claim.expires_s is not None:
@@ -150,7 +150,7 @@ def check_time(claim: Claim, now_s: float) -> None:
         )
 
 
-def payload_word(request: Request, claim: Claim) -> str:
+def payload_word(request: Request, claim: SignatureFields) -> str:
     """What the request says of its body's hash: hex, UNSIGNED-PAYLOAD or STREAMING-…"""
     given = request.header("x-amz-content-sha256")
     if given in PAYLOAD_WORDS or (len(given) == 64 and not given.strip("0123456789abcdef")):
@@ -166,7 +166,7 @@ def payload_word(request: Request, claim: Claim) -> str:
     return UNSIGNED
 
 
-def check_headers(request: Request, claim: Claim) -> None:
+def check_headers(request: Request, claim: SignatureFields) -> None:
     """All x-amz-* headers that are there have to be signed: else whoever passes a request on could add some."""
     left_out = [
         name for name in request.headers if name.startswith("x-amz-") and name not in claim.signed_headers
@@ -179,18 +179,18 @@ def check_headers(request: Request, claim: Claim) -> None:
         )
 
 
-def signature_of(request: Request, claim: Claim, secret: str, payload: str) -> str:
+def signature_of(request: Request, claim: SignatureFields, secret: str, payload: str) -> str:
     text = string_to_sign(claim, canonical_request(request, claim, payload))
     return _hex(_signer(secret, claim.date, claim.region), text)
 
 
-def matches(request: Request, claim: Claim, secret: str, payload: str) -> bool:
+def matches(request: Request, claim: SignatureFields, secret: str, payload: str) -> bool:
     return hmac.compare_digest(
         signature_of(request, claim, secret, payload).encode(), claim.signature.encode("utf-8", "replace")
     )
 
 
-def canonical_request(request: Request, claim: Claim, payload: str) -> str:
+def canonical_request(request: Request, claim: SignatureFields, payload: str) -> str:
     headers = "".join(
         [f"{name}:{_trimmed(request.headers.get(name, ''))}\n" for name in claim.signed_headers]
     )
@@ -206,7 +206,7 @@ def canonical_request(request: Request, claim: Claim, payload: str) -> str:
     )
 
 
-def string_to_sign(claim: Claim, canonical: str) -> str:
+def string_to_sign(claim: SignatureFields, canonical: str) -> str:
     hashed = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
     return f"{ALGORITHM}\n{claim.amz_date}\n{claim.scope}\n{hashed}"
 
@@ -262,7 +262,7 @@ def _hex(signer: hmac.HMAC, text: str) -> str:
 class ChunkSigner:
     """The chain of signatures of a body that is signed chunk by chunk. It begins with the request's own."""
 
-    def __init__(self, claim: Claim, secret: str) -> None:
+    def __init__(self, claim: SignatureFields, secret: str) -> None:
         self._claim = claim
         self._signer = _signer(secret, claim.date, claim.region)
         self._previous = claim.signature

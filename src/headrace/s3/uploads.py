@@ -26,11 +26,11 @@ import msgspec
 from headrace.base.boot_clock import Moment
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NoSpaceError, StoreError
-from headrace.base.model import Extras
+from headrace.base.model import ObjectMetadata
 from headrace.layer.durable_writes import DurableWrites
-from headrace.s3.checksums import Checksum, Wish
+from headrace.s3.checksums import Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
-from headrace.s3.facts import facts_of
+from headrace.s3.object_attributes import facts_of
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: bytes
     begun_s: float
     mtime_text: str = ""
-    extras: Extras = Extras()
-    wish: Wish = Wish()
+    extras: ObjectMetadata = ObjectMetadata()
+    wish: ChecksumRequest = ChecksumRequest()
 
 
-class Part(msgspec.Struct, frozen=True):
+class UploadPart(msgspec.Struct, frozen=True):
     """etag: the MD5 in hex."""
 
     number: int
@@ -131,7 +131,7 @@ class Uploads:
         finally:
             os.close(fd)
 
-    def parts(self, id: str) -> list[Part]:
+    def parts(self, id: str) -> list[UploadPart]:
         """Those that are whole, by number."""
         found = []
         for name in sorted(_listed(self._at(id))):
@@ -141,7 +141,7 @@ class Uploads:
                     seen = os.stat(at)
                     facts = facts_of(seen, at)
                     etag = facts.etag.strip('"')
-                    found.append(Part(int(name), seen.st_size, etag, seen.st_mtime_ns, facts.checksum))
+                    found.append(UploadPart(int(name), seen.st_size, etag, seen.st_mtime_ns, facts.checksum))
         return found
 
     def append(self, id: str, number: int, target: int) -> None:

@@ -11,7 +11,7 @@ from headrace.base.errors import EvictedError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.sdk.cancel import Cancel
 from headrace.store.reader import CacheReader
-from headrace.wire.messages import Answer, Fill, Message
+from headrace.wire.messages import Answer, FillRange, Message
 
 ATTEMPTS_MAX = 100
 PAUSE_S_MAX = 0.05
@@ -60,7 +60,7 @@ class OpenFile:
                 if reader is not None:
                     self._lent[threading.get_ident()] = reader
                     return reader.fd
-            self._ask(Fill(id=self.id, start=start, end=end), cancel)
+            self._ask(FillRange(id=self.id, start=start, end=end), cancel)
             self._follow_replacement(start, end)
             if attempt > 2:
                 time.sleep(min(PAUSE_S_MAX, attempt / 1000))

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from headrace.base.boot_clock import now_ns
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Entry, Extras, FileId
-from headrace.layer.told import extras_by
+from headrace.base.model import Entry, FileId, ObjectMetadata
+from headrace.layer.content_type_codes import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
@@ -28,7 +28,7 @@ class WholeFile(NamedTuple):
 
     fd: int
     entry: Entry
-    told: Extras | None
+    told: ObjectMetadata | None
 
 
 class LocalCache:

@@ -26,7 +26,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.key_length import key_room
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, Extras, FileId, Kind, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Entry, FileId, Kind, ObjectMetadata, Version
 from headrace.sdk.access_reporter import AccessReporter
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.change_reporter import ChangeReporter
@@ -149,11 +149,11 @@ class NodeClient:
         """Path: URL of the origin."""
         return {path: record["url"] for path, record in self.local.index.mounts().items()}
 
-    def describe(self, id: FileId) -> Extras | None:
+    def describe(self, id: FileId) -> ObjectMetadata | None:
         """What the origin tells of the object beside its bytes: it is asked. None: it has another version by now."""
         answer = self._ask(Describe(id=id))
         assert isinstance(answer, Described)
-        return Extras(answer.metadata, answer.headers, answer.tags) if answer.known else None
+        return ObjectMetadata(answer.metadata, answer.headers, answer.tags) if answer.known else None
 
     def name_ttl_s(self, parent: FileId) -> float:
         """How long the kernel may keep the names of that directory; at least 1 s, so that one path walk is one, and

@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from headrace.base.model import Entry, Extras, FileId
-from headrace.layer.extras import drop_told, extras_of, note_told
-from headrace.layer.told import extras_by, number_of
+from headrace.base.model import Entry, FileId, ObjectMetadata
+from headrace.layer.content_type_codes import extras_by, number_of
+from headrace.layer.object_metadata import drop_told, extras_of, note_told
 from headrace.store.schema import CachedFile, can_tell
 from headrace.store.volume import Volume
 
 
-def numbers_of(entries: list[Entry], extras: Mapping[FileId, Extras]) -> dict[FileId, int]:
+def numbers_of(entries: list[Entry], extras: Mapping[FileId, ObjectMetadata]) -> dict[FileId, int]:
     """Of those whose records say it; what there is of the others belongs to their files."""
     found: dict[FileId, int] = {}
     for entry in entries:
@@ -25,7 +25,7 @@ def numbers_of(entries: list[Entry], extras: Mapping[FileId, Extras]) -> dict[Fi
     return found
 
 
-def noted(volumes: list[Volume], cached: CachedFile) -> Extras | None:
+def noted(volumes: list[Volume], cached: CachedFile) -> ObjectMetadata | None:
     """As soon as some of the bytes are here; None: nothing was noted, or the file went."""
     usual = extras_by(cached.told)
     if usual is not None:
@@ -42,7 +42,7 @@ def unnote(volumes: list[Volume], cached: CachedFile) -> None:
     drop_told(_path_of(volumes, cached))
 
 
-def note(volumes: list[Volume], cached: CachedFile, extras: Extras) -> None:
+def note(volumes: list[Volume], cached: CachedFile, extras: ObjectMetadata) -> None:
     """What was told later than the bytes; nothing where the file is not whole."""
     if cached.complete:
         note_told(_path_of(volumes, cached), cached.size_bytes, extras)

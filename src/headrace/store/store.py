@@ -22,7 +22,7 @@ from msgspec import structs
 from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, Entry, Extras, FileId
+from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.layer.reserve import Reserve
 from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
@@ -47,7 +47,7 @@ EVICT_STEP_BYTES = 8 << 20
 """What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
 CTIME_LAG_S = 0.05
 """How far the clock that the kernel gives files may be behind the real one: a tick, and more on a busy machine."""
-NO_EXTRAS: Mapping[FileId, Extras] = MappingProxyType({})
+NO_EXTRAS: Mapping[FileId, ObjectMetadata] = MappingProxyType({})
 
 
 class Store:
@@ -213,7 +213,7 @@ class Store:
         files: list[tuple[Entry, Body]],
         *,
         borrowed: Container[FileId] = (),
-        extras: Mapping[FileId, Extras] = NO_EXTRAS,
+        extras: Mapping[FileId, ObjectMetadata] = NO_EXTRAS,
         spilled: bool = False,
     ) -> list[CachedFile]:
         """Many such files by one commit; all or none of them are recorded. The files are written outside the
@@ -562,7 +562,7 @@ class Store:
             return self._beside()
         return choose_volume(self.disks, size_bytes, high=self._high, make_room=self._make_room)
 
-    def _write_small(self, volume: Volume, id: FileId, body: Body, extras: Extras | None) -> None:
+    def _write_small(self, volume: Volume, id: FileId, body: Body, extras: ObjectMetadata | None) -> None:
         path = volume.part_path(id)
         try:
             write_with_room(

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, Extras, FileId, Version, block_count, block_range
-from headrace.layer.extras import note_told
+from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectMetadata, Version, block_count, block_range
+from headrace.layer.object_metadata import note_told
 from headrace.store.checksum import block_checksum
 from headrace.store.files import BlockMap
 from headrace.store.volume import Volume
@@ -42,7 +42,7 @@ def pwrite_all(fd: int, body: Body, offset: int) -> None:
         written += os.pwrite(fd, rest[written:], offset + written)
 
 
-def write_whole(path: str, body: Body, extras: Extras | None) -> None:
+def write_whole(path: str, body: Body, extras: ObjectMetadata | None) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         pwrite_all(fd, body, 0)
@@ -185,7 +185,7 @@ class CacheWriter:
                 found.append((low, high))
         return found
 
-    def write(self, offset: int, body: Body, extras: Extras | None = None) -> None:
+    def write(self, offset: int, body: Body, extras: ObjectMetadata | None = None) -> None:
         """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return. extras: of the
         whole file, where they are known; noted once.
         StoreError (EIO), NoSpaceError, EvictedError (closed); then the blocks are not present."""
@@ -209,7 +209,7 @@ class CacheWriter:
             if last:
                 self._close()
 
-    def _write(self, offset: int, body: Body, extras: Extras | None) -> None:
+    def _write(self, offset: int, body: Body, extras: ObjectMetadata | None) -> None:
         length, size = len(body), self.version.size_bytes
         self.on_grow(length)
         view = memoryview(body)

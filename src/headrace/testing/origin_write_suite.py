@@ -32,7 +32,7 @@ from headrace.base.errors import (
     StoreError,
     VersionChangedError,
 )
-from headrace.base.model import Attributes, Extras, ObjectInfo, Version
+from headrace.base.model import Attributes, ObjectInfo, ObjectMetadata, Version
 from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
 from headrace.origin.source import BytesSource, FileSource
 from headrace.testing.origin_suite import NAMES, Subject, listing_of, read, run, soon
@@ -240,7 +240,7 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             tags = {"a b": "c/d=é"} if origin.url.startswith("s3:") else {}
-            given = Extras(
+            given = ObjectMetadata(
                 {"colour": "red", "mode": "33188"},
                 {"Content-Type": "text/x", "Cache-Control": "no-store"},
                 tags,

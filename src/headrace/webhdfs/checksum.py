@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.sdk.streams import Content
 from headrace.webhdfs.errors import unsupported
-from headrace.webhdfs.statuses import BLOCK_BYTES
+from headrace.webhdfs.file_status import BLOCK_BYTES
 
 CRC_BYTES = 512
 STEP_BYTES = 1 << 20

@@ -17,18 +17,18 @@ from headrace.http.messages import Request, Response
 from headrace.http.sender import trouble_with_sender
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
-from headrace.webhdfs import answers
+from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, remote_error_of, remote_error_of_request
 from headrace.webhdfs.locations import Locations
-from headrace.webhdfs.reading import Reading
-from headrace.webhdfs.routes import Call, route
+from headrace.webhdfs.read_ops import Reading
+from headrace.webhdfs.routes import WebHdfsCall, route
 from headrace.webhdfs.tokens import token_of
-from headrace.webhdfs.writing import Writing
+from headrace.webhdfs.write_ops import WriteOperations
 
 log = logging.getLogger(__name__)
 
 
-class Gateway:
+class WebHdfsGateway:
     """replicas: how many nodes own a file, for who asks where it is. loopback: it listens there only. tokens: of which
     who asks must show one; None: nobody is asked for one."""
 
@@ -37,7 +37,7 @@ class Gateway:
         self._tokens = tokens
         self._refusals = Refusals(log, "webhdfs")
         self._reading = Reading(paths, Locations(paths.client.status, replicas=replicas))
-        self._writing = Writing(paths)
+        self._writing = WriteOperations(paths)
         self.counts = RequestStats()
 
     def _check(self, request: Request) -> None:
@@ -70,7 +70,7 @@ class Gateway:
         try:
             self._let_in(request)
         except RemoteError as error:
-            return self._counted(UNKNOWN, _as_taken(request, answers.failed(error)))
+            return self._counted(UNKNOWN, _as_taken(request, responses.failed(error)))
         return None
 
     def cached(self, request: Request) -> Response | None:
@@ -101,7 +101,7 @@ class Gateway:
             operation = call.operation
             response = self._answered(request, call, received)
         except RemoteError as error:
-            response = answers.failed(error)
+            response = responses.failed(error)
         finally:
             self.counts.received(operation, received.count)
         return self._counted(operation, _as_taken(request, response))
@@ -110,28 +110,28 @@ class Gateway:
         self.counts.add(operation, response.status, response.body_bytes)
         return response
 
-    def _answered(self, request: Request, call: Call, pieces: Iterator[bytes]) -> Response:
+    def _answered(self, request: Request, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
         """Errors are answers. HungUpError."""
         try:
             return self._do(call, pieces)
         except RemoteError as error:
-            return answers.failed(error)
+            return responses.failed(error)
         except BadRequestError as error:
             return self.refuse(error)
         except HeadraceError as error:
             if not error.retryable:
                 log.info("request failed path=%s error=%s", request.path, error)
-            return answers.failed(remote_error_of(error))
+            return responses.failed(remote_error_of(error))
         except HungUpError:
             raise
         except Exception as error:
             log.exception("request failed method=%s path=%s", request.method, request.path)
-            return answers.failed(
+            return responses.failed(
                 RemoteError("RuntimeException", f"{type(error).__name__}: a defect, see the log")
             )
 
     def refuse(self, error: BadRequestError) -> Response:
-        return answers.failed(remote_error_of_request(error))
+        return responses.failed(remote_error_of_request(error))
 
     def marks(self, _: Response) -> list[tuple[str, str]]:
         return [("Cache-Control", "no-cache")]
@@ -139,15 +139,15 @@ class Gateway:
     def clean(self) -> None:
         """Nothing is left behind."""
 
-    def _do(self, call: Call, pieces: Iterator[bytes]) -> Response:
-        with_body: dict[str, Callable[[Call, Iterator[bytes]], Response]] = {
+    def _do(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
+        with_body: dict[str, Callable[[WebHdfsCall, Iterator[bytes]], Response]] = {
             "create": self._writing.create,
             "append": self._writing.append,
         }
         if call.operation in with_body:
             return with_body[call.operation](call, pieces)
         reading, writing = self._reading, self._writing
-        without: dict[str, Callable[[Call], Response]] = {
+        without: dict[str, Callable[[WebHdfsCall], Response]] = {
             "open": reading.open,
             "get_status": reading.get_status,
             "get_link_status": reading.get_link_status,
@@ -183,7 +183,7 @@ class Gateway:
 def _as_taken(request: Request, response: Response) -> Response:
     """Hadoop's client (3.5.0, as Spark 4.3 ships it) reads JSON whose type is not told, and fails where it is: to look
     at the type it wants a class that its shaded jar has not got."""
-    if answers.JSON in response.headers and request.header("user-agent").startswith("Java/"):
-        response.headers.remove(answers.JSON)
+    if responses.JSON in response.headers and request.header("user-agent").startswith("Java/"):
+        response.headers.remove(responses.JSON)
     response.bodiless = request.method == "HEAD"  # no operation has it, and its answer must not have a body
     return response

@@ -18,7 +18,7 @@ HOSTS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockLocation:
     """Bytes start..end of a file, and who has them. names: HOST:PORT of the nodes; the port is the one peers use."""
 
     start: int
@@ -42,7 +42,9 @@ class Locations:
         """None: the node is alone."""
         self._addresses: dict[str, str] = {}
 
-    def parts(self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int) -> list[Part]:
+    def parts(
+        self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int
+    ) -> list[BlockLocation]:
         """Those of a file that bytes start..end touch, cut at multiples of part_bytes, of which a segment has a whole
         number."""
         with self._lock:
@@ -55,7 +57,7 @@ class Locations:
             else:
                 owners = ring.owners(key_of(path, at // SEGMENT_BYTES), self._replicas)
                 names = tuple(addresses[one.id] for one in owners)
-            found.append(Part(at, min(size_bytes, at + part_bytes), names))
+            found.append(BlockLocation(at, min(size_bytes, at + part_bytes), names))
         return found
 
     def _look(self) -> None:
@@ -77,7 +79,7 @@ def _members(status: dict[str, Any]) -> list[dict[str, Any]]:
     return list(cluster["members"]) if isinstance(cluster, dict) and cluster.get("members") else []
 
 
-def block_locations(parts: list[Part]) -> list[dict[str, Any]]:
+def block_locations(parts: list[BlockLocation]) -> list[dict[str, Any]]:
     """Hadoop's BlockLocation, as GETFILEBLOCKLOCATIONS tells it."""
     return [
         {
@@ -94,7 +96,7 @@ def block_locations(parts: list[Part]) -> list[dict[str, Any]]:
     ]
 
 
-def located_blocks(parts: list[Part], file_id: int, size_bytes: int) -> dict[str, Any]:
+def located_blocks(parts: list[BlockLocation], file_id: int, size_bytes: int) -> dict[str, Any]:
     """The same as GET_BLOCK_LOCATIONS tells it. Ports of HDFS's own protocol are 0: nobody speaks it here."""
     rows = [_located(one, file_id) for one in parts]
     return {
@@ -106,7 +108,7 @@ def located_blocks(parts: list[Part], file_id: int, size_bytes: int) -> dict[str
     }
 
 
-def _located(part: Part, file_id: int) -> dict[str, Any]:
+def _located(part: BlockLocation, file_id: int) -> dict[str, Any]:
     return {
         "block": {
             "blockId": file_id,

@@ -16,7 +16,7 @@ from headrace.http.tls import server_tls
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.node_client import NodeClient
 from headrace.sdk.request_stats import StatsReporter
-from headrace.webhdfs.gateway import Gateway
+from headrace.webhdfs.gateway import WebHdfsGateway
 from headrace.webhdfs.token_file import TokenFile
 
 SETTING = "webhdfs_address"
@@ -66,7 +66,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     if tokens is not None:
         port = split_address(bound_to(listening), SETTING)[1]
         shown = TokenFile(os.path.join(folder, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
-    gateway = Gateway(paths, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
+    gateway = WebHdfsGateway(paths, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
     door = Door(gateway, listening, name="webhdfs", tls=tls)
     teller = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
     on_ready(Ready(bound_to(listening), made))

@@ -63,7 +63,7 @@ _OCTAL = re.compile(r"[01]?[0-7]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WebHdfsCall:
     """operation: a value of OPERATIONS. path: in the namespace, without a slash at its end. parameters: the first of
     each name; names in lower case, by which Hadoop does not tell them apart either."""
 
@@ -130,7 +130,7 @@ class Call:
         return f"{scheme}://{self.request.header('host')}{at.decode('latin-1')}"
 
 
-def route(request: Request) -> Call:
+def route(request: Request) -> WebHdfsCall:
     """RemoteError for what is not there."""
     path = request.path
     if path != PREFIX and not path.startswith(PREFIX + b"/"):
@@ -140,7 +140,7 @@ def route(request: Request) -> Call:
     operation = OPERATIONS.get((request.method, word))
     if operation is None:
         raise _no_operation(request.method, word)
-    return Call(operation, clean_path(path[len(PREFIX) :]), parameters, request)
+    return WebHdfsCall(operation, clean_path(path[len(PREFIX) :]), parameters, request)
 
 
 def clean_path(path: bytes) -> bytes:

@@ -121,23 +121,23 @@ class Health(Value, frozen=True):
     ready: bool
 
 
-class Report(Value, frozen=True):
+class ApiStatus(Value, frozen=True):
     """status: what `headrace status --json` prints of a node, docs/operating.md."""
 
     status: dict[str, Any]
 
 
-class MountRow(Value, frozen=True):
+class ApiMount(Value, frozen=True):
     path: str
     url: str
     sync_interval_s: float
 
 
-class Mounts(Value, frozen=True):
-    mounts: list[MountRow]
+class ApiMounts(Value, frozen=True):
+    mounts: list[ApiMount]
 
 
-class Member(Value, frozen=True):
+class ApiMember(Value, frozen=True):
     """api: where its REST API is, as a URL; "": it has none. capacity_bytes: its share of the ring follows from it."""
 
     id: str
@@ -152,7 +152,7 @@ class Cluster(Value, frozen=True):
 
     node: str
     replicas: int
-    members: list[Member]
+    members: list[ApiMember]
 
 
 class Failed(Value, frozen=True):
@@ -160,7 +160,7 @@ class Failed(Value, frozen=True):
     reason: str
 
 
-class Job(Value, frozen=True):
+class ApiJob(Value, frozen=True):
     """scope: `cluster`: a job of all nodes, known to each; `node`: of this API's process, which ends with it. state:
     running, done, cancelled or failed (at its end some files could not be done). failed: up to 1000, failed_files
     counts all. files_total 0: not known yet; listing: more may be found. error: why it ended, where that was no file's
@@ -188,11 +188,11 @@ class Job(Value, frozen=True):
     error: Problem | None = None
 
 
-class Jobs(Value, frozen=True):
-    jobs: list[Job]
+class ApiJobs(Value, frozen=True):
+    jobs: list[ApiJob]
 
 
-class Row(Value, frozen=True):
+class ApiEntry(Value, frozen=True):
     """path: with `follow` what it leads to. mtime_ns: 0 where the origin knows none. version: of a file; another one
     where the bytes are others. target: of a link. id, cached (`yes`, `no`, or a share as `40%`) and origin are told of
     one path only."""
@@ -208,10 +208,10 @@ class Row(Value, frozen=True):
     origin: str = ""
 
 
-class Rows(Value, frozen=True):
+class ApiEntries(Value, frozen=True):
     """next: to be given as `after` for the next page; null: this is the last one."""
 
-    entries: list[Row]
+    entries: list[ApiEntry]
     next: str | None
 
 
@@ -278,7 +278,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="This document.",
     ),
     Operation(
-        name="status", method="GET", path="/v1/status", answer=Report,
+        name="status", method="GET", path="/v1/status", answer=ApiStatus,
         summary="What the node holds and does.",
     ),
     Operation(
@@ -286,11 +286,11 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="The nodes, and where their APIs are.",
     ),
     Operation(
-        name="listMounts", method="GET", path="/v1/mounts", answer=Mounts,
+        name="listMounts", method="GET", path="/v1/mounts", answer=ApiMounts,
         summary="Which origins are attached, and where.",
     ),
     Operation(
-        name="addMount", method="POST", path="/v1/mounts", body=NewMount, answer=MountRow, status=201,
+        name="addMount", method="POST", path="/v1/mounts", body=NewMount, answer=ApiMount, status=201,
         summary="Attach an origin.",
     ),
     Operation(
@@ -298,27 +298,27 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Detach what is attached at a path. The origin is not touched.",
     ),
     Operation(
-        name="listJobs", method="GET", path="/v1/jobs", answer=Jobs,
+        name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,
         summary="Jobs that run, and the last ones that are over.",
     ),
     Operation(
-        name="startJob", method="POST", path="/v1/jobs", body=NewJob, answer=Job, status=202,
+        name="startJob", method="POST", path="/v1/jobs", body=NewJob, answer=ApiJob, status=202,
         summary="Begin a job: load, free, pin, unpin, sync, persist, fsck, or drain of the node.",
     ),
     Operation(
-        name="getJob", method="GET", path="/v1/jobs/{id}", query=WaitQuery, answer=Job,
+        name="getJob", method="GET", path="/v1/jobs/{id}", query=WaitQuery, answer=ApiJob,
         summary="How far a job is, and what failed.",
     ),
     Operation(
-        name="cancelJob", method="POST", path="/v1/jobs/{id}/cancel", query=JobQuery, answer=Job, status=202,
+        name="cancelJob", method="POST", path="/v1/jobs/{id}/cancel", query=JobQuery, answer=ApiJob, status=202,
         summary="End a job; what is done stays done.",
     ),
     Operation(
-        name="retryJob", method="POST", path="/v1/jobs/{id}/retry", query=JobQuery, answer=Job, status=202,
+        name="retryJob", method="POST", path="/v1/jobs/{id}/retry", query=JobQuery, answer=ApiJob, status=202,
         summary="Do again what failed of a job of the cluster.",
     ),
     Operation(
-        name="getEntry", method="GET", path="/v1/entry", query=EntryQuery, answer=Row,
+        name="getEntry", method="GET", path="/v1/entry", query=EntryQuery, answer=ApiEntry,
         summary="What is known of one path.",
     ),
     Operation(
@@ -326,7 +326,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Remove a file or a link; recursive: a folder, too.",
     ),
     Operation(
-        name="listEntries", method="GET", path="/v1/entries", query=ListQuery, answer=Rows,
+        name="listEntries", method="GET", path="/v1/entries", query=ListQuery, answer=ApiEntries,
         summary="What is in a directory, by name, in pages.",
     ),
     Operation(

@@ -23,11 +23,11 @@ ROWS_MAX = 256
 _OFFSET_MAX = (1 << 63) - 1
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class BrokerMessage(msgspec.Struct, frozen=True, tag=True):
     """Base of all; the tag on the wire is the class name."""
 
 
-class OpenFiles(Message, frozen=True):
+class OpenFiles(BrokerMessage, frozen=True):
     """Of each file a descriptor with the bytes start..end in it, or, where it is shorter, those up to its end; all that
     are not cached are fetched first. → OpenedFiles."""
 
@@ -45,7 +45,7 @@ class OpenFiles(Message, frozen=True):
         _check_depth(sum(path.count(b"/") for path in self.paths))
 
 
-class LookAt(Message, frozen=True):
+class LookAt(BrokerMessage, frozen=True):
     """What is at a path. → Looked."""
 
     path: bytes
@@ -55,8 +55,8 @@ class LookAt(Message, frozen=True):
         _check_depth(self.path.count(b"/"))
 
 
-class ListNames(Message, frozen=True):
-    """Names of a directory, those after a name, in byte order. → Names."""
+class ListNames(BrokerMessage, frozen=True):
+    """Names of a directory, those after a name, in byte order. → BrokerNames."""
 
     path: bytes
     after: bytes = b""
@@ -73,7 +73,7 @@ def _check_depth(names: int) -> None:
         raise ValueError(f"{names} names in the paths: {NAMES_MAX} are allowed")
 
 
-class Refusal(Message, frozen=True):
+class BrokerRefusal(BrokerMessage, frozen=True):
     """code: of base/errors.py."""
 
     code: str
@@ -82,7 +82,7 @@ class Refusal(Message, frozen=True):
     hint: str
 
 
-class OpenedFile(Message, frozen=True):
+class OpenedFile(BrokerMessage, frozen=True):
     """whole: all bytes are in the descriptor, not only those that were asked for. Its descriptor is the next one of
     those that came along."""
 
@@ -93,18 +93,18 @@ class OpenedFile(Message, frozen=True):
     whole: bool
 
 
-class WrittenFile(Message, frozen=True):
+class UpperFile(BrokerMessage, frozen=True):
     """It was written on this host, and is in no cache: it is read by a mount, where the kernel asks its owner's
     modes. No descriptor comes along: who owns a file may do more with one than read."""
 
 
-class OpenedFiles(Message, frozen=True):
+class OpenedFiles(BrokerMessage, frozen=True):
     """In the order of the paths."""
 
-    files: list[OpenedFile | WrittenFile | Refusal]
+    files: list[OpenedFile | UpperFile | BrokerRefusal]
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
     """As the mount shows it. written: it is in the upper layer. mode: of stat(2), the kind among it."""
 
     name: bytes
@@ -118,19 +118,19 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     written: bool
 
 
-class Looked(Message, frozen=True):
-    row: Row
+class Looked(BrokerMessage, frozen=True):
+    row: BrokerRow
 
 
-class Names(Message, frozen=True):
+class BrokerNames(BrokerMessage, frozen=True):
     """next: the name after which to go on; b"": these are the last."""
 
-    rows: list[Row]
+    rows: list[BrokerRow]
     next: bytes = b""
 
 
 Request = OpenFiles | LookAt | ListNames
-Answer = OpenedFiles | Looked | Names | Refusal
+Answer = OpenedFiles | Looked | BrokerNames | BrokerRefusal
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Request)
@@ -138,7 +138,7 @@ _answers = msgspec.msgpack.Decoder(Answer)
 _ERRORS = error_classes()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: BrokerMessage) -> bytes:
     return _encoder.encode(message)
 
 
@@ -160,9 +160,9 @@ def decode_answer(body: bytes) -> Answer:
     return answer
 
 
-def refusal_of(error: HeadraceError) -> Refusal:
-    return Refusal(error.code, error.what, error.why, error.hint)
+def refusal_of(error: HeadraceError) -> BrokerRefusal:
+    return BrokerRefusal(error.code, error.what, error.why, error.hint)
 
 
-def error_of(refusal: Refusal) -> HeadraceError:
+def error_of(refusal: BrokerRefusal) -> HeadraceError:
     return _ERRORS.get(refusal.code, HeadraceError)(refusal.what, why=refusal.why, hint=refusal.hint)

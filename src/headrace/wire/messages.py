@@ -54,7 +54,7 @@ class OpenMany(Message, frozen=True):
     ids: list[int]
 
 
-class Fill(Message, frozen=True):
+class FillRange(Message, frozen=True):
     """Wait until the bytes start..end of the file are in its cache file. → Filled.
     sequential: the caller reads on from here; the node may read ahead."""
 
@@ -362,7 +362,7 @@ Request = (
     | List
     | Open
     | OpenMany
-    | Fill
+    | FillRange
     | Touch
     | Forgot
     | Subscribe

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.base.model import Extras, Version
+from headrace.base.model import ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
 from headrace.layer.pending_version import PendingEntry
 from headrace.layer.snapshot import Snapshot
@@ -39,7 +39,7 @@ class PeerHello(Message, frozen=True):
         check_node_id(self.node)
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class FileRange(msgspec.Struct, frozen=True):
     """Bytes start..end of one version of a file. path: in the namespace, with its leading slash."""
 
     path: bytes
@@ -59,7 +59,7 @@ class Fetch(Message, frozen=True):
     cached_only: only what is there already, or on its way here; else what an owner misses it fetches from the origin
     while it streams. epoch: of the asker's view."""
 
-    files: list[Wanted]
+    files: list[FileRange]
     cached_only: bool
     epoch: int
 
@@ -102,19 +102,19 @@ class InvalidateListing(Message, frozen=True):
         check_path(self.path)
 
 
-class Take(Message, frozen=True):
+class OfferHandover(Message, frozen=True):
     """After a change of the ring: the asker has these, and the asked one owns them now, and fetches from the asker, or
-    another node that has them, what it lacks. → Taken, when that is over."""
+    another node that has them, what it lacks. → HandoverAnswer, when that is over."""
 
-    files: list[Wanted]
+    files: list[FileRange]
     epoch: int
 
 
-class Doubt(Message, frozen=True):
+class ReportCorruption(Message, frozen=True):
     """What came of this file did not match its checksums. → Done, when the asked one has compared its copy with them:
     blocks that are bad are dropped, and fetched again when they are wanted."""
 
-    file: Wanted
+    file: FileRange
 
 
 class Replicate(Message, frozen=True):
@@ -240,10 +240,10 @@ class FileEnd(Message, frozen=True):
 
     file: int
     failure: Failure | None = None
-    extras: Extras | None = None
+    extras: ObjectMetadata | None = None
 
 
-class Taken(Message, frozen=True):
+class HandoverAnswer(Message, frozen=True):
     """refused: the numbers of the files that are not here after all."""
 
     refused: list[int]
@@ -303,8 +303,8 @@ PeerRequest = (
     | ListShared
     | LookupShared
     | InvalidateListing
-    | Take
-    | Doubt
+    | OfferHandover
+    | ReportCorruption
     | Replicate
     | ReplicateAhead
     | QueryFailover
@@ -319,7 +319,7 @@ PeerAnswer = (
     | Block
     | FileEnd
     | Names
-    | Taken
+    | HandoverAnswer
     | FailoverReport
     | PendingNamesPage
     | VersionResolved

@@ -13,10 +13,10 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
-from headrace.base.model import Attributes, Extras, FileId, Kind, Version
-from headrace.fuse import abi, codec, ledger
-from headrace.layer import extras, upper
-from headrace.s3 import facts, uploads
+from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
+from headrace.fuse import abi, codec, handover_state
+from headrace.layer import object_metadata, upper
+from headrace.s3 import object_attributes, uploads
 from headrace.store import checkpoint, schema
 from headrace.store.checksum import block_checksum
 from headrace.store.files import BlockMap, map_bytes
@@ -72,30 +72,32 @@ def _block_map(data: bytes) -> None:
 
 def _attributes(data: bytes) -> None:
     """Extended attributes of files of the layer: of one that a user, or an earlier release, wrote."""
-    for name in (extras.ATTRIBUTE, upper.BASE, facts.ATTRIBUTE):
+    for name in (object_metadata.ATTRIBUTE, upper.BASE, object_attributes.ATTRIBUTE):
         with contextlib.suppress(OSError):  # longer than the file system keeps
             os.setxattr(_FILE, name, data)
     stat = os.stat(_FILE)
-    found = extras.extras_of(_FILE, stat)
-    assert found is None or isinstance(found, Extras)
+    found = object_metadata.extras_of(_FILE, stat)
+    assert found is None or isinstance(found, ObjectMetadata)
     upper.base_version(_FILE, b"/a")
-    assert facts.facts_of(stat, _FILE).size_bytes == stat.st_size
+    assert object_attributes.facts_of(stat, _FILE).size_bytes == stat.st_size
 
 
 def _handover(data: bytes) -> None:
     """The memfd that sessions hand on: its beginning is the input, the rest zeros; of the node's own making, so that
     only what a killed session may leave is refused silently."""
-    with mock.patch.multiple(ledger, SLOTS=_SLOTS, _RELEASES_AT=_RELEASES_AT, BYTES=_RELEASES_AT + 512):
+    with mock.patch.multiple(
+        handover_state, SLOTS=_SLOTS, _RELEASES_AT=_RELEASES_AT, BYTES=_RELEASES_AT + 512
+    ):
         _hand_over(data)
 
 
 def _hand_over(data: bytes) -> None:
-    fd = ledger.create()
+    fd = handover_state.create()
     try:
-        os.pwrite(fd, data[: ledger.BYTES], 0)
-        found = ledger.Ledger(fd)
+        os.pwrite(fd, data[: handover_state.BYTES], 0)
+        found = handover_state.HandoverState(fd)
         for slot, _, _, opens in found.found():
-            assert 0 <= slot < ledger.SLOTS and opens >= 0
+            assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert found.raise_incarnation(found.incarnation + 1) > 0
         found.note_release(5)
     finally:
@@ -157,24 +159,27 @@ FUZZERS = [
     ),
     Fuzzer(
         "attributes",
-        "extended attributes of files of the upper layer (layer/extras.py, layer/upper.py, s3/facts.py)",
+        "extended attributes of files of the upper layer (layer/object_metadata.py, layer/upper.py, s3/object_attributes.py)",
         _attributes,
         (),
         [
             msgspec.msgpack.encode([0, None, {"a": "b"}, {"Content-Type": "x"}, None]),
             msgspec.msgpack.encode([upper.BaseVersion(b"/a", _VERSION)]),
             json.dumps(_RECORD).encode(),
-            msgspec.json.encode(facts.Record("etag", 0, 0)),
+            msgspec.json.encode(object_attributes.Record("etag", 0, 0)),
         ],
         mutate=_MSGPACK,
         input_bytes_max=2048,
     ),
     Fuzzer(
         "handover",
-        "what a session hands on to the next one (fuse/ledger.py)",
+        "what a session hands on to the next one (fuse/handover_state.py)",
         _handover,
         (),
-        [ledger._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(64, b"\0") + ledger._SLOT.pack(5, 6, 7)],
+        [
+            handover_state._HEAD.pack(b"HRFUSE2\0", 5, 7, b"passthrough").ljust(64, b"\0")
+            + handover_state._SLOT.pack(5, 6, 7)
+        ],
         input_bytes_max=1024,
     ),
     Fuzzer(
@@ -189,7 +194,7 @@ FUZZERS = [
         "what is kept of an upload in parts (s3/uploads.py)",
         _upload,
         (msgspec.DecodeError,),
-        [msgspec.json.encode(uploads.About(b"/b", b"/b/k", 1.5, "17.5", Extras({"a": "b"})))],
+        [msgspec.json.encode(uploads.About(b"/b", b"/b/k", 1.5, "17.5", ObjectMetadata({"a": "b"})))],
         mutate=mutate_tree(json.loads, lambda tree: json.dumps(tree).encode()),
     ),
 ]

@@ -14,12 +14,12 @@ from headrace.wire.messages import Message
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
-_WANTED = peer_messages.Wanted(b"/data/a", 3 << 20, 17, '"e"', 0, 1 << 20)
+_WANTED = peer_messages.FileRange(b"/data/a", 3 << 20, 17, '"e"', 0, 1 << 20)
 _HOST_REQUESTS: list[Message] = [
     messages.Hello(1, 4711, "sdk"),
     messages.Lookup(1, b"name"),
     messages.OpenMany([1, 2, 3]),
-    messages.Fill(7, 0, 1 << 20),
+    messages.FillRange(7, 0, 1 << 20),
     messages.Resolve(b"/a/b"),
     messages.MountAdd("/data", "s3://bucket/prefix", {"region": "eu-1"}),
     messages.JobStart("load", "/data", {"replicas": "2"}),
@@ -42,8 +42,8 @@ _PEER_REQUESTS: list[Message] = [
     peer_messages.ListShared(b"/data", 3, True),
     peer_messages.LookupShared(b"/data", b"a", 3),
     peer_messages.InvalidateListing(b"/", True),
-    peer_messages.Take([_WANTED, _WANTED], 4),
-    peer_messages.Doubt(_WANTED),
+    peer_messages.OfferHandover([_WANTED, _WANTED], 4),
+    peer_messages.ReportCorruption(_WANTED),
     peer_messages.Replicate(
         "node-2", [Snapshot(b"/w", 1, 5, 6, 7, 3, 0o644, 0, 0, Version(3, 7, "x"), b"abc")], True
     ),
@@ -62,21 +62,21 @@ _PEER_ANSWERS: list[Message] = [
     messages.Failure("peer.not_owner", "/a", "", ""),
     messages.Done(),
 ]
-_BROKER_REQUESTS: list[broker_messages.Message] = [
+_BROKER_REQUESTS: list[broker_messages.BrokerMessage] = [
     broker_messages.OpenFiles([b"/data/a", b"/data/b"], 0, 1 << 20),
     broker_messages.LookAt(b"/data/a"),
     broker_messages.ListNames(b"/data", b"a"),
 ]
-_BROKER_ANSWERS: list[broker_messages.Message] = [
+_BROKER_ANSWERS: list[broker_messages.BrokerMessage] = [
     broker_messages.OpenedFiles(
         [
             broker_messages.OpenedFile(7, 1 << 20, 5, "token", True),
-            broker_messages.WrittenFile(),
-            broker_messages.Refusal("path.not_found", "/a", "no such file", ""),
+            broker_messages.UpperFile(),
+            broker_messages.BrokerRefusal("path.not_found", "/a", "no such file", ""),
         ]
     ),
-    broker_messages.Looked(broker_messages.Row(b"a", 7, 0o100644, 0, 0, 3, 5, "token", False)),
-    broker_messages.Names([broker_messages.Row(b"a", 7, 0o40755, 0, 0, 3, 5, "", True)], b"a"),
+    broker_messages.Looked(broker_messages.BrokerRow(b"a", 7, 0o100644, 0, 0, 3, 5, "token", False)),
+    broker_messages.BrokerNames([broker_messages.BrokerRow(b"a", 7, 0o40755, 0, 0, 3, 5, "", True)], b"a"),
 ]
 _MUTATE = mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode)
 _WORDS = [b"type", b"path", b"/a/b", b"writer", b"..", b"snapshots"]
@@ -132,12 +132,12 @@ def _broker_request(data: bytes) -> None:
 def _broker_answer(data: bytes) -> None:
     answer = broker_messages.decode_answer(data)
     for part in answer.files if isinstance(answer, broker_messages.OpenedFiles) else [answer]:
-        if isinstance(part, broker_messages.Refusal):
+        if isinstance(part, broker_messages.BrokerRefusal):
             broker_messages.error_of(part)
     assert broker_messages.decode_answer(broker_messages.encode(answer)) == answer
 
 
-def _check_paths(request: Message | broker_messages.Message) -> None:
+def _check_paths(request: Message | broker_messages.BrokerMessage) -> None:
     for name in request.__struct_fields__:
         value = getattr(request, name)
         if name == "path":

@@ -11,7 +11,7 @@ from headrace.base.namespace_path import check_path
 from headrace.http.errors import BadRequestError
 from headrace.http.messages import HEAD_END, Request, parse_head
 from headrace.rest import files, gateway
-from headrace.rest.problems import Refusal, problem_of
+from headrace.rest.problems import RefusedError, problem_of
 from headrace.webhdfs import routes
 from headrace.webhdfs.errors import RemoteError
 from headrace.wire import api
@@ -57,7 +57,7 @@ def _rest(data: bytes) -> None:
         operation, found = gateway.route(request)
         query = gateway._query_of(request, operation, found)
         value = gateway._body_of(request, operation, iter([body]))
-    except Refusal as refusal:
+    except RefusedError as refusal:
         gateway.encode(problem_of(refusal.error, refusal.status))
         return
     except HeadraceError as error:
@@ -83,14 +83,23 @@ def _path(text: str) -> None:
 def _range(request: Request) -> None:
     try:
         asked = files._asked_range(request.header("range"), _SIZE_BYTES, "/x")
-    except Refusal:
+    except RefusedError:
         return
     assert asked is None or 0 <= asked[0] < asked[1] <= _SIZE_BYTES
 
 
 def _answer(data: bytes) -> None:
     """As sdk/remote/cluster_client.py takes it, of every kind."""
-    for kind in (api.Rows, api.Job, api.Jobs, api.Cluster, api.Mounts, api.Report, api.Row, api.Problem):
+    for kind in (
+        api.ApiEntries,
+        api.ApiJob,
+        api.ApiJobs,
+        api.Cluster,
+        api.ApiMounts,
+        api.ApiStatus,
+        api.ApiEntry,
+        api.Problem,
+    ):
         try:
             value = msgspec.convert(json.loads(data), kind)
         except (ValueError, RecursionError):

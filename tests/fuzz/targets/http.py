@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.http.body import Stream, http_chunks
-from headrace.http.errors import BadRequestError, Fault
+from headrace.http.errors import BadRequestError, HttpFault
 from headrace.http.messages import HEAD_END, Request, Response, parse_head, render_head
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text
@@ -53,7 +53,7 @@ def _body(data: bytes) -> None:
         raise BadRequestError(*why)
 
 
-def _taken(pieces: list[bytes]) -> tuple[bytes, tuple[Fault, str] | None]:
+def _taken(pieces: list[bytes]) -> tuple[bytes, tuple[HttpFault, str] | None]:
     taken = b""
     try:
         for piece in http_chunks(Stream(iter(pieces))):

@@ -15,9 +15,9 @@ from headrace.s3 import (
     buckets,
     checksums,
     conditions,
-    extras,
-    facts,
     forms,
+    object_attributes,
+    object_metadata,
     parts,
     posts,
     routes,
@@ -95,7 +95,7 @@ def _reading(request: Request) -> None:
     size_bytes, etag, mtime_ns = 1000, '"0123456789abcdef0123456789abcdef-3"', 1_700_000_000_000_000_000
     span = conditions.wanted(request, size_bytes)
     assert span is None or 0 <= span[0] < span[1] <= size_bytes
-    known = facts.Facts(size_bytes, mtime_ns, etag, parts=((3, 400),))
+    known = object_attributes.ObjectAttributes(size_bytes, mtime_ns, etag, parts=((3, 400),))
     asked, headers = parts.read_as_asked(request, known, span)
     assert asked is None or 0 <= asked[0] <= asked[1]
     assert all("\n" not in name + value for name, value in headers)
@@ -107,15 +107,15 @@ def _reading(request: Request) -> None:
 def _writing(request: Request) -> None:
     checksums.wish_of(request)
     checksums.check_kind_of_put(request)
-    wish = checksums.Wish("sha256", checksums.COMPOSITE)
+    wish = checksums.ChecksumRequest("sha256", checksums.COMPOSITE)
     checksums.check_completed(request, wish, checksums.Checksum("sha256", "AAAA-3", wish.kind), 5)
-    given = extras.metadata_of(request)
-    assert sum(map(len, given.metadata)) <= extras.METADATA_BYTES_MAX
-    for name, value in extras.answer_headers(given):
+    given = object_metadata.metadata_of(request)
+    assert sum(map(len, given.metadata)) <= object_metadata.METADATA_BYTES_MAX
+    for name, value in object_metadata.answer_headers(given):
         assert (name + value).isascii() and (name + value).isprintable()
-    extras.with_copied(request, given, given)
+    object_metadata.with_copied(request, given, given)
     try:
-        assert abs(facts.parse_mtime(request.header("x-amz-meta-mtime"))) < 1 << 63
+        assert abs(object_attributes.parse_mtime(request.header("x-amz-meta-mtime"))) < 1 << 63
     except ValueError:
         pass
 
@@ -133,7 +133,9 @@ def _body(data: bytes) -> None:
     """A head, an empty line, and the bytes."""
     head, _, body = data.partition(HEAD_END)
     request = parse_head(head + HEAD_END)
-    claim = signature.Claim("AKID", "20261123", "us-east-1", ("host",), "a" * 64, "20261123T120000Z")
+    claim = signature.SignatureFields(
+        "AKID", "20261123", "us-east-1", ("host",), "a" * 64, "20261123T120000Z"
+    )
     word = signature.payload_word(request, claim)
     for signer in (None, signature.ChunkSigner(claim, _SECRET)):
         try:
@@ -154,9 +156,9 @@ def _form(data: bytes) -> None:
     request = Request("POST", b"/b", b"/b", [], {"host": "localhost"}, True)
     headers = posts._headers_of(request, form.fields)
     assert all(isinstance(value, str) for value in headers.values())
-    answer = posts._answer(request, form.fields, routes.Call("put_object", b"b", b"k"), '"e"')
+    answer = posts._answer(request, form.fields, routes.S3Call("put_object", b"b", b"k"), '"e"')
     assert answer.status in (200, 201, 204, 303)
-    taken = b"".join(form.file(forms.Limits(most=1000)))
+    taken = b"".join(form.file(forms.LengthLimits(most=1000)))
     assert len(taken) <= 1000
     forms.check_signature(form.fields, {"AKID": _SECRET})
     raise AssertionError("a forged form was taken")

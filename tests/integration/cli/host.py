@@ -186,7 +186,7 @@ class Host:
         """Of the node, the holder or the session; 0 when there is none."""
         module = {
             "node": "headrace.node",
-            "holder": "headrace.fuse.holder",
+            "holder": "headrace.fuse.fd_store",
             "session": "headrace.fuse.session_main",
         }
         return next((pid for pid, words in self.processes().items() if f"-m {module[role]} " in words), 0)

@@ -29,7 +29,7 @@ class Mounted:
         self.mount = folder / "mnt"
         self.source = folder / "source"
         read, write = os.pipe()
-        command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", str(self.mount)]
+        command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(self.mount)]
         command += ["--socket", str(folder), "--io", io, "--ready-fd", str(write)]
         command += ["--client", "tests.integration.fuse.memory_client:connect"]
         paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
@@ -52,7 +52,7 @@ class Mounted:
         return self._pids("headrace.fuse.session_main")
 
     def holder_pids(self) -> list[int]:
-        return self._pids("headrace.fuse.holder")
+        return self._pids("headrace.fuse.fd_store")
 
     def _pids(self, module: str) -> list[int]:
         found = []

@@ -28,7 +28,7 @@ class Mounted:
         self.path = node.base / "mnt"
         self.path.mkdir()
         read, write = os.pipe()
-        command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", str(self.path), "--io", io]
+        command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(self.path), "--io", io]
         command += ["--socket", node.config.socket_path, "--ready-fd", str(write)]
         self.holder = subprocess.Popen(command, pass_fds=(write,))
         os.close(write)

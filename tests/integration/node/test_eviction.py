@@ -177,7 +177,7 @@ def test_readers_and_mappings_through_a_mount(small: Small, io: str) -> None:
     mount = small.base / "mnt"
     mount.mkdir()
     read, write = os.pipe()
-    command = [sys.executable, "-m", "headrace.fuse.holder", "--mountpoint", str(mount), "--io", io]
+    command = [sys.executable, "-m", "headrace.fuse.fd_store", "--mountpoint", str(mount), "--io", io]
     command += ["--socket", small.config.socket_path, "--ready-fd", str(write)]
     holder = subprocess.Popen(command, pass_fds=(write,))
     os.close(write)

@@ -21,12 +21,12 @@ from headrace.base.errors import (
     PeerError,
     VersionChangedError,
 )
-from headrace.base.model import Arrived, Attributes, Entry, Extras, FileId
+from headrace.base.model import Arrived, Attributes, Entry, FileId, ObjectMetadata
 from headrace.dataplane import source
 from headrace.dataplane.concurrency import Gate, Window
+from headrace.dataplane.peer_service import NodePeerService
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.serve import Desk
 from headrace.dataplane.source import ClusterSources
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.owner_listing import OwnerListingClient
@@ -38,7 +38,7 @@ from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
 from headrace.store.notes import noted
 from headrace.store.store import Store
 from headrace.store.volume import Volume
-from headrace.wire.peer_messages import ListShared, LookupShared, Names, Take, Wanted
+from headrace.wire.peer_messages import FileRange, ListShared, LookupShared, Names, OfferHandover
 
 MIB = 1 << 20
 
@@ -79,7 +79,7 @@ class CountingOrigin(MemoryOrigin):
 
 
 class DirectPeers:
-    """What `Peers` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are flipped."""
+    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are flipped."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -94,13 +94,13 @@ class DirectPeers:
     def usual_s(self, size_bytes: int) -> float | None:
         return 0.01
 
-    def _desk(self, node: NodeInfo) -> Desk:
+    def _desk(self, node: NodeInfo) -> NodePeerService:
         if node.id in self.world.down:
             raise PeerError(f"node {node.id}", why="down")
         return self.world.nodes[node.id].desk
 
     async def fetch(
-        self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
+        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
     ) -> Arrived:
         self.asked += 1
         if node.id in self.world.slow:
@@ -117,7 +117,9 @@ class DirectPeers:
         finally:
             file.close()
 
-    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Arrived:
+    async def fetch_small(
+        self, node: NodeInfo, wanted: FileRange, *, epoch: int, deadline: Deadline
+    ) -> Arrived:
         return await self.fetch(node, wanted, cached_only=False, epoch=epoch, deadline=deadline)
 
     async def list(
@@ -132,7 +134,7 @@ class DirectPeers:
         return (await self._desk(node).names(LookupShared(path, name, epoch)))[0]
 
     async def take(self, node: NodeInfo, files: Any, *, epoch: int, deadline: Deadline) -> Any:
-        return (await self._desk(node).take(Take(files, epoch))).refused
+        return (await self._desk(node).take(OfferHandover(files, epoch))).refused
 
 
 class OneNode:
@@ -173,7 +175,7 @@ class OneNode:
             on_complete=lambda _: None,
             on_damaged=lambda _: asyncio.sleep(0),
         )
-        self.desk = Desk(
+        self.desk = NodePeerService(
             self.namespace,
             self.store,
             self.reads,
@@ -303,7 +305,7 @@ def test_reads_of_all_nodes_wait_for_an_origin_that_is_away(world: World, names_
 
 
 def test_what_the_origin_tells_of_an_object_goes_with_its_bytes(world: World) -> None:
-    told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+    told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
 
     async def test(world: World) -> None:
         sizes = {"small": 1000, "large": 5 * MIB}
@@ -488,9 +490,11 @@ def test_what_is_offered_before_the_view_came_is_taken_when_it_comes(world: Worl
             looked.set()
             return owned
 
-        desk = Desk(other.namespace, other.store, other.reads, owns=owns, on_forget=lambda *_: None)
-        wanted = Wanted(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
-        taking = asyncio.ensure_future(desk.take(Take([wanted], 1)))
+        desk = NodePeerService(
+            other.namespace, other.store, other.reads, owns=owns, on_forget=lambda *_: None
+        )
+        wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
+        taking = asyncio.ensure_future(desk.take(OfferHandover([wanted], 1)))
         await looked.wait()
         owned = True
         assert (await taking).refused == []
@@ -512,7 +516,7 @@ def test_a_node_that_waits_for_another_is_not_waited_for(world: World) -> None:
         reading = asyncio.ensure_future(asker.read("one"))
         while not owner.sources.comes_from_origin(b"/one", entry.version, 0, 5000):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        wanted = Wanted(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
+        wanted = FileRange(b"/one", 5000, entry.version.mtime_ns, entry.version.token, 0, 5000)
         (refused,) = await asker.desk.open_many([wanted], cached_only=True, epoch=1)
         assert isinstance(refused, NotOwnerError)
         world.origin.held.set()

@@ -12,7 +12,7 @@ from headrace.base.model import Arrived
 from headrace.dataplane import rebalance, route
 from headrace.dataplane.source import ClusterSources
 from headrace.ring.view import NodeInfo
-from headrace.wire.peer_messages import Wanted
+from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
 from tests.unit.dataplane.test_many_nodes import MIB, World, body_of
 
@@ -50,7 +50,7 @@ def test_all_owners_send_at_one_time_and_the_origin_once(world: World) -> None:
         reader = world.nodes["a"]
         real, asked = reader.peers.fetch, set()
 
-        async def fetch(node: NodeInfo, wanted: Wanted, **rest: Any) -> Arrived:
+        async def fetch(node: NodeInfo, wanted: FileRange, **rest: Any) -> Arrived:
             asked.add(wanted.start // SEGMENT)
             return await real(node, wanted, **rest)
 

@@ -24,7 +24,7 @@ def test_sizes_are_the_kernels() -> None:
 
 
 def test_entry_reply() -> None:
-    reply = codec.Attributes(uid=3, gid=4, generation=9).entry_reply(5, 1 << 48 | 77, ENTRY, 1.5)
+    reply = codec.AttributeEncoder(uid=3, gid=4, generation=9).entry_reply(5, 1 << 48 | 77, ENTRY, 1.5)
     assert struct.unpack_from("<IiQ", reply) == (144, 0, 5)
     node, generation, ttl, attr_ttl, ttl_ns, _ = struct.unpack_from("<QQQQII", reply, 16)
     assert (node, generation, ttl, ttl_ns) == (1 << 48 | 77, 9, 1, 500_000_000)
@@ -35,7 +35,7 @@ def test_entry_reply() -> None:
 def test_directory_records_are_padded() -> None:
     part = codec.dirent(7, b"abc", Kind.FILE, 2)
     assert len(part) == 32
-    assert len(codec.Attributes(uid=0, gid=0, generation=0).direntplus(ENTRY, 77, 1, 1.0)) % 8 == 0
+    assert len(codec.AttributeEncoder(uid=0, gid=0, generation=0).direntplus(ENTRY, 77, 1, 1.0)) % 8 == 0
 
 
 def test_notifications_carry_their_length() -> None:

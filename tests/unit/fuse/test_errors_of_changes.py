@@ -7,9 +7,9 @@ import errno
 import pytest
 
 from headrace.base.errors import HeadraceError, NodeUnavailableError, NoSpaceError, OriginUnavailableError
-from headrace.fuse import writable
+from headrace.fuse import namespace_ops
 from headrace.fuse.errno_map import errno_of
-from headrace.fuse.operations import Answer, OnDisk
+from headrace.fuse.operations import Answer, DiskTask
 from headrace.sdk.cancel import Cancel
 
 
@@ -20,22 +20,22 @@ def test_our_errors_keep_their_own_errno_though_they_are_os_errors(error: Headra
     def fail(*_: object) -> Answer:
         raise error
 
-    method = writable._with_errno(lambda *_: fail)
+    method = namespace_ops._with_errno(lambda *_: fail)
     deferred = method(1, 1, bytearray())
     assert callable(deferred)
     with pytest.raises(type(error)) as raised:
         deferred(Cancel())
     assert errno_of(raised.value) != errno.EIO
-    on_disk = writable._with_errno(lambda *_: OnDisk(fail))(1, 1, bytearray())
-    assert isinstance(on_disk, OnDisk)
+    on_disk = namespace_ops._with_errno(lambda *_: DiskTask(fail))(1, 1, bytearray())
+    assert isinstance(on_disk, DiskTask)
     with pytest.raises(type(error)):
         on_disk.work()
     with pytest.raises(type(error)):
-        writable._with_errno(fail)(1, 1, bytearray())
+        namespace_ops._with_errno(fail)(1, 1, bytearray())
 
 
 def test_errors_of_the_layer_are_answered_as_the_file_system_gave_them() -> None:
     def fail(*_: object) -> Answer:
         raise OSError(errno.EDQUOT, "quota")
 
-    assert writable._with_errno(fail)(1, 1, bytearray()) == errno.EDQUOT
+    assert namespace_ops._with_errno(fail)(1, 1, bytearray()) == errno.EDQUOT

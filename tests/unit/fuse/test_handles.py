@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.model import FileId
 from headrace.fuse.client_protocol import ReadingClient
-from headrace.fuse.handles import Files, Handle
+from headrace.fuse.handles import Handle, HandleCache
 from headrace.sdk.cancel import Cancel
 
 ID = FileId(5)
@@ -37,7 +37,7 @@ class Partial:
 def test_a_handle_is_given_back_where_nobody_can_tell_what_is_here(tmp_path: Path) -> None:
     path = tmp_path / "partial"
     path.write_bytes(b"bytes")
-    files, file = Files(cast("ReadingClient", None)), Partial(path)
+    files, file = HandleCache(cast("ReadingClient", None)), Partial(path)
     handle = files.put(ID, Handle(-1, file, 5))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         files.kept_if_present(handle, 0, 5)

@@ -6,10 +6,10 @@ from itertools import count
 import pytest
 
 from headrace.base.model import FileId, Kind
-from headrace.fuse import ledger
+from headrace.fuse import handover_state
 from headrace.fuse.abi import RESENT_BIT
 from headrace.fuse.handles import Directory
-from headrace.fuse.inodes import Inodes
+from headrace.fuse.io_modes import InodeIoModes
 
 UNIQUES = count(2, 2)
 
@@ -27,7 +27,7 @@ class Kernel:
         return id
 
 
-Maker = Callable[..., Inodes]
+Maker = Callable[..., InodeIoModes]
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def kernel() -> Kernel:
 
 @pytest.fixture
 def make(kernel: Kernel) -> Maker:
-    fd = ledger.create()
+    fd = handover_state.create()
 
-    def make_one(idle_max: int = 100) -> Inodes:
-        return Inodes(ledger.Ledger(fd), kernel.live.remove, idle_max=idle_max)
+    def make_one(idle_max: int = 100) -> InodeIoModes:
+        return InodeIoModes(handover_state.HandoverState(fd), kernel.live.remove, idle_max=idle_max)
 
     return make_one
 

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.errors import CancelledByUserError
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
-from headrace.fuse import survey
+from headrace.fuse import auto_io_mode
 from headrace.sdk.cancel import Cancel
 
 
@@ -39,7 +39,7 @@ class Tree:
 
 
 def surveyed(tree: Any) -> str:
-    return survey.small_files(tree)
+    return auto_io_mode.small_files(tree)
 
 
 def test_small_files_are_found_below_folders() -> None:

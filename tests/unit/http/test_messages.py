@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.http.body import Stream, http_chunks
-from headrace.http.errors import BadRequestError, Fault
+from headrace.http.errors import BadRequestError, HttpFault
 from headrace.http.messages import Response, parse_head, render_head
 
 DATA = bytes(range(256)) * 40
@@ -29,7 +29,7 @@ def framed(data: bytes, size: int = 1000) -> bytes:
 def test_what_is_no_request(head: bytes) -> None:
     with pytest.raises(BadRequestError) as raised:
         parse_head(head)
-    assert raised.value.fault == Fault.NO_REQUEST
+    assert raised.value.fault == HttpFault.NO_REQUEST
 
 
 def test_repeated_headers_and_names_that_are_not_utf8() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.model import Extras
-from headrace.layer.extras import drop_told, extras_of, note_extras, note_told, raw_extras
+from headrace.base.model import ObjectMetadata
+from headrace.layer.object_metadata import drop_told, extras_of, note_extras, note_told, raw_extras
 
-GIVEN = Extras({"a": "b"}, {"Content-Type": "text/x"}, {"tag": "é"})
+GIVEN = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, {"tag": "é"})
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def noted(file: Path) -> Extras | None:
+def noted(file: Path) -> ObjectMetadata | None:
     return extras_of(os.fsencode(file), file.stat())
 
 
@@ -43,21 +43,21 @@ def test_it_stays_with_the_file_and_goes_with_its_bytes(file: Path) -> None:
         note_extras(fd, GIVEN)
         os.utime(file, ns=(1, 1))
         assert noted(file) is None
-        note_extras(fd, Extras())
+        note_extras(fd, ObjectMetadata())
         assert (noted(file), raw_extras(fd)) == (None, b"")
     finally:
         os.close(fd)
 
 
 def test_what_an_origin_told_belongs_to_a_cache_file_whatever_its_times(file: Path) -> None:
-    told = Extras({"a": "b"}, {}, None)
+    told = ObjectMetadata({"a": "b"}, {}, None)
     note_told(os.fsencode(file), 5, told)
     os.utime(file, ns=(1, 1))
     assert noted(file) == told
     drop_told(os.fsencode(file))
     assert noted(file) is None
-    note_told(os.fsencode(file), 5, Extras())
-    assert noted(file) == Extras()
+    note_told(os.fsencode(file), 5, ObjectMetadata())
+    assert noted(file) == ObjectMetadata()
     note_told(os.fsencode(file), 6, told)
     assert noted(file) is None  # not all of the file
 

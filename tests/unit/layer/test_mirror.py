@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.base.model import BLOCK_SIZE_BYTES, Extras, Version
-from headrace.layer.extras import extras_of, note_extras
+from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
+from headrace.layer.object_metadata import extras_of, note_extras
 from headrace.layer.replica_layer import ReplicaLayer, copy_of
 from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
 from headrace.layer.upper import Upper, join
@@ -206,7 +206,7 @@ def test_a_copy_has_what_an_object_has_beside_its_bytes(
     upper, mirror = layers
     at = plain(upper.at(b"/file"))
     Path(os.fsdecode(at)).write_bytes(b"x" * size)
-    for given in (Extras({"a": "b"}, {}, {"tag": "1"}), Extras({"a": "c"}, {}, {})):
+    for given in (ObjectMetadata({"a": "b"}, {}, {"tag": "1"}), ObjectMetadata({"a": "c"}, {}, {})):
         with open(at, "rb") as file:
             note_extras(file.fileno(), given)
         send(upper, mirror, [b"/file"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from headrace.base.model import Extras
-from headrace.layer.told import CONTENT_TYPES, extras_by, number_of
+from headrace.base.model import ObjectMetadata
+from headrace.layer.content_type_codes import CONTENT_TYPES, extras_by, number_of
 
 
 def test_each_number_stands_for_one_content_type() -> None:
     assert len(set(CONTENT_TYPES)) == len(CONTENT_TYPES) < 256
     for number, name in enumerate(CONTENT_TYPES):
-        extras = Extras({}, {"Content-Type": name} if name else {}, None)
+        extras = ObjectMetadata({}, {"Content-Type": name} if name else {}, None)
         assert (number_of(extras), extras_by(number)) == (number, extras)
     assert CONTENT_TYPES[:5] == (
         "",
@@ -22,11 +22,11 @@ def test_each_number_stands_for_one_content_type() -> None:
 
 def test_what_is_more_than_that_has_none() -> None:
     for extras in (
-        Extras({}, {"Content-Type": "x/y"}, None),
-        Extras({}, {"Content-Language": "image/png"}, None),
-        Extras({}, {"Content-Type": "image/png", "Cache-Control": "no-store"}, None),
-        Extras({"a": "b"}, {}, None),
-        Extras({}, {}, {}),
+        ObjectMetadata({}, {"Content-Type": "x/y"}, None),
+        ObjectMetadata({}, {"Content-Language": "image/png"}, None),
+        ObjectMetadata({}, {"Content-Type": "image/png", "Cache-Control": "no-store"}, None),
+        ObjectMetadata({"a": "b"}, {}, None),
+        ObjectMetadata({}, {}, {}),
     ):
         assert number_of(extras) is None
     assert extras_by(None) is extras_by(len(CONTENT_TYPES)) is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.base.model import Attributes, Extras
+from headrace.base.model import Attributes, ObjectMetadata
 from headrace.origin.metadata import extras_of, from_metadata, to_metadata
 
 FILE = Attributes(mtime_ns=1_500_000_000_250_000_000, mode=0o640, uid=7, gid=8, put_id="abc")
@@ -10,7 +10,7 @@ FILE = Attributes(mtime_ns=1_500_000_000_250_000_000, mode=0o640, uid=7, gid=8, 
 
 def given(**metadata: str) -> Attributes:
     tags = {"a": "1", "b c": "é&="}
-    extras = Extras(metadata, {"Content-Type": "text/x"}, tags)
+    extras = ObjectMetadata(metadata, {"Content-Type": "text/x"}, tags)
     return Attributes(FILE.mtime_ns, FILE.mode, FILE.uid, FILE.gid, FILE.put_id, extras)
 
 
@@ -19,7 +19,7 @@ def test_what_went_in_comes_out() -> None:
         found = from_metadata(to_metadata(one))
         assert found is not None
         assert (found.mtime_ns, found.put_id) == (FILE.mtime_ns, "abc")
-        assert (found.extras or Extras()) == (one.extras or Extras())
+        assert (found.extras or ObjectMetadata()) == (one.extras or ObjectMetadata())
 
 
 def test_a_user_does_not_speak_for_this_node() -> None:
@@ -31,7 +31,7 @@ def test_a_user_does_not_speak_for_this_node() -> None:
 
 def test_of_others_objects_all_is_theirs_and_tags_are_not_known() -> None:
     theirs = {"mtime": "1", "mode": "33188", "Content-Type": "text/x", "Note": "x"}
-    assert extras_of(theirs) == Extras(
+    assert extras_of(theirs) == ObjectMetadata(
         {"mtime": "1", "mode": "33188", "note": "x"}, {"Content-Type": "text/x"}, None
     )
     assert from_metadata({}) is None

@@ -11,7 +11,7 @@ from urllib.request import Request
 import pytest
 
 from headrace.base.errors import HeadraceError, OriginDeniedError, OriginUnavailableError, VersionChangedError
-from headrace.base.model import Arrived, Extras, Version
+from headrace.base.model import Arrived, ObjectMetadata, Version
 from headrace.origin.odd_headers import _read
 
 VERSION = Version(10, 0, '"tag"')
@@ -57,7 +57,7 @@ def test_bytes_come_with_what_was_meant(store: tuple[type[Store], str]) -> None:
     found = read(store[1])
     assert (found.body, found.extras) == (
         b"2345",
-        Extras({"colour": "grün"}, {"Content-Type": "text/x"}, None),
+        ObjectMetadata({"colour": "grün"}, {"Content-Type": "text/x"}, None),
     )
 
 

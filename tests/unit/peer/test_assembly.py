@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import HeadraceError, NotOwnerError
 from headrace.base.model import Arrived
-from headrace.peer.assembly import Assembly, LieError
+from headrace.peer.response import FetchResponse, InvalidResponseError
 from headrace.wire.peer_frame import failure_of
-from headrace.wire.peer_messages import Block, FileEnd, Wanted
+from headrace.wire.peer_messages import Block, FileEnd, FileRange
 
 MIB = 1 << 20
 
 
-def wanted(start: int, end: int) -> Wanted:
-    return Wanted(b"/f", 10 * MIB, 1, "t", start, end)
+def wanted(start: int, end: int) -> FileRange:
+    return FileRange(b"/f", 10 * MIB, 1, "t", start, end)
 
 
-def give(assembly: Assembly, file: int, start: int, body: bytes) -> None:
+def give(assembly: FetchResponse, file: int, start: int, body: bytes) -> None:
     block = Block(file, start, len(body), xxhash.xxh3_64_intdigest(body))
     view = assembly.expect(block)
     view[:] = body
@@ -31,7 +31,7 @@ def give(assembly: Assembly, file: int, start: int, body: bytes) -> None:
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_files_in_any_order(sizes: list[int], chance: random.Random) -> None:
-    assembly = Assembly([wanted(5, 5 + size) for size in sizes])
+    assembly = FetchResponse([wanted(5, 5 + size) for size in sizes])
     order = list(range(len(sizes)))
     chance.shuffle(order)
     for index in order:
@@ -47,11 +47,11 @@ def test_files_in_any_order(sizes: list[int], chance: random.Random) -> None:
 
 
 def test_a_flipped_bit() -> None:
-    assembly = Assembly([wanted(0, 100)])
+    assembly = FetchResponse([wanted(0, 100)])
     block = Block(0, 0, 100, xxhash.xxh3_64_intdigest(bytes(100)))
     view = assembly.expect(block)
     view[:] = bytes(50) + b"\x01" + bytes(49)
-    with pytest.raises(LieError, match="checksum"):
+    with pytest.raises(InvalidResponseError, match="checksum"):
         assembly.received(block, view)
 
 
@@ -67,40 +67,40 @@ def test_a_flipped_bit() -> None:
     ],
 )
 def test_blocks_out_of_place(block: Block) -> None:
-    assembly = Assembly([wanted(0, 100)])
-    with pytest.raises(LieError):
+    assembly = FetchResponse([wanted(0, 100)])
+    with pytest.raises(InvalidResponseError):
         assembly.expect(block)
 
 
 def test_a_block_that_is_too_long() -> None:
-    with pytest.raises(LieError, match="out of place"):
-        Assembly([wanted(0, 4 * MIB)]).expect(Block(0, 0, MIB + 1, 0))
+    with pytest.raises(InvalidResponseError, match="out of place"):
+        FetchResponse([wanted(0, 4 * MIB)]).expect(Block(0, 0, MIB + 1, 0))
 
 
 def test_a_file_within_another() -> None:
-    assembly = Assembly([wanted(0, 100), wanted(0, 100)])
+    assembly = FetchResponse([wanted(0, 100), wanted(0, 100)])
     give(assembly, 0, 0, bytes(50))
-    with pytest.raises(LieError):
+    with pytest.raises(InvalidResponseError):
         assembly.expect(Block(1, 0, 50, 0))
-    with pytest.raises(LieError):
+    with pytest.raises(InvalidResponseError):
         assembly.ended(FileEnd(1))
 
 
 def test_a_file_that_ends_early_or_twice() -> None:
-    assembly = Assembly([wanted(0, 100), wanted(0, 100)])
+    assembly = FetchResponse([wanted(0, 100), wanted(0, 100)])
     give(assembly, 0, 0, bytes(99))
-    with pytest.raises(LieError, match="ended before"):
+    with pytest.raises(InvalidResponseError, match="ended before"):
         assembly.ended(FileEnd(0))
-    with pytest.raises(LieError):
+    with pytest.raises(InvalidResponseError):
         assembly.ended(FileEnd(0))
-    with pytest.raises(LieError):
+    with pytest.raises(InvalidResponseError):
         assembly.ended(FileEnd(1))  # not even begun
-    with pytest.raises(LieError):
-        Assembly([wanted(0, 1)]).done()
+    with pytest.raises(InvalidResponseError):
+        FetchResponse([wanted(0, 1)]).done()
 
 
 def test_a_failure_is_the_same_error_also_half_way() -> None:
-    assembly = Assembly([wanted(0, 100)])
+    assembly = FetchResponse([wanted(0, 100)])
     give(assembly, 0, 0, bytes(50))
     found = assembly.ended(FileEnd(0, failure_of(NotOwnerError("/f", why="no"))))
     assert isinstance(found, NotOwnerError)

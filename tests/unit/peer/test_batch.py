@@ -10,7 +10,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import PeerError
 from headrace.base.model import Arrived
 from headrace.peer.batch import BATCH_BYTES_MAX, UNDER_WAY_MAX, Batcher, Waiting
-from headrace.wire.peer_messages import FILES_MAX, Wanted
+from headrace.wire.peer_messages import FILES_MAX, FileRange
 
 
 class Line:
@@ -35,7 +35,7 @@ class Line:
             one.resolve(Arrived(one.wanted.path))
 
     def ask(self, number: int, *, size_bytes: int = 1000, within_s: float = 10) -> asyncio.Task[Arrived]:
-        wanted = Wanted(b"/%d" % number, size_bytes, 1, "", 0, size_bytes)
+        wanted = FileRange(b"/%d" % number, size_bytes, 1, "", 0, size_bytes)
         return asyncio.ensure_future(self.batcher.ask(Waiting(wanted, 1, deadline=Deadline.after(within_s))))
 
 

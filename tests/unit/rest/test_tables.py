@@ -14,7 +14,7 @@ from headrace.node.cluster_link import api_url
 from headrace.rest import metrics, openapi
 from headrace.rest.files import path_of
 from headrace.rest.gateway import route
-from headrace.rest.problems import STATUS, Refusal, problem_of
+from headrace.rest.problems import STATUS, RefusedError, problem_of
 from headrace.wire import messages
 from headrace.wire.api import OPERATIONS, etag_of
 
@@ -81,7 +81,7 @@ def test_every_operation_is_routed_to_and_is_in_the_document() -> None:
 def test_what_is_not_in_the_table_is_refused() -> None:
     with pytest.raises(FileNotFoundError):
         route(request("GET", "/v2/status"))
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(RefusedError) as refusal:
         route(request("PATCH", "/v1/content"))
     assert (refusal.value.status, refusal.value.headers) == (405, (("Allow", "GET, PUT"),))
 

@@ -12,7 +12,7 @@ from headrace.s3.checksums import (
     COMPOSITE,
     FULL_OBJECT,
     Checksum,
-    Wish,
+    ChecksumRequest,
     check_completed,
     check_kind_of_put,
     make_checksum,
@@ -21,15 +21,15 @@ from headrace.s3.checksums import (
     wish_of,
 )
 from headrace.s3.errors import S3Error
-from headrace.s3.facts import Facts
+from headrace.s3.object_attributes import ObjectAttributes
 from headrace.s3.parts import range_of_part, read_as_asked
 
 from .test_requests import request_of
 
 DATA = random.Random(17).randbytes(100_000)
 PIECES = (DATA[:50_000], DATA[50_000:50_001], DATA[50_001:])
-MULTI = Facts(110, 5, '"0123456789abcdef0123456789abcdef-3"', parts=((2, 50), (1, 10)))
-SINGLE = Facts(10, 5, '"0123456789abcdef0123456789abcdef"', checksum=Checksum("crc32", "AAAAAA=="))
+MULTI = ObjectAttributes(110, 5, '"0123456789abcdef0123456789abcdef-3"', parts=((2, 50), (1, 10)))
+SINGLE = ObjectAttributes(10, 5, '"0123456789abcdef0123456789abcdef"', checksum=Checksum("crc32", "AAAAAA=="))
 BEGIN = "POST /b/k?uploads"
 
 
@@ -48,12 +48,12 @@ def code_of(call: Any, *words: Any) -> str:
 @pytest.mark.parametrize("algorithm", ["crc32", "crc32c", "crc64nvme"])
 def test_crcs_of_parts_are_put_together_to_that_of_the_whole(algorithm: str) -> None:
     parts = [(len(piece), sum_of(algorithm, piece)) for piece in PIECES]
-    assert of_parts(Wish(algorithm, FULL_OBJECT), parts) == sum_of(algorithm, DATA)
+    assert of_parts(ChecksumRequest(algorithm, FULL_OBJECT), parts) == sum_of(algorithm, DATA)
 
 
 def test_a_composite_checksum_says_of_how_many_parts() -> None:
     parts = [(len(piece), sum_of("sha256", piece)) for piece in PIECES]
-    found = of_parts(Wish("sha256", COMPOSITE), parts)
+    found = of_parts(ChecksumRequest("sha256", COMPOSITE), parts)
     assert found.value.endswith("=-3")
     assert found.headers()[1] == ("x-amz-checksum-type", COMPOSITE)
 
@@ -67,10 +67,10 @@ def test_what_an_upload_in_parts_may_ask_for(algorithm: str) -> None:
     ):
         asked = {"x_amz_checksum_algorithm": algorithm.upper(), "x_amz_checksum_type": kind}
         if allowed:
-            assert wish_of(request_of(BEGIN, **asked)) == Wish(algorithm, kind)
+            assert wish_of(request_of(BEGIN, **asked)) == ChecksumRequest(algorithm, kind)
         else:
             assert code_of(wish_of, request_of(BEGIN, **asked)) == "InvalidRequest"
-    assert wish_of(request_of(BEGIN)) == Wish()
+    assert wish_of(request_of(BEGIN)) == ChecksumRequest()
     assert code_of(wish_of, request_of(BEGIN, x_amz_checksum_type=COMPOSITE)) == "InvalidRequest"
     assert code_of(wish_of, request_of(BEGIN, x_amz_checksum_algorithm="MD5")) == "InvalidRequest"
 
@@ -85,7 +85,7 @@ def test_a_put_in_one_piece_is_of_the_full_object() -> None:
 
 
 def test_what_a_completion_says_must_be_so() -> None:
-    whole, wish = sum_of("crc32", DATA), Wish("crc32", FULL_OBJECT)
+    whole, wish = sum_of("crc32", DATA), ChecksumRequest("crc32", FULL_OBJECT)
     good = {
         "x_amz_checksum_crc32": whole.value,
         "x_amz_checksum_type": FULL_OBJECT,
@@ -100,7 +100,7 @@ def test_what_a_completion_says_must_be_so() -> None:
     ):
         assert code_of(check_completed, request_of("POST /b/k", **(good | changed)), wish, whole, 9) == code
     request = request_of("POST /b/k", x_amz_checksum_crc32=whole.value)
-    assert code_of(check_completed, request, Wish(), None, 9) == "InvalidRequest"
+    assert code_of(check_completed, request, ChecksumRequest(), None, 9) == "InvalidRequest"
 
 
 def test_parts_by_their_number() -> None:
@@ -108,7 +108,7 @@ def test_parts_by_their_number() -> None:
     assert code_of(range_of_part, MULTI, 4) == "InvalidPartNumber"
     assert range_of_part(SINGLE, 1) == (0, 10)
     assert code_of(range_of_part, SINGLE, 2) == "InvalidPartNumber"
-    unknown = Facts(110, 5, MULTI.etag)
+    unknown = ObjectAttributes(110, 5, MULTI.etag)
     assert code_of(range_of_part, unknown, 2) == "NotImplemented"
     assert code_of(range_of_part, unknown, 4) == "InvalidPartNumber"
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from headrace.s3 import signature
 from headrace.s3.errors import STATUS, S3Error
-from headrace.s3.forms import FIELDS_BYTES_MAX, Form, Limits, check_policy, check_signature
+from headrace.s3.forms import FIELDS_BYTES_MAX, Form, LengthLimits, check_policy, check_signature
 
 BOUNDARY = "xYzZY"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
@@ -51,7 +51,7 @@ def code_of(call: Any, *words: Any) -> str:
     return raised.value.code
 
 
-def check(fields: dict[str, str], *conditions: Any, **more: Any) -> Limits:
+def check(fields: dict[str, str], *conditions: Any, **more: Any) -> LengthLimits:
     policy = policy_of({"bucket": "b"}, *conditions, **more)
     return check_policy({**fields, "policy": policy}, "b", NOW_S)
 
@@ -63,16 +63,16 @@ def test_a_form_is_read_in_pieces_of_any_size(step: int, file: bytes) -> None:
     form = Form(pieces(body, step), KIND)
     assert form.fields == {"key": "a/${filename}", "content-type": "", "x-amz-meta-a": "ü\r\nx"}
     assert form.file_name == "cat.jpg"
-    assert b"".join(form.file(Limits())) == file
+    assert b"".join(form.file(LengthLimits())) == file
 
 
 def test_what_comes_after_the_file_means_nothing_and_is_bounded() -> None:
     extra = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="key"\r\n\r\nother\r\n'.encode()
     form = Form(iter([body_of([("key", "a")], rest=extra)]), KIND)
-    assert b"".join(form.file(Limits())) == b"data"
+    assert b"".join(form.file(LengthLimits())) == b"data"
     assert form.fields == {"key": "a"}
     form = Form(pieces(body_of([("key", "a")], rest=extra * 1000), 4096), KIND)
-    assert code_of(lambda: list(form.file(Limits()))) == "MalformedPOSTRequest"
+    assert code_of(lambda: list(form.file(LengthLimits()))) == "MalformedPOSTRequest"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_form_without_a_file_with_too_much_before_it_and_cut_off() -> None:
     assert code_of(Form, pieces(large, 4096), KIND) == "MaxPostPreDataLengthExceededError"
     body = body_of([("key", "a")])
     cut = Form(iter([body[: body.rindex(b"data\r\n") + 2]]), KIND)
-    assert code_of(lambda: list(cut.file(Limits()))) == "MalformedPOSTRequest"
+    assert code_of(lambda: list(cut.file(LengthLimits()))) == "MalformedPOSTRequest"
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_a_form_without_a_file_with_too_much_before_it_and_cut_off() -> None:
 def test_the_length_of_the_file(least: int, most: int, code: str) -> None:
     form = Form(iter([body_of([("key", "a")])]), KIND)
     if code:
-        assert code_of(lambda: list(form.file(Limits(least, most)))) == code
+        assert code_of(lambda: list(form.file(LengthLimits(least, most)))) == code
     else:
-        assert b"".join(form.file(Limits(least, most))) == b"data"
+        assert b"".join(form.file(LengthLimits(least, most))) == b"data"
 
 
 def test_conditions_that_hold() -> None:
@@ -131,8 +131,8 @@ def test_conditions_that_hold() -> None:
         ["content-length-range", 1, "10"],
         ["content-length-range", 0, 8],
     )
-    assert limits == Limits(1, 8)
-    assert check({"key": "k"}, ["eq", "$key", "k"]) == Limits()
+    assert limits == LengthLimits(1, 8)
+    assert check({"key": "k"}, ["eq", "$key", "k"]) == LengthLimits()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_whatever_bytes_a_form_has_they_are_refused_or_are_its_own(data: some.Da
     body = whole[:start] + inserted + whole[end:]
     try:
         form = Form(pieces(body, data.draw(some.integers(1, 64))), KIND)
-        file = b"".join(form.file(Limits()))
+        file = b"".join(form.file(LengthLimits()))
     except S3Error as error:
         assert error.code in STATUS
         return

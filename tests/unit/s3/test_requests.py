@@ -7,7 +7,7 @@ from email.utils import formatdate
 import pytest
 
 from headrace.base.errors import error_classes
-from headrace.http.errors import Fault
+from headrace.http.errors import HttpFault
 from headrace.http.messages import Request, parse_head
 from headrace.s3 import xml
 from headrace.s3.conditions import check_read, check_write, range_of
@@ -35,7 +35,7 @@ def code_of_route(line: str, **headers: str) -> str:
 
 def test_every_error_of_ours_has_a_code_of_s3() -> None:
     assert set(ERROR_MAP) == set(error_classes())
-    assert set(FAULT_MAP) == set(Fault)
+    assert set(FAULT_MAP) == set(HttpFault)
     assert {*ERROR_MAP.values(), *FAULT_MAP.values()} <= set(STATUS)
 
 

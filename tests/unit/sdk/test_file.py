@@ -17,7 +17,7 @@ from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.store.writer import CacheWriter
-from headrace.wire.messages import Answer, Fill, Filled, Message
+from headrace.wire.messages import Answer, Filled, FillRange, Message
 
 MIB = BLOCK_SIZE_BYTES
 BODY = os.urandom(4 * MIB)
@@ -44,7 +44,7 @@ class OneFile:
             self.writer.write(low, BODY[low:high])
 
     def ask(self, request: Message, _: Cancel | None) -> Answer:
-        assert isinstance(request, Fill)
+        assert isinstance(request, FillRange)
         self.asked += 1
         self.fill(request.start, request.end)
         return Filled(complete=False)

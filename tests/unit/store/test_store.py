@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.beneath import Root
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
-from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Extras, FileId, Version
+from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata, Version
 from headrace.store.checksum import block_checksum
 from headrace.store.notes import noted
 from headrace.store.reader import CacheReader
@@ -370,7 +370,7 @@ def test_a_power_loss_before_any_sync_leaves_no_stray_file(open_store: OpenStore
 
 def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> None:
     """As soon as some of a large file is here; it outlives a kill, and goes when the origin told another time."""
-    told = Extras({"a": "b"}, {"Content-Type": "text/x"}, None)
+    told = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, None)
     store = open_store()
     small, bare, large = named(store, b"small", 5), named(store, b"bare", 5), named(store, b"large", 3 * MIB)
     store.complete_small_many([(small, b"12345"), (bare, b"12345")], extras={small.id: told})
@@ -382,7 +382,7 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
     assert noted(volumes, cached(store, large.id)) == told
     assert noted(volumes, cached(store, bare.id)) is None
     writer.write(0, bytes(MIB), told)
-    writer.write(2 * MIB, bytes(MIB), Extras())
+    writer.write(2 * MIB, bytes(MIB), ObjectMetadata())
     store.complete(writer)
     crash(store)
     store = open_store()
@@ -396,17 +396,17 @@ def test_what_came_with_the_bytes_is_noted_with_them(open_store: OpenStore) -> N
 
 def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -> None:
     """Where the token leaves room for it, and there is nothing beside it."""
-    jpeg, none = Extras({}, {"Content-Type": "image/jpeg"}, None), Extras({}, {}, None)
+    jpeg, none = ObjectMetadata({}, {"Content-Type": "image/jpeg"}, None), ObjectMetadata({}, {}, None)
     digest = '"0123456789abcdef0123456789abcdef"'
     given = {
         "jpeg": (digest, jpeg),
         "parts": (digest[:-1] + '-12"', jpeg),
         "none": (digest, none),
         "raw": ("t", jpeg),
-        "more": (digest, Extras({"a": "b"}, jpeg.headers, None)),
-        "tags": (digest, Extras({}, jpeg.headers, {})),
-        "rare": (digest, Extras({}, {"Content-Type": "x/y"}, None)),
-        "language": (digest, Extras({}, {"Content-Language": "en"}, None)),
+        "more": (digest, ObjectMetadata({"a": "b"}, jpeg.headers, None)),
+        "tags": (digest, ObjectMetadata({}, jpeg.headers, {})),
+        "rare": (digest, ObjectMetadata({}, {"Content-Type": "x/y"}, None)),
+        "language": (digest, ObjectMetadata({}, {"Content-Language": "en"}, None)),
     }
     store = open_store()
     entries = {name: named(store, name.encode(), 3, token) for name, (token, _) in given.items()}

@@ -15,13 +15,13 @@ from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 from headrace.http.messages import Request, parse_head
 from headrace.ring.view import SEGMENT_BYTES, NodeInfo, next_view
 from headrace.sdk.streams import Content
-from headrace.webhdfs import answers
+from headrace.webhdfs import responses
 from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import ERROR_MAP, STATUS, RemoteError, remote_error_of
-from headrace.webhdfs.locations import Locations, Part, block_locations, located_blocks
-from headrace.webhdfs.reading import Reading
-from headrace.webhdfs.routes import Call, route
-from headrace.webhdfs.statuses import file_status
+from headrace.webhdfs.file_status import file_status
+from headrace.webhdfs.locations import BlockLocation, Locations, block_locations, located_blocks
+from headrace.webhdfs.read_ops import Reading
+from headrace.webhdfs.routes import WebHdfsCall, route
 
 
 def request_of(line: str, **headers: str) -> Request:
@@ -33,7 +33,7 @@ def request_of(line: str, **headers: str) -> Request:
     return parse_head(("\r\n".join(lines) + "\r\n\r\n").encode())
 
 
-def call_of(line: str, **headers: str) -> Call:
+def call_of(line: str, **headers: str) -> WebHdfsCall:
     return route(request_of(line, **headers))
 
 
@@ -53,7 +53,7 @@ def test_every_error_of_ours_has_an_exception_of_hadoops() -> None:
 
 def test_a_failure_is_a_remote_exception() -> None:
     """Also where its message names what is no UTF-8."""
-    answer = answers.failed(RemoteError("InvalidToken", "a" + os.fsdecode(b"\xff")))
+    answer = responses.failed(RemoteError("InvalidToken", "a" + os.fsdecode(b"\xff")))
     about = msgspec.json.decode(answer.body)["RemoteException"]
     assert about == {
         "exception": "InvalidToken",
@@ -224,7 +224,7 @@ def test_the_checksum_of_nothing() -> None:
 
 
 def test_places_in_both_forms() -> None:
-    parts = [Part(0, 100, ("one:1", "two:1")), Part(100, 130, ("three:1",))]
+    parts = [BlockLocation(0, 100, ("one:1", "two:1")), BlockLocation(100, 130, ("three:1",))]
     told = block_locations(parts)
     assert [(row["offset"], row["length"], row["hosts"]) for row in told] == [
         (0, 100, ["one", "two"]),

@@ -6,11 +6,11 @@ import pytest
 
 from headrace.base.errors import ProtocolError, error_classes
 from headrace.wire import frame
-from headrace.wire.messages import Failure, Fill, JobState, Lookup
+from headrace.wire.messages import Failure, FillRange, JobState, Lookup
 
 
 def test_round_trip() -> None:
-    for request in (Fill(id=1 << 47, start=0, end=1 << 40), Lookup(parent=1, name=b"\xff\x00odd")):
+    for request in (FillRange(id=1 << 47, start=0, end=1 << 40), Lookup(parent=1, name=b"\xff\x00odd")):
         data = frame.encode(request)
         assert frame.body_length(data[:4]) == len(data) - 4
         assert frame.decode_request(data[4:]) == request

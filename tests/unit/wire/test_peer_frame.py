@@ -7,11 +7,11 @@ import pytest
 from headrace.base.errors import ProtocolError
 from headrace.wire import peer_frame
 from headrace.wire.messages import Done, Failure
-from headrace.wire.peer_messages import Block, Fetch, FileEnd, NameRow, Names, Ping, Wanted
+from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange, NameRow, Names, Ping
 
 
 def test_round_trip() -> None:
-    wanted = Wanted(b"/a/\xff\x01odd", 1 << 40, -1, '"x"', 0, 1 << 30)
+    wanted = FileRange(b"/a/\xff\x01odd", 1 << 40, -1, '"x"', 0, 1 << 30)
     fetch = Fetch([wanted], cached_only=True, epoch=1 << 60)
     for request in (fetch, Ping()):
         data = peer_frame.encode(request)

@@ -28,7 +28,7 @@ from headrace.base.errors import ProtocolError, UsageError
 from headrace.base.trusted_owner import check_above
 from headrace.base.turns import Queue
 from headrace.entry.broker.access import User, user_of
-from headrace.entry.broker.desk import Desk, Reply
+from headrace.entry.broker.service import BrokerService, Reply
 from headrace.wire.broker_messages import REQUEST_BYTES_MAX, Request, decode_request, encode
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _ACCEPTED_AT_ONCE = 16
 
 
 class Broker:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: BrokerService) -> None:
         self._desk = desk
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}

@@ -23,7 +23,7 @@ from headrace.entry.broker.access import ENTER, READ, Modes, User, may, modes_of
 from headrace.layer.upper import Hidden, Upper, join
 from headrace.namespace.tree import Namespace
 from headrace.store.index import Index
-from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, Names, Row
+from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, BrokerNames, BrokerRow
 
 TOKEN_MAX = 256
 _ROW_BYTES = 80
@@ -37,7 +37,7 @@ class StaleError(Exception):
         self.directory, self.name = directory, name
 
 
-class Shown(NamedTuple):
+class VisibleEntry(NamedTuple):
     """At least one is there. below: what the origins have at the path, where that shows, or is a directory that does
     beneath what was written."""
 
@@ -65,11 +65,11 @@ class View:
         self._file_mode, self._directory_mode = 0o444 | writes, 0o555 | writes
         self._uid, self._gid = os.geteuid(), os.getegid()
 
-    def find(self, path: bytes, user: User) -> Shown:
+    def find(self, path: bytes, user: User) -> VisibleEntry:
         """PathNotFoundError, NotADirectoryPathError, NotAllowedError; NotSupportedError for links on the way;
         StaleError."""
         top = self._written(b"/")
-        here = Shown(b"/", None if isinstance(top, Hidden) else top, self._index.entry(ROOT_ID))
+        here = VisibleEntry(b"/", None if isinstance(top, Hidden) else top, self._index.entry(ROOT_ID))
         for name in path[1:].split(b"/") if path != b"/" else ():
             if not here.is_directory:
                 if here.written is not None and stat.S_ISLNK(here.written.st_mode):
@@ -82,7 +82,7 @@ class View:
             here = self._child(here, name)
         return here
 
-    def _child(self, directory: Shown, name: bytes) -> Shown:
+    def _child(self, directory: VisibleEntry, name: bytes) -> VisibleEntry:
         path = join(directory.path, name)
         written = self._written(path)
         if isinstance(written, Hidden):
@@ -91,7 +91,7 @@ class View:
         below = None if hides_below else self._below(directory.below, name)
         if written is None and below is None:
             raise _not_found(path)
-        return Shown(path, written, below)
+        return VisibleEntry(path, written, below)
 
     def _below(self, directory: Entry | None, name: bytes) -> Entry | None:
         if directory is None or directory.kind is not Kind.DIRECTORY:
@@ -105,7 +105,7 @@ class View:
             return None
         return self._upper.look(path)
 
-    def modes(self, shown: Shown) -> Modes:
+    def modes(self, shown: VisibleEntry) -> Modes:
         if shown.written is not None:
             return modes_of(shown.written)
         assert shown.below is not None
@@ -121,14 +121,14 @@ class View:
 
     # ------------------------------------------------------------ rows
 
-    def row(self, shown: Shown) -> Row:
+    def row(self, shown: VisibleEntry) -> BrokerRow:
         name = shown.path.rpartition(b"/")[2]
         if shown.written is not None:
             return _written_row(name, shown.written)
         assert shown.below is not None
         return self._row_below(name, shown.below)
 
-    def names(self, path: bytes, after: bytes, user: User) -> Names:
+    def names(self, path: bytes, after: bytes, user: User) -> BrokerNames:
         """As find; also what may be entered, but not read, is refused."""
         shown = self.find(path, user)
         if not shown.is_directory:
@@ -151,7 +151,7 @@ class View:
                     rows[name] = _written_row(name, written)
         page = _fitting(sorted(rows)[:ROWS_MAX], rows)
         is_more = len(rows) > len(page)
-        return Names([rows[name] for name in page], page[-1] if is_more else last or b"")
+        return BrokerNames([rows[name] for name in page], page[-1] if is_more else last or b"")
 
     def may_be_long(self, path: bytes) -> bool:
         """Whether a directory may have been written to: then all its names are looked at for each page."""
@@ -160,10 +160,10 @@ class View:
     def _written_names(self, path: bytes) -> dict[bytes, bool]:
         return self._upper.names(path) if self._write_modes.any_below(path) else {}
 
-    def _row_below(self, name: bytes, entry: Entry) -> Row:
+    def _row_below(self, name: bytes, entry: Entry) -> BrokerRow:
         modes, version = self._modes_below(entry), entry.version
         kind = stat.S_IFDIR if entry.kind is Kind.DIRECTORY else stat.S_IFREG
-        return Row(
+        return BrokerRow(
             name,
             entry.id,
             kind | modes.mode,
@@ -176,7 +176,7 @@ class View:
         )
 
 
-def _fitting(names: list[bytes], rows: dict[bytes, Row]) -> list[bytes]:
+def _fitting(names: list[bytes], rows: dict[bytes, BrokerRow]) -> list[bytes]:
     """As many of the first ones as a packet takes."""
     left = ANSWER_BYTES_MAX // 2
     for number, name in enumerate(names):
@@ -193,8 +193,8 @@ def short_token(token: str) -> str:
     return f'"{xxhash.xxh3_128_hexdigest(token.encode(errors="surrogateescape"))}"'
 
 
-def _written_row(name: bytes, found: os.stat_result) -> Row:
-    return Row(
+def _written_row(name: bytes, found: os.stat_result) -> BrokerRow:
+    return BrokerRow(
         name,
         found.st_ino,
         found.st_mode,

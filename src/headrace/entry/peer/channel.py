@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 Steps = Generator[Need | Future[Any], None, Result]
 
 
-class HungUpError(Exception):
+class PeerGoneError(Exception):
     """The peer left, or must be left. Only of this room: ends the connection."""
 
 
@@ -86,7 +86,7 @@ class Channel:
         yield from self._have(peer_frame.HEADER_BYTES, first=Need.REQUEST, ahead=ahead)
         length = peer_frame.body_length(bytes(self._received[: peer_frame.HEADER_BYTES]))
         if length > bytes_max:
-            raise HungUpError(f"a request of {length} bytes")
+            raise PeerGoneError(f"a request of {length} bytes")
         end = peer_frame.HEADER_BYTES + length
         yield from self._have(end, first=Need.READ, ahead=ahead)
         body = bytes(self._received[peer_frame.HEADER_BYTES : end])
@@ -127,7 +127,7 @@ class Channel:
                 yield Need.WRITE
                 continue
             if sent == 0:
-                raise HungUpError("a cache file is shorter than it should be")
+                raise PeerGoneError("a cache file is shorter than it should be")
             self.sent_bytes += sent
             start += sent
 
@@ -145,7 +145,7 @@ class Channel:
         while start < end:
             body = os.pread(file, min(TLS_CHUNK_BYTES, end - start), start)
             if not body:
-                raise HungUpError("a cache file is shorter than it should be")
+                raise PeerGoneError("a cache file is shorter than it should be")
             yield from self.send(body)
             start += len(body)
 
@@ -160,5 +160,5 @@ class Channel:
                 yield Need.WRITE
                 continue
             if not body:
-                raise HungUpError("the peer closed the connection")
+                raise PeerGoneError("the peer closed the connection")
             self._received += body

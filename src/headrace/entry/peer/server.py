@@ -28,17 +28,17 @@ from typing import Any
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.base.refusals import Refusals, reason_of
 from headrace.base.turns import Queue, Turns
-from headrace.entry.peer.channel import Channel, HungUpError, Need
-from headrace.entry.peer.conversation import Conversation
-from headrace.entry.peer.desk import Desk, DeskCalls, Piece
+from headrace.entry.peer.channel import Channel, Need, PeerGoneError
+from headrace.entry.peer.protocol import PeerProtocol
+from headrace.entry.peer.service import LoopBridge, OpenFileRange, PeerService
 from headrace.http.admission import Admission, Buffered, count_address, reset
-from headrace.http.pace import Pace
+from headrace.http.pace import TransferPace
 from headrace.identity.mutual import MutualTls
 from headrace.identity.names import StrangerError
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import PeerWelcome
 
-__all__ = ["Desk", "PeerServer", "Piece"]
+__all__ = ["PeerService", "PeerServer", "OpenFileRange"]
 
 log = logging.getLogger(__name__)
 
@@ -65,31 +65,31 @@ IDLE_S = 300.0
 TICK_S = 1.0
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     RUNNING = 1
     WAITS_FOR_SOCKET = 2
     WAITS_FOR_DESK = 3
 
 
-class Connection:
+class ServerConnection:
     """peer: its address and port. until_s: when the wait for its socket becomes too long."""
 
     def __init__(
-        self, channel: Channel, peer: str, address: str, talk: Callable[[Channel], Conversation]
+        self, channel: Channel, peer: str, address: str, talk: Callable[[Channel], PeerProtocol]
     ) -> None:
         self.channel = channel
         self.peer = peer
         self.address = count_address(address)
         self.talk = talk(channel)
         self.steps = self.talk.run()
-        self.state = State.WAITS_FOR_SOCKET
+        self.state = ConnectionState.WAITS_FOR_SOCKET
         self.greeting_until_s = time.monotonic() + GREETING_S
         self.until_s = self.greeting_until_s
         self.proven = False
         self.holds = False
         self.awaited: Future[Any] | None = None
         self._request_until_s = 0.0
-        self._pace = Pace()
+        self._pace = TransferPace()
         self._parked_s = 0.0
         self._parked_bytes = 0
 
@@ -101,7 +101,7 @@ class Connection:
             self._pace.moved(self.channel.sent_bytes - self._parked_bytes)
             self._parked_bytes = self.channel.sent_bytes
             if not self._pace.left_s:
-                raise HungUpError("it takes its answer too slowly")
+                raise PeerGoneError("it takes its answer too slowly")
             stall_s = min(stall_s, self._pace.left_s)
         if not self.proven:
             self.until_s = self.greeting_until_s
@@ -113,7 +113,7 @@ class Connection:
         else:
             self.until_s = now_s + stall_s
         if now_s >= self.until_s:
-            raise HungUpError("what it says is not whole in time")
+            raise PeerGoneError("what it says is not whole in time")
 
     def unpark(self) -> None:
         self._pace.waited(time.monotonic() - self._parked_s)
@@ -135,7 +135,7 @@ class PeerServer:
         self,
         me: Callable[[], PeerWelcome],
         cluster: str,
-        desk: Desk,
+        desk: PeerService,
         *,
         loop: asyncio.AbstractEventLoop,
         tls: MutualTls | None = None,
@@ -145,13 +145,13 @@ class PeerServer:
     ) -> None:
         self._me = me
         self._cluster = cluster
-        self._calls = DeskCalls(desk, loop)
+        self._calls = LoopBridge(desk, loop)
         self._tls = tls
         self._protocols = protocols
         self._stall_s = stall_s
         self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._stopping = False
         self._accepting = False
         self._listening: socket.socket | None = None
@@ -160,10 +160,10 @@ class PeerServer:
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet"),
             share=ADDRESS_NEWCOMERS_MAX,
         )
-        self._admission: Admission[Connection] = Admission(self._displace)
-        self._buffered: Buffered[Connection] = Buffered(BUFFERED_BYTES_MAX)
+        self._admission: Admission[ServerConnection] = Admission(self._displace)
+        self._buffered: Buffered[ServerConnection] = Buffered(BUFFERED_BYTES_MAX)
         self._refusals = Refusals(log, "peers")
-        self._later: Queue[str, Connection] = Queue()
+        self._later: Queue[str, ServerConnection] = Queue()
         self._door = threading.Thread(target=self._wait_for_all, name="peer-door", daemon=True)
 
     def start(self, host: str, port: int) -> str:
@@ -201,7 +201,7 @@ class PeerServer:
         self._pool.shutdown(wait=True)
         self._newcomers.shutdown(wait=True)
         for connection in self._all():  # those that waited, and whose next step the pool no longer took
-            self._end(connection, HungUpError("the node stops"))
+            self._end(connection, PeerGoneError("the node stops"))
         self._listening.close()
         self._listening = None
         self._epoll.close()
@@ -272,7 +272,9 @@ class PeerServer:
         except OSError:  # gone already
             sock.close()
             return
-        connection = Connection(channel, f"{address}:{port}", address, lambda one: self._talk(one, address))
+        connection = ServerConnection(
+            channel, f"{address}:{port}", address, lambda one: self._talk(one, address)
+        )
         if not self._admission.enter(connection):
             self._refusals.add("too many connections", address=address)
             channel.close()
@@ -281,8 +283,8 @@ class PeerServer:
             self._connections[channel.number] = connection
             self._epoll.register(channel.number, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
 
-    def _talk(self, channel: Channel, address: str) -> Conversation:
-        return Conversation(
+    def _talk(self, channel: Channel, address: str) -> PeerProtocol:
+        return PeerProtocol(
             channel,
             self._calls,
             me=self._me,
@@ -291,26 +293,26 @@ class PeerServer:
             refused=lambda why, who: self._refusals.add(why, address=address, who=who),
         )
 
-    def _displace(self, connection: Connection) -> None:
+    def _displace(self, connection: ServerConnection) -> None:
         why = "said no hello while newer connections came"
         self._refusals.add(why, address=connection.address)
         with self._lock:
-            waits = connection.state is State.WAITS_FOR_SOCKET
+            waits = connection.state is ConnectionState.WAITS_FOR_SOCKET
             if waits:
-                connection.state = State.RUNNING
+                connection.state = ConnectionState.RUNNING
         if waits:
-            self._end(connection, HungUpError(why), at_once=True)
+            self._end(connection, PeerGoneError(why), at_once=True)
         else:
             connection.channel.shut()
 
-    def _woken(self, connection: Connection) -> None:
+    def _woken(self, connection: ServerConnection) -> None:
         with self._lock:
             if self._connections.get(connection.channel.number) is not connection:
                 return
-            awaited = connection.awaited if connection.state is State.WAITS_FOR_DESK else None
-            run = connection.state is State.WAITS_FOR_SOCKET
+            awaited = connection.awaited if connection.state is ConnectionState.WAITS_FOR_DESK else None
+            run = connection.state is ConnectionState.WAITS_FOR_SOCKET
             if run:
-                connection.state = State.RUNNING
+                connection.state = ConnectionState.RUNNING
         if run:
             connection.unpark()
             if connection.proven:
@@ -324,7 +326,7 @@ class PeerServer:
         if not self._accepting:
             self._accept_again()
         for connection in self._all():
-            if connection.state is State.WAITS_FOR_SOCKET and now >= connection.until_s:
+            if connection.state is ConnectionState.WAITS_FOR_SOCKET and now >= connection.until_s:
                 connection.channel.shut()  # wakes it, and it finds its socket ended
 
     def _accept_again(self) -> None:
@@ -334,7 +336,7 @@ class PeerServer:
 
     # ------------------------------------------------------------ the pools' threads
 
-    def _run(self, connection: Connection) -> None:
+    def _run(self, connection: ServerConnection) -> None:
         """Until the conversation waits or ends."""
         try:
             while not self._stopping:
@@ -346,17 +348,17 @@ class PeerServer:
                         return self._wait_for_desk(connection, need)
                 elif need is not Need.WRITE or not _has_room(connection.channel.number):
                     return self._wait_for_socket(connection, need)
-            self._end(connection, HungUpError("the node stops"))
+            self._end(connection, PeerGoneError("the node stops"))
         except StopIteration:
             self._end(connection, None)
-        except (HungUpError, OSError, HeadraceError, StrangerError) as error:
+        except (PeerGoneError, OSError, HeadraceError, StrangerError) as error:
             self._note(connection, error)
             self._end(connection, error)
         except Exception as error:
             log.exception("connection of a peer failed peer=%s", connection.peer)
             self._end(connection, error)
 
-    def _note(self, connection: Connection, error: Exception) -> None:
+    def _note(self, connection: ServerConnection, error: Exception) -> None:
         """Who is refused goes into the log; who was served before and left does not."""
         why = ""
         if isinstance(error, StrangerError) or (isinstance(error, HeadraceError) and not connection.proven):
@@ -366,19 +368,19 @@ class PeerServer:
         if why:
             self._refusals.add(why, address=connection.peer)
 
-    def _wait_for_socket(self, connection: Connection, need: Need) -> None:
+    def _wait_for_socket(self, connection: ServerConnection, need: Need) -> None:
         connection.park(need, stall_s=self._stall_s, idle_s=self._idle_s)
         self._hold(connection)
         events = select.EPOLLOUT if need is Need.WRITE else select.EPOLLIN
         with self._lock:
-            connection.state = State.WAITS_FOR_SOCKET
+            connection.state = ConnectionState.WAITS_FOR_SOCKET
             self._epoll.modify(connection.channel.number, events | select.EPOLLRDHUP | select.EPOLLONESHOT)
 
-    def _prove(self, connection: Connection) -> None:
+    def _prove(self, connection: ServerConnection) -> None:
         connection.proven = True
         self._admission.prove(connection)
 
-    def _hold(self, connection: Connection) -> None:
+    def _hold(self, connection: ServerConnection) -> None:
         size_bytes = connection.channel.received_bytes
         if not size_bytes and not connection.holds:
             return
@@ -387,20 +389,20 @@ class PeerServer:
             self._refusals.add("its request came too slowly", address=oldest.peer)
             oldest.channel.shut()
 
-    def _wait_for_desk(self, connection: Connection, awaited: Future[Any]) -> None:
+    def _wait_for_desk(self, connection: ServerConnection, awaited: Future[Any]) -> None:
         with self._lock:
-            connection.state, connection.awaited = State.WAITS_FOR_DESK, awaited
+            connection.state, connection.awaited = ConnectionState.WAITS_FOR_DESK, awaited
             self._epoll.modify(connection.channel.number, select.EPOLLRDHUP | select.EPOLLONESHOT)
         awaited.add_done_callback(lambda _: self._answered(connection))
 
-    def _answered(self, connection: Connection) -> None:
+    def _answered(self, connection: ServerConnection) -> None:
         """By the desk; on the loop, or wherever it was cancelled."""
         with self._lock:
-            connection.state, connection.awaited = State.RUNNING, None
+            connection.state, connection.awaited = ConnectionState.RUNNING, None
         with contextlib.suppress(RuntimeError):  # the pool is shut: stop() ends the connection
             self._pool.submit(self._run, connection)
 
-    def _end(self, connection: Connection, error: Exception | None, *, at_once: bool = False) -> None:
+    def _end(self, connection: ServerConnection, error: Exception | None, *, at_once: bool = False) -> None:
         with self._lock:
             if self._connections.get(connection.channel.number) is connection:
                 del self._connections[connection.channel.number]
@@ -411,14 +413,14 @@ class PeerServer:
         connection.steps.close()
         connection.channel.close(at_once=at_once)
 
-    def _cut(self, connection: Connection) -> None:
+    def _cut(self, connection: ServerConnection) -> None:
         connection.channel.shut()
         with self._lock:
             awaited = connection.awaited
         if awaited is not None:
             awaited.cancel()
 
-    def _all(self) -> list[Connection]:
+    def _all(self) -> list[ServerConnection]:
         with self._lock:
             return list(self._connections.values())
 

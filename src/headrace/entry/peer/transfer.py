@@ -17,11 +17,11 @@ import xxhash
 
 from headrace.base.errors import CorruptBlockError, HeadraceError, StoreError, VersionChangedError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.entry.peer.channel import Channel, HungUpError, Steps
-from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls, Opened, Piece, close_opened
+from headrace.entry.peer.channel import Channel, PeerGoneError, Steps
+from headrace.entry.peer.service import WORK_LIMIT_S, LoopBridge, Opened, OpenFileRange, close_opened
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import failure_of
-from headrace.wire.peer_messages import Block, Fetch, FileEnd, Wanted
+from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ WAITS_MAX = 5
 class Sending:
     """One file of the answer. at: up to where it was sent."""
 
-    def __init__(self, index: int, wanted: Wanted, piece: Piece) -> None:
+    def __init__(self, index: int, wanted: FileRange, piece: OpenFileRange) -> None:
         self.index = index
         self.wanted = wanted
         self.piece = piece
@@ -74,7 +74,7 @@ class Arrivals:
                 waiter = self._waiter = Future()
             yield waiter
             if waiter.cancelled():
-                raise HungUpError("the peer left")
+                raise PeerGoneError("the peer left")
 
     def cancel(self) -> None:
         for wait in list(self._waits.values()):
@@ -91,7 +91,7 @@ class Arrivals:
 def outcome(future: Future[None]) -> HeadraceError | None:
     """Of a wait that ended. HungUpError when it was cancelled."""
     if future.cancelled():
-        raise HungUpError("the peer left")
+        raise PeerGoneError("the peer left")
     error = future.exception()
     if error is None or isinstance(error, HeadraceError):
         return error
@@ -99,12 +99,12 @@ def outcome(future: Future[None]) -> HeadraceError | None:
 
 
 class Transfer:
-    def __init__(self, channel: Channel, calls: DeskCalls, request: Fetch) -> None:
+    def __init__(self, channel: Channel, calls: LoopBridge, request: Fetch) -> None:
         self._channel = channel
         self._calls = calls
         self._request = request
         self._arrivals = Arrivals()
-        self._opened: list[Piece | HeadraceError] = []
+        self._opened: list[OpenFileRange | HeadraceError] = []
 
     def run(self) -> Steps[None]:
         """Up to Done. HungUpError, OSError: the connection is of no more use."""
@@ -115,7 +115,7 @@ class Transfer:
         try:
             yield opening
             if opening.cancelled():
-                raise HungUpError("the peer left")
+                raise PeerGoneError("the peer left")
             yield from self._send_all(opening.result())
         finally:
             opening.cancel()

@@ -17,8 +17,8 @@ from headrace.wire.broker_messages import (
     ANSWER_BYTES_MAX,
     FILES_MAX,
     Answer,
-    Message,
-    Refusal,
+    BrokerMessage,
+    BrokerRefusal,
     decode_answer,
     encode,
     error_of,
@@ -43,7 +43,7 @@ class BrokerConnection:
         self.closed = False
         self._give(self._connect())  # so that one who may not, or finds nobody, hears of it now
 
-    def ask(self, request: Message) -> tuple[Answer, list[int]]:
+    def ask(self, request: BrokerMessage) -> tuple[Answer, list[int]]:
         """The answer, and descriptors that are the caller's to close. Asks again while the node is away, for so long as
         the patience is. Errors of the node; NodeUnavailableError, ProtocolError."""
         give_up = Deadline.after(self._patience_s)
@@ -56,7 +56,7 @@ class BrokerConnection:
                 if give_up.left_s() <= RECONNECT_PAUSE_S:
                     raise
                 time.sleep(RECONNECT_PAUSE_S)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, BrokerRefusal):
             _close(fds)
             raise error_of(answer)
         return answer, fds

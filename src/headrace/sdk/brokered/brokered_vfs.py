@@ -29,21 +29,21 @@ from headrace.sdk.brokered.mounts import mount_of
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.streams import STEP_BYTES, Content
 from headrace.wire.broker_messages import (
+    BrokerNames,
+    BrokerRefusal,
+    BrokerRow,
     ListNames,
     LookAt,
     Looked,
-    Names,
     OpenedFile,
     OpenedFiles,
     OpenFiles,
-    Refusal,
-    Row,
-    WrittenFile,
+    UpperFile,
     error_of,
 )
 from headrace.wire.messages import JobStart, JobState
 
-Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
+Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
 """The descriptor is -1 where none came along."""
 
 
@@ -74,7 +74,7 @@ class BrokeredVfs(AskedPaths):
         at = plain(path)
         return at, seen_of(self._look(at))
 
-    def _look(self, path: bytes) -> Row:
+    def _look(self, path: bytes) -> BrokerRow:
         answer, _ = self._link.ask(LookAt(path))
         if not isinstance(answer, Looked):
             raise _unexpected(answer)
@@ -84,7 +84,7 @@ class BrokeredVfs(AskedPaths):
         at = plain(path)
         while True:
             answer, _ = self._link.ask(ListNames(at, after))
-            if not isinstance(answer, Names):
+            if not isinstance(answer, BrokerNames):
                 raise _unexpected(answer)
             for row in answer.rows:
                 yield row.name, seen_of(row)
@@ -106,17 +106,17 @@ class BrokeredVfs(AskedPaths):
     def content_of(self, path: bytes, opened: Opened) -> Content:
         """path: plain, of which open_many said that."""
         about, fd = opened
-        if isinstance(about, Refusal):
+        if isinstance(about, BrokerRefusal):
             raise error_of(about)
-        if isinstance(about, WrittenFile):
+        if isinstance(about, UpperFile):
             return self._written(path)
         return content_of(about, fd, lambda start, end: self._open_again(path, start, end))
 
     def _open_again(self, path: bytes, start: int, end: int) -> tuple[OpenedFile, int]:
         ((about, fd),) = self.open_many([path], start, end)
-        if isinstance(about, Refusal):
+        if isinstance(about, BrokerRefusal):
             raise error_of(about)
-        if isinstance(about, WrittenFile):
+        if isinstance(about, UpperFile):
             raise VersionChangedError(os.fsdecode(path), why="it was written meanwhile")
         return about, fd
 
@@ -183,7 +183,7 @@ class BrokeredVfs(AskedPaths):
         raise _by_its_user(start.kind)
 
 
-def seen_of(row: Row) -> FileStat:
+def seen_of(row: BrokerRow) -> FileStat:
     kind = stat.S_IFMT(row.mode)
     if not row.written and kind in (stat.S_IFREG, stat.S_IFDIR):
         version = Version(row.size_bytes, row.mtime_ns, row.token)

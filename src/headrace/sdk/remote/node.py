@@ -10,8 +10,8 @@ from headrace.base.errors import NotSupportedError
 from headrace.base.model import Entry, FileId, Kind
 from headrace.sdk.remote.remote_registry import REMOTES
 from headrace.sdk.remote.remote_vfs import RemoteVfs, seen_of
-from headrace.wire.api import Job, Mounts, NewMount
-from headrace.wire.api import MountRow as Told
+from headrace.wire.api import ApiJob, ApiMounts, NewMount
+from headrace.wire.api import ApiMount as Told
 from headrace.wire.messages import (
     Answer,
     Done,
@@ -46,19 +46,19 @@ class RemoteConnection:
             case StatusAsk():
                 return Report(self._paths.status())
             case MountList():
-                rows = self._nodes.ask("listMounts", Mounts).mounts
+                rows = self._nodes.ask("listMounts", ApiMounts).mounts
                 return MountsAnswer([MountRow(one.path, one.url, one.sync_interval_s) for one in rows])
             case MountAdd(path=path, url=url, options=options):
                 self._nodes.ask("addMount", Told, body=NewMount(path, url, options))
             case MountRemove(path=path):
                 self._nodes.change("removeMount", {"path": path})
             case JobList(id=id):
-                jobs = [self._nodes.ask("getJob", Job, id=id)] if id else self._paths.jobs()
+                jobs = [self._nodes.ask("getJob", ApiJob, id=id)] if id else self._paths.jobs()
                 return JobRows([_row_of(job) for job in jobs])
             case JobCancel(id=id):
-                self._nodes.ask("cancelJob", Job, id=id)
+                self._nodes.ask("cancelJob", ApiJob, id=id)
             case JobRetry(id=id):
-                self._nodes.ask("retryJob", Job, id=id)
+                self._nodes.ask("retryJob", ApiJob, id=id)
             case _:
                 raise NotSupportedError(
                     type(request).__name__, why="the node is on another host", hint="use it there"
@@ -119,7 +119,7 @@ class RemoteClient:
         """What is shared by the process stays."""
 
 
-def _row_of(job: Job) -> JobRow:
+def _row_of(job: ApiJob) -> JobRow:
     return JobRow(
         id=job.id,
         kind=job.kind,

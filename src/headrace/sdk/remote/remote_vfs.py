@@ -35,13 +35,13 @@ from headrace.sdk.streams import Content, WriteStream
 from headrace.wire.api import (
     PAGE_NAMES,
     SUM_HEADER,
-    Job,
-    Jobs,
+    ApiEntries,
+    ApiEntry,
+    ApiJob,
+    ApiJobs,
+    ApiStatus,
     NewJob,
     Rename,
-    Report,
-    Row,
-    Rows,
     etag_of,
 )
 from headrace.wire.messages import JobStart, JobState
@@ -85,7 +85,9 @@ class RemoteVfs(AskedPaths):
     def children(self, path: bytes, *, after: bytes = b"") -> Iterator[tuple[bytes, FileStat]]:
         at: str | None = os.fsdecode(after)
         while at is not None:
-            page = self.nodes.ask("listEntries", Rows, path=os.fsdecode(path), after=at, limit=PAGE_NAMES)
+            page = self.nodes.ask(
+                "listEntries", ApiEntries, path=os.fsdecode(path), after=at, limit=PAGE_NAMES
+            )
             for row in page.entries:
                 yield os.fsencode(row.path.rpartition("/")[2]), seen_of(row)
             at = page.next
@@ -93,9 +95,9 @@ class RemoteVfs(AskedPaths):
     def readlink(self, path: bytes) -> bytes:
         return os.fsencode(self.look(path, follow=False).target)
 
-    def look(self, path: bytes, *, follow: bool) -> Row:
+    def look(self, path: bytes, *, follow: bool) -> ApiEntry:
         """PathNotFoundError."""
-        return self.nodes.ask("getEntry", Row, path=os.fsdecode(path), follow=follow)
+        return self.nodes.ask("getEntry", ApiEntry, path=os.fsdecode(path), follow=follow)
 
     # ------------------------------------------------------------ reading
 
@@ -205,7 +207,7 @@ class RemoteVfs(AskedPaths):
 
     def status(self) -> dict[str, object]:
         """Of the node that was named, where only one was; else of any."""
-        return self.nodes.ask("status", Report, at=self.nodes.only).status
+        return self.nodes.ask("status", ApiStatus, at=self.nodes.only).status
 
     def run_job(self, start: JobStart) -> Iterator[JobState]:
         """Its states, the last with done=True. One of a node that is not iterated to its end is cancelled. What this
@@ -227,26 +229,26 @@ class RemoteVfs(AskedPaths):
 
     def _run_at(self, node: ClusterNode, start: JobStart) -> Iterator[JobState]:
         if start.kind == "watch":
-            job = self.nodes.ask("getJob", Job, id=start.path)
+            job = self.nodes.ask("getJob", ApiJob, id=start.path)
         else:
             body = NewJob(start.kind, start.path, start.options)  # type: ignore[arg-type]  # the node says
-            job = self.nodes.ask("startJob", Job, body=body, at=node if start.kind not in SHARED else None)
+            job = self.nodes.ask("startJob", ApiJob, body=body, at=node if start.kind not in SHARED else None)
         at = node if job.scope == "node" else None
         try:
             while _runs(job):
                 yield state_of(job)
-                job = self.nodes.ask("getJob", Job, id=job.id, wait_s=JOB_LOOK_S, at=at)
+                job = self.nodes.ask("getJob", ApiJob, id=job.id, wait_s=JOB_LOOK_S, at=at)
             yield state_of(job)
         finally:
             if _runs(job) and at is not None:
                 with contextlib.suppress(HeadraceError):
-                    self.nodes.ask("cancelJob", Job, id=job.id, at=at)
+                    self.nodes.ask("cancelJob", ApiJob, id=job.id, at=at)
 
-    def jobs(self) -> list[Job]:
-        return self.nodes.ask("listJobs", Jobs).jobs
+    def jobs(self) -> list[ApiJob]:
+        return self.nodes.ask("listJobs", ApiJobs).jobs
 
 
-def state_of(job: Job) -> JobState:
+def state_of(job: ApiJob) -> JobState:
     """Raises what ended the job, where that was no file's fault."""
     if job.error is not None:
         told = job.error
@@ -265,7 +267,7 @@ def state_of(job: Job) -> JobState:
     )
 
 
-def _runs(job: Job) -> bool:
+def _runs(job: ApiJob) -> bool:
     return job.state == "running"
 
 
@@ -273,7 +275,7 @@ def _is_gone(error: HeadraceError) -> bool:
     return isinstance(error, PathNotFoundError)
 
 
-def seen_of(row: Row) -> FileStat:
+def seen_of(row: ApiEntry) -> FileStat:
     if row.kind in ("file", "directory"):
         kind = Kind.FILE if row.kind == "file" else Kind.DIRECTORY
         name = os.fsencode(row.path.rpartition("/")[2])

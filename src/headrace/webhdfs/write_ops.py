@@ -24,16 +24,16 @@ from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.os_errors import translating_os_errors
 from headrace.sdk.vfs_reader import is_directory
-from headrace.webhdfs import answers
+from headrace.webhdfs import responses
 from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
-from headrace.webhdfs.routes import Call
+from headrace.webhdfs.routes import WebHdfsCall
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
 """Where the client says none."""
 _ACTION = re.compile(r"[r-][w-][x-]")
 
 
-class Writing:
+class WriteOperations:
     def __init__(self, paths: LocalVfs) -> None:
         self.paths = paths
         self._lock = threading.Lock()
@@ -41,11 +41,11 @@ class Writing:
 
     # ------------------------------------------------------------ bytes
 
-    def create(self, call: Call, pieces: Iterator[bytes]) -> Response:
+    def create(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
         """A new file, which gets its name when all bytes are there; at first the client is told where to send them."""
         self.paths.check_writable(call.path)
         if not call.flag("data"):
-            return answers.place(call)
+            return responses.place(call)
         flags = {word.strip().upper() for word in call.text("createflag").split(",") if word.strip()}
         if "APPEND" in flags:
             raise unsupported("createflag=APPEND: use APPEND")
@@ -60,19 +60,19 @@ class Writing:
                 stream.write(piece)
             give_mode(stream.fileno(), mode)
         host = call.request.header("host")
-        return answers.done(
+        return responses.done(
             201,
             headers=[
                 ("Location", f"{'s' * call.is_secure}webhdfs://{host}{call.path.decode('utf-8', 'replace')}")
             ],
         )
 
-    def append(self, call: Call, pieces: Iterator[bytes]) -> Response:
+    def append(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
         """In place: who reads sees it grow. What came of a body that broke off is cut off again."""
         self._check_file(call)
         self.paths.check_writable(call.path)
         if not call.flag("data"):
-            return answers.place(call)
+            return responses.place(call)
         with (
             self._only_appender(call.path),
             translating_os_errors(call.path),
@@ -80,7 +80,7 @@ class Writing:
         ):
             for piece in pieces:
                 stream.write(piece)
-        return answers.done()
+        return responses.done()
 
     @contextlib.contextmanager
     def _only_appender(self, path: bytes) -> Iterator[None]:
@@ -98,7 +98,7 @@ class Writing:
             with self._lock:
                 self._appended.discard(path)
 
-    def truncate(self, call: Call) -> Response:
+    def truncate(self, call: WebHdfsCall) -> Response:
         size = call.at_least_zero("newlength", -1)
         self._check_file(call)
         fd, whole, _ = self.paths.open_in_place(call.path, 0)
@@ -113,13 +113,13 @@ class Writing:
             self.paths.tell(whole, fd)
         finally:
             os.close(fd)
-        return answers.of("boolean", True)
+        return responses.of("boolean", True)
 
-    def _check_file(self, call: Call) -> None:
+    def _check_file(self, call: WebHdfsCall) -> None:
         if is_directory(self._found(call)):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
 
-    def _found(self, call: Call) -> FileStat:
+    def _found(self, call: WebHdfsCall) -> FileStat:
         """FileNotFoundException."""
         found = self._seen(call.path)
         if found is None:
@@ -134,25 +134,25 @@ class Writing:
 
     # ------------------------------------------------------------ names
 
-    def make_directories(self, call: Call) -> Response:
+    def make_directories(self, call: WebHdfsCall) -> Response:
         """Those above get the usual mode."""
         mode = call.permission(DIRECTORY_MODE)
         found = self._seen(call.path)
         if found is not None and is_directory(found):
-            return answers.of("boolean", True)
+            return responses.of("boolean", True)
         self.paths.make_directories(call.path)
         made = self._found(call)
         if isinstance(made, os.stat_result) and made.st_mode & 0o7777 != mode:
             self.paths.alter(call.path, lambda at: give_mode(at, mode))
-        return answers.of("boolean", True)
+        return responses.of("boolean", True)
 
-    def delete(self, call: Call) -> Response:
+    def delete(self, call: WebHdfsCall) -> Response:
         try:
             path, found = self.paths.find(call.path, follow=False)
         except NotADirectoryPathError:
             found = None
         if found is None:
-            return answers.of("boolean", False)
+            return responses.of("boolean", False)
         try:
             if not is_directory(found):
                 self.paths.remove(path)
@@ -163,23 +163,23 @@ class Writing:
         except StaleIdError:
             raise
         except PathNotFoundError:  # somebody was faster
-            return answers.of("boolean", False)
+            return responses.of("boolean", False)
         except DirectoryNotEmptyError:
             raise RemoteError(
                 "PathIsNotEmptyDirectoryException",
                 f"`{_text(call.path)} is non empty': Directory is not empty",
             ) from None
-        return answers.of("boolean", True)
+        return responses.of("boolean", True)
 
-    def rename(self, call: Call) -> Response:
+    def rename(self, call: WebHdfsCall) -> Response:
         """Without options as FileSystem.rename(src, dst), which answers false; with them as rename(src, dst, options),
         which fails."""
         target = call.path_of("destination")
         if not call.has("renameoptions"):
-            return answers.of("boolean", self._rename(call.path, target))
+            return responses.of("boolean", self._rename(call.path, target))
         options = {word.strip().upper() for word in call.text("renameoptions").split(",")}
         self._rename_by_options(call, target, replace="OVERWRITE" in options)
-        return answers.done()
+        return responses.done()
 
     def _rename(self, source: bytes, target: bytes) -> bool:
         """Into a directory that is there; never over anything."""
@@ -200,7 +200,7 @@ class Writing:
             return False
         return True
 
-    def _rename_by_options(self, call: Call, target: bytes, *, replace: bool) -> None:
+    def _rename_by_options(self, call: WebHdfsCall, target: bytes, *, replace: bool) -> None:
         source = call.path
         self._found(call)
         if source == target:
@@ -222,13 +222,13 @@ class Writing:
 
     # ------------------------------------------------------------ attributes
 
-    def set_permission(self, call: Call) -> Response:
+    def set_permission(self, call: WebHdfsCall) -> Response:
         mode = call.permission(DIRECTORY_MODE)
         self._found(call)
         self.paths.alter(call.path, lambda at: give_mode(at, mode))
-        return answers.done()
+        return responses.done()
 
-    def set_owner(self, call: Call) -> Response:
+    def set_owner(self, call: WebHdfsCall) -> Response:
         """Names that this host knows."""
         owner, group = call.text("owner"), call.text("group")
         if not owner and not group:
@@ -237,9 +237,9 @@ class Writing:
         gid = _id_of(group, lambda name: grp.getgrnam(name).gr_gid, "group")
         self._found(call)
         self.paths.alter(call.path, lambda at: os.chown(at, uid, gid))
-        return answers.done()
+        return responses.done()
 
-    def set_times(self, call: Call) -> Response:
+    def set_times(self, call: WebHdfsCall) -> Response:
         """In milliseconds; -1 lets one be."""
         modified, accessed = call.number("modificationtime", -1), call.number("accesstime", -1)
         if min(modified, accessed) < -1:
@@ -256,13 +256,13 @@ class Writing:
 
         if max(modified, accessed) >= 0:
             self.paths.alter(call.path, set_them)
-        return answers.done()
+        return responses.done()
 
-    def set_replication(self, _: Call) -> Response:
+    def set_replication(self, _: WebHdfsCall) -> Response:
         """How many nodes hold something is the cluster's setting: nothing was set."""
-        return answers.of("boolean", False)
+        return responses.of("boolean", False)
 
-    def check_access(self, call: Call) -> Response:
+    def check_access(self, call: WebHdfsCall) -> Response:
         """Whoever may ask may read everything; what may be written is said by the node's modes."""
         action = call.text("fsaction")
         if not _ACTION.fullmatch(action):
@@ -270,7 +270,7 @@ class Writing:
         self._found(call)
         if "w" in action:
             self.paths.check_writable(call.path)
-        return answers.done()
+        return responses.done()
 
 
 def _id_of(name: str, look: Callable[[str], int], kind: str) -> int:

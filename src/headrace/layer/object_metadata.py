@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
-from headrace.base.model import Extras
+from headrace.base.model import ObjectMetadata
 
 ATTRIBUTE = "trusted.headrace.extras"
 
@@ -30,7 +30,7 @@ class _Record(msgspec.Struct, array_like=True):
     tags: dict[str, str] | None
 
 
-def note_extras(fd: int, extras: Extras) -> None:
+def note_extras(fd: int, extras: ObjectMetadata) -> None:
     """The file is whole, and has these from now on. OSError for more than its file system keeps in an attribute."""
     if extras.is_empty:
         with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def note_extras(fd: int, extras: Extras) -> None:
     os.setxattr(fd, ATTRIBUTE, msgspec.msgpack.encode(record))
 
 
-def note_told(at: bytes | int, size_bytes: int, extras: Extras) -> None:
+def note_told(at: bytes | int, size_bytes: int, extras: ObjectMetadata) -> None:
     """In a cache file, of that size when it is whole; also that there are none. What its file system does not keep is
     not noted: who wants it asks the origin."""
     record = _Record(size_bytes, None, extras.metadata, extras.headers, extras.tags)
@@ -57,7 +57,7 @@ def drop_told(at: bytes) -> None:
             os.removexattr(at, ATTRIBUTE)
 
 
-def extras_of(at: SafePath | bytes | int, found: os.stat_result) -> Extras | None:
+def extras_of(at: SafePath | bytes | int, found: os.stat_result) -> ObjectMetadata | None:
     """at: the file, by descriptor or, where others change names, SafePath. None: nothing was noted of what it is
     now."""
     record = _record_of(at)
@@ -67,7 +67,7 @@ def extras_of(at: SafePath | bytes | int, found: os.stat_result) -> Extras | Non
         or record.mtime_ns not in (None, found.st_mtime_ns)
     ):
         return None
-    return Extras(record.metadata, record.headers, record.tags)
+    return ObjectMetadata(record.metadata, record.headers, record.tags)
 
 
 def _record_of(at: SafePath | bytes | int) -> _Record | None:

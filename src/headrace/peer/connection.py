@@ -49,7 +49,7 @@ def _lives() -> None:
     pass
 
 
-class Link:
+class PeerConnection:
     """who: for messages: the peer and its address. answered: something came since the connection was last taken.
     until_s: when the peer's certificate ends, by the wall clock."""
 
@@ -77,7 +77,7 @@ class Link:
         who: str,
         tls: MutualTls | None,
         deadline: Deadline,
-    ) -> Link:
+    ) -> PeerConnection:
         """Connected and greeted. node: the id that answers there, by its certificate and by what it says; "": any.
         PeerError; ProtocolError or another one that the peer says."""
         limit = Deadline.after(min(CONNECT_S_MAX, deadline.left_s()))

@@ -2,7 +2,7 @@
 the end.
 
 Small on purpose: few imports, no threads, nothing that can fail with the work of a session. It never touches
-the mounted tree. `python -m headrace.fuse.holder --mountpoint M --socket S`, or `run_holder`.
+the mounted tree. `python -m headrace.fuse.fd_store --mountpoint M --socket S`, or `run_holder`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.base import capabilities
 from headrace.base.capabilities import Capability
 from headrace.base.errors import HeadraceError
 from headrace.base.interpreter import module_command
-from headrace.fuse import device, ledger, mount
+from headrace.fuse import device, handover_state, mount
 from headrace.fuse.backings import BackingsKeeper
 from headrace.fuse.servers import Role, Servers, is_zombie
 
@@ -41,7 +41,7 @@ ALONE = "alone"
 """Of a holder that keeps CAP_SYS_ADMIN, while its sessions run as the same user without it."""
 
 
-class Holder:
+class FdStore:
     """One mount. fuse_fd, ledger_fd: inherited from a dead holder, by way of its session, or from who started us."""
 
     def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
@@ -268,7 +268,7 @@ def run_holder(
     try:
         if rights != ALONE:
             arguments.mountpoint = mount.prepare(mountpoint, is_served=lambda _: True)
-        fuse_fd, ledger_fd = fds or (device.open_device(), ledger.create())
+        fuse_fd, ledger_fd = fds or (device.open_device(), handover_state.create())
         for fd in (fuse_fd, ledger_fd):
             os.set_inheritable(fd, False)
         if rights != ALONE:
@@ -276,7 +276,7 @@ def run_holder(
     except HeadraceError as error:
         say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
-    holder = Holder(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
+    holder = FdStore(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
     holder.start_session()
     return holder.run()
 
@@ -284,7 +284,7 @@ def run_holder(
 def _adopt(arguments: argparse.Namespace) -> int:
     for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd):
         os.set_inheritable(fd, False)
-    holder = Holder(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
+    holder = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
     if arguments.adopt_control_fd < 0:
         holder.resume()
     else:
@@ -294,7 +294,7 @@ def _adopt(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="headrace.fuse.holder")
+    parser = argparse.ArgumentParser(prog="headrace.fuse.fd_store")
     parser.add_argument("--mountpoint", required=True)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--io", default="auto", choices=("auto", "passthrough", "splice", "noopen"))

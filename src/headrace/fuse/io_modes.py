@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from headrace.base.model import FILE_ID_MAX, FileId, Kind
 from headrace.fuse.abi import RESENT_BIT
-from headrace.fuse.ledger import Ledger
+from headrace.fuse.handover_state import HandoverState
 
 NODE_SHIFT = 48
 UPPER = 1 << 47
@@ -35,11 +35,11 @@ class Backing:
         self.evicted = self.damaged = False
 
 
-class Inodes:
+class InodeIoModes:
     """unregister: gives a backing id back to the kernel."""
 
     def __init__(
-        self, ledger: Ledger, unregister: Callable[[int], None], *, idle_max: int = IDLE_BACKINGS_MAX
+        self, ledger: HandoverState, unregister: Callable[[int], None], *, idle_max: int = IDLE_BACKINGS_MAX
     ) -> None:
         self._ledger = ledger
         self._unregister = unregister

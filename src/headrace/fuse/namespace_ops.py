@@ -24,17 +24,17 @@ from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
 from headrace.fuse.client_protocol import WritingClient
 from headrace.fuse.errno_map import errno_of
-from headrace.fuse.handles import Files
-from headrace.fuse.inodes import NODE_SHIFT, UPPER, Inodes
-from headrace.fuse.nodes import Nodes
+from headrace.fuse.handles import HandleCache
+from headrace.fuse.io_modes import NODE_SHIFT, UPPER, InodeIoModes
+from headrace.fuse.node_table import NodeTable
 from headrace.fuse.operations import (
     Answer,
-    Begun,
     Deferred,
+    DiskTask,
     Method,
     Mode,
-    OnDisk,
     Operations,
+    PendingRead,
 )
 from headrace.fuse.upper_files import UpperFiles
 from headrace.layer.dirty_throttle import DirtyThrottle
@@ -59,12 +59,12 @@ class Kernel(Protocol):
     def name_changed(self, parent: int, name: bytes) -> None: ...
 
 
-class WritableNames(Operations):
+class NamespaceOperations(Operations):
     def __init__(
         self,
         client: WritingClient,
-        inodes: Inodes,
-        files: Files,
+        inodes: InodeIoModes,
+        files: HandleCache,
         *,
         mode: Mode,
         register: Callable[[str], int],
@@ -77,12 +77,12 @@ class WritableNames(Operations):
         self._kernel = kernel
         self._tree = tree
         self._upper = tree.upper
-        self._nodes = Nodes(tree.upper, client.path_of)
+        self._nodes = NodeTable(tree.upper, client.path_of)
         self._to_wait_for: list[bytes] = []
         self._pressure = DirtyThrottle(tree.upper.pressure_path)
         tree.on_changed = self._noted
         self._open_files = UpperFiles(inodes, kernel.register)
-        self._encode = codec.Attributes(
+        self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
             gid=os.getgid(),
             generation=client.generation,
@@ -589,7 +589,7 @@ class WritableNames(Operations):
 def _with_errno(method: Method) -> Method:
     """An OSError of the layer is the answer, as a local file system would give it."""
 
-    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | OnDisk | Begun:
+    def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask | PendingRead:
         try:
             answer = method(unique, node, request)
         except HeadraceError:
@@ -599,9 +599,9 @@ def _with_errno(method: Method) -> Method:
         if callable(answer):
             deferred = answer
             return lambda cancel: _answer_or_errno(lambda: deferred(cancel))
-        if isinstance(answer, OnDisk):
+        if isinstance(answer, DiskTask):
             work = answer.work
-            return OnDisk(lambda: _answer_or_errno(work))
+            return DiskTask(lambda: _answer_or_errno(work))
         return answer
 
     return run

@@ -18,8 +18,8 @@ from headrace.base.breaker import Breaker, BreakerLimits
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PeerError
 from headrace.identity.mutual import MutualTls
-from headrace.peer.link import SILENCE_S, Link
-from headrace.peer.talks import AskTalk, Talk
+from headrace.peer.calls import Call, UnaryCall
+from headrace.peer.connection import SILENCE_S, PeerConnection
 from headrace.wire.peer_messages import PeerHello, PeerWelcome, Ping
 
 IDLE_LINKS_MAX = 32
@@ -54,7 +54,7 @@ class Peer:
         self.instance = instance
         self.who = f"{id} at {address}" if id else f"at {address}"
         self.breaker = Breaker(BREAKER)
-        self.idle: list[Link] = []
+        self.idle: list[PeerConnection] = []
         self.connecting = asyncio.Semaphore(CONNECTING_MAX)
         self.trouble = ""  # why the last request failed; nothing when it did not
         self.heard_s = float("-inf")
@@ -70,16 +70,16 @@ class Peer:
         self.idle = [link for link in self.idle if link.idle_since_s >= before_s]
 
 
-class Exchange:
+class ConnectionPool:
     def __init__(self, hello: PeerHello, *, tls: MutualTls | None, threads: int) -> None:
         self._hello = hello
         self._tls = tls
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="peer")
         self._ping_threads = ThreadPoolExecutor(PING_THREADS, thread_name_prefix="peer-ping")
-        self._busy: set[Link] = set()
+        self._busy: set[PeerConnection] = set()
         self._closed = False
 
-    async def converse(self, peer: Peer, talk: Talk, deadline: Deadline, *, watch: bool = True) -> None:
+    async def converse(self, peer: Peer, talk: Call, deadline: Deadline, *, watch: bool = True) -> None:
         """The talk is over on return. PeerError when the peer or the network failed it; of the peer's own errors the
         talk knows. watch: ask whether the peer lives while it is silent."""
         peer.requests += 1
@@ -104,7 +104,7 @@ class Exchange:
         peer.trouble = ""
 
     async def ping(self, peer: Peer, deadline: Deadline) -> PeerWelcome:
-        talk = AskTalk(Ping(), PeerWelcome)
+        talk = UnaryCall(Ping(), PeerWelcome)
         await self.converse(peer, talk, deadline, watch=False)
         return talk.result()
 
@@ -116,7 +116,7 @@ class Exchange:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._ping_threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _converse(self, peer: Peer, talk: Talk, deadline: Deadline, *, watch: bool) -> None:
+    async def _converse(self, peer: Peer, talk: Call, deadline: Deadline, *, watch: bool) -> None:
         threads = self._threads if watch else self._ping_threads
         while True:
             link = _take_idle(peer)
@@ -142,7 +142,7 @@ class Exchange:
         self._give_back(peer, link)
 
     async def _drive(
-        self, peer: Peer, link: Link, talk: Talk, threads: ThreadPoolExecutor, *, watch: bool
+        self, peer: Peer, link: PeerConnection, talk: Call, threads: ThreadPoolExecutor, *, watch: bool
     ) -> None:
         while not await self._in_thread(lambda: talk.run(link), link, threads):
             if link.answered:
@@ -150,7 +150,9 @@ class Exchange:
             await self._readable(peer, link, watch=watch)
         peer.heard_s = time.monotonic()
 
-    async def _in_thread(self, call: Callable[[], Result], link: Link, threads: ThreadPoolExecutor) -> Result:
+    async def _in_thread(
+        self, call: Callable[[], Result], link: PeerConnection, threads: ThreadPoolExecutor
+    ) -> Result:
         work = _submit(threads, call, link.who)
         try:
             return await asyncio.wrap_future(work)
@@ -162,7 +164,7 @@ class Exchange:
                 raise PeerError(f"node {link.who}", why="this node stops") from None
             raise
 
-    async def _readable(self, peer: Peer, link: Link, *, watch: bool) -> None:
+    async def _readable(self, peer: Peer, link: PeerConnection, *, watch: bool) -> None:
         """Until something came from the peer."""
         loop = asyncio.get_running_loop()
         came = asyncio.Event()
@@ -221,14 +223,14 @@ class Exchange:
                 if not error.silent or not left or time.monotonic() < late_s:
                     raise
 
-    async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> Link:
+    async def _connect(self, peer: Peer, deadline: Deadline, threads: ThreadPoolExecutor) -> PeerConnection:
         began_s = time.monotonic()
         async with peer.connecting:
             if peer.unreached is not None and peer.unreached_s > began_s:
                 raise peer.unreached.copied()  # others tried while this one waited for its turn
             work = _submit(
                 threads,
-                lambda: Link.connect(
+                lambda: PeerConnection.connect(
                     peer.address,
                     self._hello,
                     node=peer.id,
@@ -258,7 +260,7 @@ class Exchange:
         peer.heard_s = time.monotonic()
         return link
 
-    def _give_back(self, peer: Peer, link: Link) -> None:
+    def _give_back(self, peer: Peer, link: PeerConnection) -> None:
         if self._closed or len(peer.idle) >= IDLE_LINKS_MAX:
             link.close()
             return
@@ -273,7 +275,7 @@ def _submit(threads: ThreadPoolExecutor, call: Callable[[], Result], who: str) -
         raise PeerError(f"node {who}", why="this node stops") from error
 
 
-def _take_idle(peer: Peer) -> Link | None:
+def _take_idle(peer: Peer) -> PeerConnection | None:
     """The one used last; those that ended meanwhile are closed."""
     while peer.idle:
         link = peer.idle.pop()
@@ -300,6 +302,6 @@ def _being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _close_result(work: Future[Link]) -> None:
+def _close_result(work: Future[PeerConnection]) -> None:
     if not work.cancelled() and work.exception() is None:
         work.result().close()

@@ -32,22 +32,22 @@ from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.broker_messages import (
     Answer,
+    BrokerRefusal,
     ListNames,
     LookAt,
     Looked,
     OpenedFile,
     OpenedFiles,
     OpenFiles,
-    Refusal,
     Request,
-    WrittenFile,
+    UpperFile,
     refusal_of,
 )
 
 ATTEMPTS_MAX = 32
 """How often a file may be replaced, or evicted, between two looks."""
 
-_Opened = tuple[OpenedFile | WrittenFile | Refusal, int]
+_Opened = tuple[OpenedFile | UpperFile | BrokerRefusal, int]
 """The descriptor is -1 where none comes along."""
 
 
@@ -64,7 +64,7 @@ class Reply:
         self.fds = []
 
 
-class Desk:
+class BrokerService:
     """on_corrupt: told when the index turns out to be damaged."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Desk:
     def _open_now(self, request: OpenFiles, user: User) -> Reply | None:
         """All of them, or none."""
         reply = Reply(OpenedFiles([]))
-        files: list[OpenedFile | WrittenFile | Refusal] = []
+        files: list[OpenedFile | UpperFile | BrokerRefusal] = []
         try:
             for path in request.paths:
                 opened = self._open_one_now(path, request.start, request.end, user)
@@ -160,7 +160,7 @@ class Desk:
     def _open_one_now(self, path: bytes, start: int, end: int, user: User) -> _Opened | None:
         try:
             entry = self._readable(path, user)
-            if isinstance(entry, WrittenFile):
+            if isinstance(entry, UpperFile):
                 return entry, -1
             return self._open_cached(entry, start, end)
         except CorruptIndexError:
@@ -168,7 +168,7 @@ class Desk:
         except HeadraceError as error:
             return refusal_of(error), -1
 
-    def _readable(self, path: bytes, user: User) -> Entry | WrittenFile:
+    def _readable(self, path: bytes, user: User) -> Entry | UpperFile:
         """StaleError, and as `View.find`."""
         shown = self._view.find(path, user)
         if shown.is_directory:
@@ -176,7 +176,7 @@ class Desk:
         if not may(user, self._view.modes(shown), READ):
             raise not_allowed(path)
         if shown.written is not None:
-            return WrittenFile()
+            return UpperFile()
         assert shown.below is not None
         return shown.below
 

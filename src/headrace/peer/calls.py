@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 from headrace.base.errors import CorruptBlockError, HeadraceError
 from headrace.base.model import Arrived
-from headrace.peer.assembly import Assembly, LieError, RottenError
-from headrace.peer.link import Link
+from headrace.peer.connection import PeerConnection
+from headrace.peer.response import ChecksumMismatchError, FetchResponse, InvalidResponseError
 from headrace.wire.messages import Done, Failure, Message
 from headrace.wire.peer_frame import error_of
-from headrace.wire.peer_messages import Block, Fetch, FileEnd, Names, PeerAnswer, Wanted
+from headrace.wire.peer_messages import Block, Fetch, FileEnd, FileRange, Names, PeerAnswer
 
 PAUSE_MS = 20
 """How long a thread waits for the next message: what is cached over there comes sooner."""
@@ -27,14 +27,14 @@ Fetched = Arrived | HeadraceError
 Kind = TypeVar("Kind", bound=Message)
 
 
-class Talk:
+class Call:
     """One request and its answers."""
 
     def __init__(self, request: Message) -> None:
         self._request = request
         self._sent = False
 
-    def run(self, link: Link) -> bool:
+    def run(self, link: PeerConnection) -> bool:
         """True: the answer is whole, and the link free for the next request. False: there is a pause. PeerError: the
         link is of no more use. What the peer says itself (Failure) is kept by the talk."""
         if not self._sent:
@@ -50,41 +50,41 @@ class Talk:
         """On another link."""
         self._sent = False
 
-    def _take(self, answer: PeerAnswer, link: Link) -> bool:
+    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
         raise NotImplementedError
 
 
-class FetchTalk(Talk):
+class FetchCall(Call):
     """deliver: called in the thread, with files as they are whole or failed, by their numbers. rotten: a file of which
     the peer has, it seems, a bad block."""
 
     def __init__(self, request: Fetch, deliver: Callable[[list[tuple[int, Fetched]]], None]) -> None:
         super().__init__(request)
-        self._wanted: list[Wanted] = request.files
+        self._wanted: list[FileRange] = request.files
         self._deliver = deliver
-        self._assembly = Assembly(self._wanted)
+        self._assembly = FetchResponse(self._wanted)
         self._ready: list[tuple[int, Fetched]] = []
         self._ready_bytes = 0
         self.bytes_received = 0
         self.files_received = 0
-        self.rotten: Wanted | None = None
+        self.rotten: FileRange | None = None
 
     def restart(self) -> None:
         super().restart()
-        self._assembly = Assembly(self._wanted)
+        self._assembly = FetchResponse(self._wanted)
         self._ready.clear()
 
-    def run(self, link: Link) -> bool:
+    def run(self, link: PeerConnection) -> bool:
         try:
             return super().run(link)
-        except LieError as error:
-            if isinstance(error, RottenError):
+        except InvalidResponseError as error:
+            if isinstance(error, ChecksumMismatchError):
                 self.rotten = self._wanted[error.file]
             raise link.broken(str(error)) from error
         finally:
             self._hand_on()
 
-    def _take(self, answer: PeerAnswer, link: Link) -> bool:
+    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
         if isinstance(answer, Block):
             view = self._assembly.expect(answer)
             link.receive_into(view)
@@ -116,7 +116,7 @@ class FetchTalk(Talk):
             self._ready, self._ready_bytes = [], 0
 
 
-class AskTalk(Talk, Generic[Kind]):
+class UnaryCall(Call, Generic[Kind]):
     """A request with one answer. answer: after the end; failure: what the peer said instead."""
 
     def __init__(self, request: Message, kind: type[Kind]) -> None:
@@ -125,7 +125,7 @@ class AskTalk(Talk, Generic[Kind]):
         self.answer: Kind | None = None
         self.failure: HeadraceError | None = None
 
-    def _take(self, answer: PeerAnswer, link: Link) -> bool:
+    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
         if isinstance(answer, self._kind):
             self.answer = answer
         elif isinstance(answer, Failure):
@@ -141,14 +141,14 @@ class AskTalk(Talk, Generic[Kind]):
         return self.answer
 
 
-class NamesTalk(Talk):
+class StreamingCall(Call):
     """deliver: called in the thread, a page at a time, and with the failure or None at the end."""
 
     def __init__(self, request: Message, deliver: Callable[[Names | HeadraceError | None], None]) -> None:
         super().__init__(request)
         self._deliver = deliver
 
-    def _take(self, answer: PeerAnswer, link: Link) -> bool:
+    def _take(self, answer: PeerAnswer, link: PeerConnection) -> bool:
         if isinstance(answer, Names):
             self._deliver(answer)
             if answer.last:

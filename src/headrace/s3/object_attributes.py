@@ -41,7 +41,7 @@ class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     parts: tuple[tuple[int, int], ...] = ()
 
 
-class Facts(msgspec.Struct, frozen=True):
+class ObjectAttributes(msgspec.Struct, frozen=True):
     """etag: with its quotes. checksum and parts: as of Record, where they are known."""
 
     size_bytes: int
@@ -52,7 +52,7 @@ class Facts(msgspec.Struct, frozen=True):
     parts: tuple[tuple[int, int], ...] = ()
 
 
-def facts_of(found: FileStat, at: SafePath | bytes | int) -> Facts:
+def facts_of(found: FileStat, at: SafePath | bytes | int) -> ObjectAttributes:
     """at: a file of the upper layer, by path or descriptor; -1 for an Entry."""
     if isinstance(found, Entry):
         version = found.version
@@ -61,18 +61,18 @@ def facts_of(found: FileStat, at: SafePath | bytes | int) -> Facts:
             token = made_etag(version.size_bytes, version.mtime_ns)
         elif not token.startswith(('"', "W/")):
             token = f'"{token}"'
-        return Facts(version.size_bytes, version.mtime_ns, token)
+        return ObjectAttributes(version.size_bytes, version.mtime_ns, token)
     record = _record_of(at)
     if record is not None and (record.size_bytes, record.mtime_ns) == (found.st_size, found.st_mtime_ns):
-        return Facts(
+        return ObjectAttributes(
             *(found.st_size, found.st_mtime_ns, f'"{record.etag}"', record.mtime_text),
             checksum=record.checksum,
             parts=record.parts,
         )
-    return Facts(found.st_size, found.st_mtime_ns, made_etag(found.st_size, found.st_mtime_ns))
+    return ObjectAttributes(found.st_size, found.st_mtime_ns, made_etag(found.st_size, found.st_mtime_ns))
 
 
-def with_noted(facts: Facts, fd: int) -> Facts:
+def with_noted(facts: ObjectAttributes, fd: int) -> ObjectAttributes:
     """Add what was noted when these bytes were put here. fd: of a complete cache file, which the layer gave away."""
     record = _record_of(fd)
     if record is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.http.messages import Response
 from headrace.webhdfs.errors import RemoteError
-from headrace.webhdfs.routes import Call
+from headrace.webhdfs.routes import WebHdfsCall
 
 JSON = ("Content-Type", "application/json")
 ENCODINGS: dict[str, Callable[[bytes], str]] = {
@@ -44,7 +44,7 @@ def done(status: int = 200, *, headers: list[tuple[str, str]] | None = None) -> 
     return Response(status, headers or [])
 
 
-def place(call: Call) -> Response:
+def place(call: WebHdfsCall) -> Response:
     """Where the bytes are: as a redirect, or told where the client wants no redirect."""
     url = call.url_of_data()
     return of("Location", url) if call.flag("noredirect") else Response(307, [("Location", url)])

@@ -1,10 +1,10 @@
 """OPEN FIRST: asking other nodes for ranges of files, small files and listings.
 
-    fetch        → Exchange.converse → a link from the pool → FetchTalk in a thread → checked bytes
+    fetch        → ConnectionPool.converse → a link from the pool → FetchCall in a thread → checked bytes
     fetch_small  → Batcher: what waits for the same node goes in one request → the same
     list, lookup, forget, take, keep, ping → the same, with other talks
 
-A peer that sent bytes with another checksum than its own is told (Doubt), in the background: perhaps its disk rots.
+A peer that sent bytes with another checksum than its own is told (ReportCorruption), in the background: perhaps its disk rots.
 
 All of it on one loop; bytes are received and checked in the threads of `exchange.py`. Errors: what the peer says comes
 out as it was there (VersionChangedError, NotOwnerError, the origin's); what the network or a peer that is dead, slow
@@ -27,23 +27,25 @@ from headrace.base.errors import HeadraceError, PeerError
 from headrace.base.model import Arrived
 from headrace.identity.mutual import MutualTls
 from headrace.peer.batch import Batcher, Waiting
-from headrace.peer.exchange import IDLE_S_MAX, PING_S, Exchange, Peer
+from headrace.peer.calls import Call, FetchCall, Fetched, StreamingCall, UnaryCall
+from headrace.peer.connection_pool import IDLE_S_MAX, PING_S, ConnectionPool, Peer
 from headrace.peer.latency import Latencies, size_class
-from headrace.peer.talks import AskTalk, Fetched, FetchTalk, NamesTalk, Talk
 from headrace.ring.view import NodeInfo
 from headrace.wire.messages import Done
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
-    Doubt,
     FailedOverFile,
     FailoverReport,
     Fetch,
+    FileRange,
+    HandoverAnswer,
     InvalidateListing,
     ListPending,
     ListShared,
     LookupShared,
     Names,
+    OfferHandover,
     PeerHello,
     PeerWelcome,
     PendingNamesPage,
@@ -51,11 +53,9 @@ from headrace.wire.peer_messages import (
     RecallLease,
     Replicate,
     ReplicateAhead,
+    ReportCorruption,
     ResolveVersion,
-    Take,
-    Taken,
     VersionResolved,
-    Wanted,
 )
 
 THREADS = 64
@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 Given = TypeVar("Given")
 
 
-class Peers:
+class PeerClient:
     """me: this node's id. cluster: its name. tls: None: plain TCP. Used on one
     loop."""
 
@@ -82,7 +82,7 @@ class Peers:
         threads: int = THREADS,
         protocols: tuple[int, int] = SPOKEN,
     ) -> None:
-        self._exchange = Exchange(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
+        self._exchange = ConnectionPool(PeerHello(protocols, cluster, me), tls=tls, threads=threads)
         self._peers: dict[str, Peer] = {}
         self._batchers: dict[Peer, Batcher] = {}
         self._latencies = Latencies()
@@ -91,18 +91,20 @@ class Peers:
         self._closed = False
 
     async def fetch(
-        self, node: NodeInfo, wanted: Wanted, *, cached_only: bool, epoch: int, deadline: Deadline
+        self, node: NodeInfo, wanted: FileRange, *, cached_only: bool, epoch: int, deadline: Deadline
     ) -> Arrived:
         """Exactly the bytes wanted, each block's checksum verified; extras as the peer tells them."""
         found: builtins.list[tuple[int, Fetched]] = []
-        talk = FetchTalk(Fetch([wanted], cached_only=cached_only, epoch=epoch), found.extend)
+        talk = FetchCall(Fetch([wanted], cached_only=cached_only, epoch=epoch), found.extend)
         await self._ask_usable(self._peer(node), talk, deadline)
         arrived = found[0][1]
         if isinstance(arrived, HeadraceError):
             raise arrived
         return arrived
 
-    async def fetch_small(self, node: NodeInfo, wanted: Wanted, *, epoch: int, deadline: Deadline) -> Arrived:
+    async def fetch_small(
+        self, node: NodeInfo, wanted: FileRange, *, epoch: int, deadline: Deadline
+    ) -> Arrived:
         """As fetch, with cached_only=False; calls that wait for the same node share a request."""
         peer = self._peer(node)
         if peer not in self._batchers:
@@ -112,27 +114,27 @@ class Peers:
     async def lookup(
         self, node: NodeInfo, path: bytes, name: bytes, *, epoch: int, deadline: Deadline
     ) -> Names:
-        talk = AskTalk(LookupShared(path, name, epoch), Names)
+        talk = UnaryCall(LookupShared(path, name, epoch), Names)
         await self._ask_usable(self._peer(node), talk, deadline)
         return talk.result()
 
     async def forget(
         self, node: NodeInfo, path: bytes, *, relist: bool, below: bool, deadline: Deadline
     ) -> None:
-        talk = AskTalk(InvalidateListing(path, relist, below), Done)
+        talk = UnaryCall(InvalidateListing(path, relist, below), Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
     async def take(
-        self, node: NodeInfo, files: builtins.list[Wanted], *, epoch: int, deadline: Deadline
+        self, node: NodeInfo, files: builtins.list[FileRange], *, epoch: int, deadline: Deadline
     ) -> builtins.list[int]:
         """The numbers of those that the node has not after all."""
-        talk = AskTalk(Take(files, epoch), Taken)
+        talk = UnaryCall(OfferHandover(files, epoch), HandoverAnswer)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().refused
 
     async def keep(self, node: NodeInfo, request: Replicate | ReplicateAhead, deadline: Deadline) -> None:
-        talk = AskTalk(request, Done)
+        talk = UnaryCall(request, Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
@@ -140,17 +142,17 @@ class Peers:
         self, node: NodeInfo, writer: str, *, done: bool, deadline: Deadline
     ) -> builtins.list[FailedOverFile]:
         """What the node persisted of the copies that it had of a writer's files."""
-        talk = AskTalk(QueryFailover(writer, done), FailoverReport)
+        talk = UnaryCall(QueryFailover(writer, done), FailoverReport)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result().files
 
     async def ask_written(self, node: NodeInfo, request: ListPending, deadline: Deadline) -> PendingNamesPage:
-        talk = AskTalk(request, PendingNamesPage)
+        talk = UnaryCall(request, PendingNamesPage)
         await self._ask_usable(self._peer(node), talk, deadline)
         return talk.result()
 
     async def settle(self, node: NodeInfo, request: ResolveVersion, deadline: Deadline) -> VersionResolved:
-        talk = AskTalk(request, VersionResolved)
+        talk = UnaryCall(request, VersionResolved)
         await self._ask(self._peer(node), talk, deadline)
         return talk.result()
 
@@ -158,7 +160,7 @@ class Peers:
         self, node: NodeInfo, request: DirtyNamesChanged | RecallLease, deadline: Deadline
     ) -> None:
         """It heard, and did what the message says, on return."""
-        talk = AskTalk(request, Done)
+        talk = UnaryCall(request, Done)
         await self._ask(self._peer(node), talk, deadline)
         talk.result()
 
@@ -180,7 +182,7 @@ class Peers:
         """Pages as they come. An iteration that is left (aclose) ends the request."""
         loop = asyncio.get_running_loop()
         pages: asyncio.Queue[Names | HeadraceError | None] = asyncio.Queue()
-        talk = NamesTalk(ListShared(path, epoch, anew), lambda page: _on(loop, pages.put_nowait, page))
+        talk = StreamingCall(ListShared(path, epoch, anew), lambda page: _on(loop, pages.put_nowait, page))
         task = self._spawn(self._ask_usable(self._peer(node), talk, deadline))
         task.add_done_callback(lambda done: pages.put_nowait(_failure(done)))
         try:
@@ -245,22 +247,22 @@ class Peers:
 
     # ------------------------------------------------------------ beneath
 
-    async def _ask_usable(self, peer: Peer, talk: Talk, deadline: Deadline) -> None:
+    async def _ask_usable(self, peer: Peer, talk: Call, deadline: Deadline) -> None:
         """For what somebody waits for who can ask others: not one that was given up, perhaps while this waited for its
         turn."""
         if not peer.breaker.closed:
             raise PeerError(f"node {peer.who}", why=f"given up for now: {peer.trouble}")
         await self._ask(peer, talk, deadline)
 
-    async def _ask(self, peer: Peer, talk: Talk, deadline: Deadline) -> None:
+    async def _ask(self, peer: Peer, talk: Call, deadline: Deadline) -> None:
         began = time.monotonic()
         self._sweep_later()
         try:
             await self._exchange.converse(peer, talk, deadline)
         finally:
-            if isinstance(talk, FetchTalk) and talk.rotten is not None and not self._closed:
+            if isinstance(talk, FetchCall) and talk.rotten is not None and not self._closed:
                 self._spawn(self._doubt(peer, talk.rotten))
-        if isinstance(talk, FetchTalk):
+        if isinstance(talk, FetchCall):
             now = time.monotonic()
             peer.bytes_received += talk.bytes_received
             peer.files_received += talk.files_received
@@ -277,7 +279,7 @@ class Peers:
         request = Fetch(
             [one.wanted for one in batch], cached_only=False, epoch=max(one.epoch for one in batch)
         )
-        talk = FetchTalk(request, lambda files: _on(loop, resolve, files))
+        talk = FetchCall(request, lambda files: _on(loop, resolve, files))
         deadline = Deadline(max(one.deadline.at_s for one in batch))
         try:
             await self._ask_usable(peer, talk, deadline)
@@ -285,10 +287,10 @@ class Peers:
             for one in batch:
                 one.resolve(error.copied())
 
-    async def _doubt(self, peer: Peer, file: Wanted) -> None:
+    async def _doubt(self, peer: Peer, file: FileRange) -> None:
         path = os.fsdecode(file.path)
         log.warning("peer sent bytes that don't match their checksum node=%s path=%s", peer.who, path)
-        talk = AskTalk(Doubt(file), Done)
+        talk = UnaryCall(ReportCorruption(file), Done)
         try:
             await self._exchange.converse(peer, talk, Deadline.after(DOUBT_LIMIT_S))
             talk.result()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.base.errors import HeadraceError, NotOwnerError, PathNotFoundError, StoreError, UsageError
-from headrace.base.model import Entry, Extras, FileId, Version
+from headrace.base.model import Entry, FileId, ObjectMetadata, Version
 from headrace.dataplane.coherence_service import CoherenceService
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.dirty_files import OwnDirtyFileReader
@@ -22,32 +22,32 @@ from headrace.dataplane.failover import Failover
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import TOKEN, OfferedFile, ReplicaOffers
-from headrace.layer.extras import extras_of
+from headrace.layer.content_type_codes import extras_by
+from headrace.layer.object_metadata import extras_of
 from headrace.layer.pending_version import PREFIX
-from headrace.layer.told import extras_by
 from headrace.namespace.tree import Namespace
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
-    Doubt,
     FailoverReport,
+    FileRange,
+    HandoverAnswer,
     InvalidateListing,
     ListPending,
     ListShared,
     LookupShared,
     Names,
+    OfferHandover,
     PendingNamesPage,
     QueryFailover,
     RecallLease,
     Replicate,
     ReplicateAhead,
+    ReportCorruption,
     ResolveVersion,
-    Take,
-    Taken,
     VersionResolved,
-    Wanted,
 )
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ServedFile:
         self._reads = reads
         self._arrives = arrives
         self._reader: CacheReader | None = None
-        self._told: Extras | None = None
+        self._told: ObjectMetadata | None = None
         self.steady = True
 
     def ready(self, start: int, end: int) -> bool:
@@ -113,7 +113,7 @@ class ServedFile:
         assert self._reader is not None
         return self._reader.checksum(block)
 
-    def extras(self) -> Extras | None:
+    def extras(self) -> ObjectMetadata | None:
         return self._told or extras_of(self.fileno(), os.fstat(self.fileno()))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class ServedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyDesk:
+class ReplicationService:
     """What a node has to do with copies of written files. offers: of its own, for their holders."""
 
     keeper: ReplicaHost
@@ -131,7 +131,7 @@ class CopyDesk:
     offers: ReplicaOffers
 
 
-class Desk:
+class NodePeerService:
     """owns: whether this node owns a range of a path, by its own view. on_forget: told that listings expired and are
     to be taken again. copies: None for a node that
     neither keeps any nor has others keep them. shared: what is told of writes."""
@@ -144,7 +144,7 @@ class Desk:
         *,
         owns: Callable[[bytes, int], bool],
         on_forget: Callable[[bytes, bool], None],
-        copies: CopyDesk | None = None,
+        copies: ReplicationService | None = None,
         shared: CoherenceService | None = None,
     ) -> None:
         self._copies = copies
@@ -158,13 +158,13 @@ class Desk:
         self._on_forget = on_forget
 
     async def open_many(
-        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
+        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
     ) -> list[ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError]:
         """One for each, in order. Nothing is fetched here. epoch: of the asker's view."""
         return [await self._open(one, cached_only=cached_only) for one in wanted]
 
     async def _open(
-        self, one: Wanted, *, cached_only: bool
+        self, one: FileRange, *, cached_only: bool
     ) -> ServedFile | OfferedFile | OwnDirtyFileReader | HeadraceError:
         try:
             if one.token.startswith(PREFIX):
@@ -188,7 +188,7 @@ class Desk:
         except HeadraceError as error:
             return error
 
-    async def _claimed(self, one: Wanted) -> Entry:
+    async def _claimed(self, one: FileRange) -> Entry:
         if not 0 <= one.start < one.end <= one.size_bytes:
             raise NotOwnerError(os.fsdecode(one.path), why="a range outside of the file was asked for")
         return await self._namespace.claim(one.path, Version(one.size_bytes, one.mtime_ns, one.token))
@@ -205,7 +205,7 @@ class Desk:
             await self._namespace.list(directory, for_peer=True)
         return list(self._namespace.names(directory))
 
-    async def take(self, request: Take) -> Taken:
+    async def take(self, request: OfferHandover) -> HandoverAnswer:
         """Fetches, after everybody else's reads, what this node owns now and another one offers."""
         outcome = await asyncio.gather(*map(self._take, request.files), return_exceptions=True)
         refused: list[int] = []
@@ -215,9 +215,9 @@ class Desk:
                 refused.append(number)
             elif failure is not None:
                 raise failure
-        return Taken(refused=refused)
+        return HandoverAnswer(refused=refused)
 
-    async def _take(self, one: Wanted) -> None:
+    async def _take(self, one: FileRange) -> None:
         end_s = time.monotonic() + VIEW_WAIT_S
         while not self._owns(one.path, one.start):  # whoever offers it may have heard of the change first
             if time.monotonic() >= end_s:
@@ -244,7 +244,7 @@ class Desk:
     async def give_back(self, request: QueryFailover) -> FailoverReport:
         return await self._copy_desk().take_over.give_back(request.writer, done=request.done)
 
-    def _copy_desk(self) -> CopyDesk:
+    def _copy_desk(self) -> ReplicationService:
         if self._copies is None:
             raise UsageError("copies of written files", why="this node has nothing to do with any")
         return self._copies
@@ -270,7 +270,7 @@ class Desk:
             raise UsageError("written files", why="this node tells nobody of any")
         return self._shared
 
-    async def doubt(self, request: Doubt) -> None:
+    async def doubt(self, request: ReportCorruption) -> None:
         entry = await self._claimed(request.file)
         await self._reads.check(entry.id)
 

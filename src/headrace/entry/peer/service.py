@@ -10,27 +10,27 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.base.model import Extras
+from headrace.base.model import ObjectMetadata
 from headrace.wire.messages import Done
 from headrace.wire.peer_messages import (
     DirtyNamesChanged,
-    Doubt,
     FailoverReport,
+    FileRange,
+    HandoverAnswer,
     InvalidateListing,
     ListPending,
     ListShared,
     LookupShared,
     Names,
+    OfferHandover,
     PendingNamesPage,
     QueryFailover,
     RecallLease,
     Replicate,
     ReplicateAhead,
+    ReportCorruption,
     ResolveVersion,
-    Take,
-    Taken,
     VersionResolved,
-    Wanted,
 )
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ WORK_LIMIT_S = 3600.0
 Result = TypeVar("Result")
 
 
-class Piece(Protocol):
+class OpenFileRange(Protocol):
     """The bytes that were asked for of one file."""
 
     async def wait(self, start: int, end: int) -> None:
@@ -67,22 +67,22 @@ class Piece(Protocol):
         """xxh3 of a whole block that is ready."""
         ...
 
-    def extras(self) -> Extras | None:
+    def extras(self) -> ObjectMetadata | None:
         """What is known of the file beside its bytes, after ready or wait."""
         ...
 
     def close(self) -> None: ...
 
 
-Opened = Sequence[Piece | HeadraceError]
+Opened = Sequence[OpenFileRange | HeadraceError]
 
 
-class Desk(Protocol):
+class PeerService(Protocol):
     """Called on the node's loop. Raises HeadraceError, which the asker gets as it is."""
 
     async def open_many(
-        self, wanted: list[Wanted], *, cached_only: bool, epoch: int
-    ) -> Sequence[Piece | HeadraceError]:
+        self, wanted: list[FileRange], *, cached_only: bool, epoch: int
+    ) -> Sequence[OpenFileRange | HeadraceError]:
         """One for each, in order. Quick: fetches nothing."""
         ...
 
@@ -90,9 +90,9 @@ class Desk(Protocol):
 
     async def forget(self, request: InvalidateListing) -> None: ...
 
-    async def take(self, request: Take) -> Taken: ...
+    async def take(self, request: OfferHandover) -> HandoverAnswer: ...
 
-    async def doubt(self, request: Doubt) -> None: ...
+    async def doubt(self, request: ReportCorruption) -> None: ...
 
     async def keep(self, request: Replicate | ReplicateAhead) -> None: ...
 
@@ -103,10 +103,10 @@ class Desk(Protocol):
     ) -> PendingNamesPage | VersionResolved | Done: ...
 
 
-class DeskCalls:
+class LoopBridge:
     """The desk, for threads. What comes back are futures: nobody waits in a thread."""
 
-    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, desk: PeerService, loop: asyncio.AbstractEventLoop) -> None:
         self.desk = desk
         self._loop = loop
 
@@ -123,7 +123,7 @@ class DeskCalls:
             return gone
 
     def open_many(
-        self, wanted: list[Wanted], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
+        self, wanted: list[FileRange], *, cached_only: bool, epoch: int, keep: Callable[[Opened], None]
     ) -> Future[Opened]:
         """keep: told on the loop of what was opened, so that it can be closed although the asker left meanwhile and the
         future was cancelled."""

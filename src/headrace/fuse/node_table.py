@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
-from headrace.fuse.inodes import UPPER
+from headrace.fuse.io_modes import UPPER
 from headrace.layer.upper import LOWER_ID, Upper, join
 
 _INODE_MAX = UPPER - 1
@@ -21,7 +21,7 @@ FOUND_MAX = 1 << 16
 DEPTH_MAX = 4096  # of a path; names learnt at different times may contradict each other
 
 
-class Known:
+class NodeRecord:
     __slots__ = ("dead", "dead_fd", "generation", "lookups", "names")
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Known:
         self.names: list[tuple[int, bytes]] = []  # (parent node, name), the newest last
 
 
-class Nodes:
+class NodeTable:
     """path_of: a path by an id of the index."""
 
     def __init__(self, upper: Upper, path_of: Callable[[FileId], bytes | None]) -> None:
         self._upper = upper
         self._path_of = path_of
-        self._known: dict[int, Known] = {}
+        self._known: dict[int, NodeRecord] = {}
         self._found: dict[int, bytes] = {}
         """What had to be searched for, after a take-over."""
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Nodes:
             if new:
                 self.numbers.pop(node, None)
             if known is None:
-                known = self._known[node] = Known()
+                known = self._known[node] = NodeRecord()
             elif new:
                 known.generation += 1
                 known.names.clear()

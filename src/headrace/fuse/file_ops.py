@@ -14,10 +14,10 @@ from collections.abc import Callable
 from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteMode
 from headrace.fuse import abi, codec
-from headrace.fuse.inodes import UPPER
-from headrace.fuse.operations import Answer, Begun, Deferred, Mode, OnDisk, xattr_reply
+from headrace.fuse.io_modes import UPPER
+from headrace.fuse.namespace_ops import NamespaceOperations, owner_of
+from headrace.fuse.operations import Answer, Deferred, DiskTask, Mode, PendingRead, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
-from headrace.fuse.writable import WritableNames, owner_of
 from headrace.layer.given_mode import as_given, give_mode
 from headrace.layer.syscalls import fallocate
 from headrace.layer.upper import OURS, join
@@ -35,7 +35,7 @@ _ATTRIBUTES = (
 itself."""
 
 
-class WritableOperations(WritableNames):
+class WritableOperations(NamespaceOperations):
     # ------------------------------------------------------------ files
 
     def create(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -154,11 +154,11 @@ class WritableOperations(WritableNames):
 
         return secure
 
-    def fsync(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+    def fsync(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         if not node & UPPER:
             return 0
         _, flags, _ = abi.FSYNC_IN.unpack_from(request, 40)
-        return OnDisk(lambda: self._fsync(node, data_only=bool(flags & abi.FSYNC_DATA_ONLY)))
+        return DiskTask(lambda: self._fsync(node, data_only=bool(flags & abi.FSYNC_DATA_ONLY)))
 
     def _fsync(self, node: int, *, data_only: bool) -> Answer | Deferred:
         with self._open_files.use(node) as file:
@@ -168,22 +168,22 @@ class WritableOperations(WritableNames):
             (os.fdatasync if data_only else os.fsync)(file.fd)
             return self._secured(node, file)
 
-    def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+    def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         found = self._tree.look(self._path(node))
         if not isinstance(found, os.stat_result):
             return 0
         at = self._upper.at(self._path(node))
-        return OnDisk(lambda: _sync_directory(at))
+        return DiskTask(lambda: _sync_directory(at))
 
-    def read(self, unique: int, node: int, request: bytearray) -> OnDisk | Begun:
+    def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
         if not node & UPPER:
             return super().read(unique, node, request)
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
-        return OnDisk(
+        return DiskTask(
             lambda: self._with_fd(node, lambda fd: codec.data_reply(unique, os.pread(fd, size, offset)))
         )
 
-    def write(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+    def write(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         """Only where the kernel has no passthrough."""
         _, offset, size, write_flags, *_ = abi.WRITE_IN.unpack_from(request, 40)
         data = bytes(memoryview(request)[80 : 80 + size])
@@ -196,9 +196,9 @@ class WritableOperations(WritableNames):
                 done += os.pwrite(fd, memoryview(data)[done:], offset + done)
             return abi.WRITE_REPLY.pack(abi.WRITE_REPLY.size, 0, unique, size, 0)
 
-        return OnDisk(lambda: self._with_fd(node, work))
+        return DiskTask(lambda: self._with_fd(node, work))
 
-    def fallocate(self, unique: int, node: int, request: bytearray) -> Answer | OnDisk:
+    def fallocate(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
         _, offset, length, mode, _ = abi.FALLOCATE_IN.unpack_from(request, 40)
 
         def work(fd: int) -> int:
@@ -207,7 +207,7 @@ class WritableOperations(WritableNames):
 
         if length <= FALLOCATED_AT_ONCE_BYTES:
             return self._with_fd(node, work)
-        return OnDisk(lambda: self._with_fd(node, work))
+        return DiskTask(lambda: self._with_fd(node, work))
 
     def lseek(self, unique: int, node: int, request: bytearray) -> Answer:
         """Of SEEK_DATA and SEEK_HOLE; at once, as a change of threads costs twice the call (docs/decisions/0026)."""

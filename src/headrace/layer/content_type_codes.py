@@ -6,7 +6,7 @@ ones come at the end.
 
 from __future__ import annotations
 
-from headrace.base.model import Extras
+from headrace.base.model import ObjectMetadata
 
 CONTENT_TYPES = (
     "",
@@ -43,11 +43,11 @@ CONTENT_TYPES = (
 )
 """By number. "": none is told."""
 _NUMBERS = {name: number for number, name in enumerate(CONTENT_TYPES)}
-_EXTRAS = tuple(Extras({}, {"Content-Type": name} if name else {}, None) for name in CONTENT_TYPES)
+_EXTRAS = tuple(ObjectMetadata({}, {"Content-Type": name} if name else {}, None) for name in CONTENT_TYPES)
 _BY_IDENTITY = {id(extras): number for number, extras in enumerate(_EXTRAS)}
 
 
-def number_of(extras: Extras) -> int | None:
+def number_of(extras: ObjectMetadata) -> int | None:
     """None: it takes more than a number. At once for what `usual` returned."""
     if (known := _BY_IDENTITY.get(id(extras))) is not None:
         return known
@@ -59,11 +59,11 @@ def number_of(extras: Extras) -> int | None:
     return _NUMBERS.get(name)
 
 
-def usual(extras: Extras) -> Extras:
+def usual(extras: ObjectMetadata) -> ObjectMetadata:
     """The same; of those that have a number, the one object that there is of them."""
     return extras_by(number_of(extras)) or extras
 
 
-def extras_by(number: int | None) -> Extras | None:
+def extras_by(number: int | None) -> ObjectMetadata | None:
     """None: no number, or one of a later release."""
     return _EXTRAS[number] if number is not None and number < len(_EXTRAS) else None

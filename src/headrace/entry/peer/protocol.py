@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import msgspec
 
 from headrace.base.errors import HeadraceError, NotAllowedError, ProtocolError
-from headrace.entry.peer.channel import REQUEST_BYTES_MAX, Channel, HungUpError, Result, Steps
-from headrace.entry.peer.desk import WORK_LIMIT_S, DeskCalls
+from headrace.entry.peer.channel import REQUEST_BYTES_MAX, Channel, PeerGoneError, Result, Steps
+from headrace.entry.peer.service import WORK_LIMIT_S, LoopBridge
 from headrace.entry.peer.transfer import Transfer
 from headrace.identity.mutual import Member
 from headrace.identity.names import StrangerError
@@ -19,12 +19,12 @@ from headrace.wire.peer_messages import (
     FILES_MAX,
     OF_THE_ASKER,
     DirtyNamesChanged,
-    Doubt,
     Fetch,
     InvalidateListing,
     ListPending,
     ListShared,
     LookupShared,
+    OfferHandover,
     PeerHello,
     PeerRequest,
     PeerWelcome,
@@ -33,22 +33,22 @@ from headrace.wire.peer_messages import (
     RecallLease,
     Replicate,
     ReplicateAhead,
+    ReportCorruption,
     ResolveVersion,
-    Take,
 )
 
 HELLO_BYTES_MAX = 4 << 10
 """Nobody has said yet who he is."""
 
 
-class Conversation:
+class PeerProtocol:
     """me: who this node is, asked anew each time. protocols: the oldest and the newest that are spoken. refused: told
     why a hello was refused, and by what id the peer called itself."""
 
     def __init__(
         self,
         channel: Channel,
-        calls: DeskCalls,
+        calls: LoopBridge,
         *,
         me: Callable[[], PeerWelcome],
         cluster: str,
@@ -87,7 +87,7 @@ class Conversation:
         while self._protocol:
             request = yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX)
             if member is not None and member.expired:
-                raise HungUpError("its certificate has ended")
+                raise PeerGoneError("its certificate has ended")
             if isinstance(request, OF_THE_ASKER) and request.writer != self._asker:
                 raise StrangerError(f"node {self._asker} speaks for node {request.writer}")
             yield from self._answer(self._serve, request)
@@ -139,10 +139,10 @@ class Conversation:
             work = self._calls.desk.forget(request)
             yield from self._ask(self._calls.call(work, "forgetting for a peer", WORK_LIMIT_S))
             self._put(Done())
-        elif isinstance(request, Take):
+        elif isinstance(request, OfferHandover):
             taking = self._calls.desk.take(request)
             self._put((yield from self._ask(self._calls.call(taking, "taking files over", WORK_LIMIT_S))))
-        elif isinstance(request, Doubt):
+        elif isinstance(request, ReportCorruption):
             looking = self._calls.desk.doubt(request)
             yield from self._ask(self._calls.call(looking, "checking a file for a peer", WORK_LIMIT_S))
             self._put(Done())
@@ -166,7 +166,7 @@ class Conversation:
     def _ask(self, answer: Future[Result]) -> Steps[Result]:
         yield answer
         if answer.cancelled():
-            raise HungUpError("the peer left")
+            raise PeerGoneError("the peer left")
         return answer.result()
 
     def _welcome(self) -> PeerWelcome:

@@ -31,7 +31,7 @@ def create() -> int:
     return fd
 
 
-class Ledger:
+class HandoverState:
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, BYTES)
         magic, self.incarnation, self.init_flags, mode = _HEAD.unpack_from(self._map)

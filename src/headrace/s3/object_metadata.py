@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, urlencode
 
 from headrace.base.beneath import SafePath
 from headrace.base.errors import HeadraceError
-from headrace.base.model import Entry, Extras, FileId
+from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.base.write_modes import WriteMode
 from headrace.http.messages import Request
-from headrace.layer.extras import extras_of
+from headrace.layer.object_metadata import extras_of
 from headrace.s3.errors import S3Error
 from headrace.sdk.local import WholeFile
 from headrace.sdk.local_vfs import LocalVfs
@@ -48,7 +48,7 @@ REMEMBERED_S = 600.0
 REMEMBERED_MAX = 100_000
 
 
-def metadata_of(request: Request) -> Extras:
+def metadata_of(request: Request) -> ObjectMetadata:
     """Of a put or copy; tags by header. InvalidArgument, InvalidTag, MetadataTooLarge."""
     metadata = {
         name.removeprefix(METADATA): value
@@ -68,7 +68,7 @@ def metadata_of(request: Request) -> Extras:
     for name, value in {**metadata, **headers}.items():
         if not (name + value).isascii() or not (name + value).isprintable():
             raise S3Error("InvalidArgument", f"{name}: metadata must be printable ASCII")
-    return Extras(metadata, headers, tags_of_header(request.header("x-amz-tagging")))
+    return ObjectMetadata(metadata, headers, tags_of_header(request.header("x-amz-tagging")))
 
 
 def tags_of_header(text: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
     return tags
 
 
-def with_copied(request: Request, source: Extras, given: Extras) -> Extras:
+def with_copied(request: Request, source: ObjectMetadata, given: ObjectMetadata) -> ObjectMetadata:
     """Of a copy: by its directives the source's, or those of the request. InvalidArgument."""
     replaced = {}
     for name in ("x-amz-metadata-directive", "x-amz-tagging-directive"):
@@ -105,10 +105,10 @@ def with_copied(request: Request, source: Extras, given: Extras) -> Extras:
         replaced[name] = word == "REPLACE"
     about = given if replaced["x-amz-metadata-directive"] else source
     tags = given.tags if replaced["x-amz-tagging-directive"] else source.tags
-    return Extras(about.metadata, about.headers, tags)
+    return ObjectMetadata(about.metadata, about.headers, tags)
 
 
-def answer_headers(extras: Extras) -> list[tuple[str, str]]:
+def answer_headers(extras: ObjectMetadata) -> list[tuple[str, str]]:
     """Beside Content-Type."""
     found = [(METADATA + name, value) for name, value in extras.metadata.items()]
     found += [(name, value) for name, value in extras.headers.items() if name != "Content-Type"]
@@ -128,11 +128,11 @@ class ExtrasOf:
         self._paths = paths
         self._asks = asks
         self._lock = threading.Lock()
-        self._told: OrderedDict[FileId, tuple[float, Extras]] = OrderedDict()
+        self._told: OrderedDict[FileId, tuple[float, ObjectMetadata]] = OrderedDict()
         self._mounts: tuple[float, dict[str, str]] = (0.0, {})
         self._kept_in: dict[bytes, frozenset[str]] = {}
 
-    def check_kept(self, path: bytes, extras: Extras) -> Extras:
+    def check_kept(self, path: bytes, extras: ObjectMetadata) -> ObjectMetadata:
         """Those that are kept of what is put there: where they are not, the Content-Type, which nearly every client
         sends, goes. NotImplemented for others: they would be lost."""
         self._paths.check_writable(path)
@@ -151,12 +151,12 @@ class ExtrasOf:
             lost.append("tags")
         if lost:
             raise S3Error("NotImplemented", f"{', '.join(lost)}: not kept, as the origin has no place for it")
-        return Extras()
+        return ObjectMetadata()
 
-    def cached(self, path: bytes, found: Entry, fd: int) -> Extras | None:
+    def cached(self, path: bytes, found: Entry, fd: int) -> ObjectMetadata | None:
         """Without a wait. fd: of its complete cache file, or -1. None: the origin has to be asked."""
         if not self._asked(path):
-            return Extras()
+            return ObjectMetadata()
         if fd >= 0:
             noted = extras_of(fd, os.fstat(fd))
             if noted is not None:
@@ -165,17 +165,17 @@ class ExtrasOf:
             told = self._told.get(found.id)
         return told[1] if told is not None and time.monotonic() < told[0] else None
 
-    def of_whole(self, path: bytes, whole: WholeFile) -> Extras | None:
+    def of_whole(self, path: bytes, whole: WholeFile) -> ObjectMetadata | None:
         """As cached."""
         if whole.told is not None:
-            return whole.told if self._asked(path) else Extras()
+            return whole.told if self._asked(path) else ObjectMetadata()
         return self.cached(path, whole.entry, whole.fd)
 
-    def of(self, path: bytes, found: FileStat, at: SafePath | int) -> Extras | None:
+    def of(self, path: bytes, found: FileStat, at: SafePath | int) -> ObjectMetadata | None:
         """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it
         was not asked yet; None: it can't be asked."""
         if not isinstance(found, Entry):
-            return extras_of(at, found) or Extras()
+            return extras_of(at, found) or ObjectMetadata()
         told = self.cached(path, found, at if isinstance(at, int) else -1)
         if told is not None:
             return told
