@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, steps
+from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, steps
 
 
 class Checkpoints:
@@ -27,7 +27,7 @@ class Checkpoints:
 
     def restore(self) -> dict[str, Any] | None:
         """The newest state; None at the very beginning."""
-        return load(self.folder) if steps(PosixPlace(self.folder)) else None
+        return load(self.folder) if steps(PosixStorage(self.folder)) else None
 
     def on_step_end(self, trainer: Trainer) -> None:
         if trainer.step % self.every == 0:

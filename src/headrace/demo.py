@@ -44,7 +44,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class DemoEpoch:
     """One reading of all files. origin_*: what the node asked of the object store meanwhile; 0 for a plain folder."""
 
     name: str
@@ -216,8 +216,10 @@ def read_all(folder: str, sums: dict[str, tuple[int, str]], *, label: str, quiet
         return time.perf_counter() - began_s
 
 
-def _epoch(name: str, took_s: float, sums: dict[str, tuple[int, str]], bytes_: int, requests: int) -> Epoch:
-    return Epoch(name, took_s, len(sums), sum(length for length, _ in sums.values()), bytes_, requests)
+def _epoch(
+    name: str, took_s: float, sums: dict[str, tuple[int, str]], bytes_: int, requests: int
+) -> DemoEpoch:
+    return DemoEpoch(name, took_s, len(sums), sum(length for length, _ in sums.values()), bytes_, requests)
 
 
 def _origin_counts(environment: dict[str, str]) -> tuple[int, int]:
@@ -238,7 +240,7 @@ def _drop_from_memory(folder: str, sums: dict[str, tuple[int, str]]) -> None:
             os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _show(epochs: list[Epoch], ready: dict[str, Any], *, as_json: bool) -> None:
+def _show(epochs: list[DemoEpoch], ready: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         rows = [asdict(one) | {"bytes_s": one.bytes_s, "files_s": one.files_s} for one in epochs]
         print_json({"epochs": rows, "verified": True, "ready_s": ready["ready_s"], "io": ready["io"]})

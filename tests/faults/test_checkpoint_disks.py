@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError
-from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, save, steps, verify
+from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, save, steps, verify
 from headrace.checkpoint.prune import prune
 from tests.faults.conftest import MakeDisk
 
@@ -22,7 +22,7 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def assert_right(folder: Path, wanted: list[int]) -> None:
-    assert steps(PosixPlace(str(folder))) == wanted
+    assert steps(PosixStorage(str(folder))) == wanted
     for step in wanted:
         found = load(str(folder), step)
         assert found["step"] == step and np.array_equal(found["w"], state_of(step)["w"])
@@ -43,7 +43,7 @@ def test_a_full_disk(tmp_path: Path, make_disk: MakeDisk, kind: str) -> None:
             assert "no space left" in str(error)
     assert 2 <= len(done) <= 4
     assert_right(folder, done)
-    prune(PosixPlace(str(folder)), Retention(last=1))
+    prune(PosixStorage(str(folder)), Retention(last=1))
     saver.save(state_of(9), 9).wait()  # there is room again, and nothing of the failed ones takes any
     saver.close()
     assert_right(folder, [done[-1], 9])

@@ -19,7 +19,7 @@ import obstore
 import pytest
 
 from headrace.config.secret_options import option_words
-from headrace.store import checkpoint
+from headrace.store import index_checkpoint
 from headrace.store.checksum import block_checksum
 from headrace.testing.servers import S3Server
 from tests.faults import acknowledged_writer
@@ -205,6 +205,8 @@ for name in {names!r}:
 def _set_boot_id(index: Path, boot_id: str) -> None:
     path = index / "checkpoint"
     raw = path.read_bytes()
-    page = raw[checkpoint._HEADER.size :]
+    page = raw[index_checkpoint._HEADER.size :]
     boot = boot_id.encode().ljust(64, b"\0")
-    path.write_bytes(checkpoint._HEADER.pack(checkpoint._MAGIC, block_checksum(boot + page), boot) + page)
+    path.write_bytes(
+        index_checkpoint._HEADER.pack(index_checkpoint._MAGIC, block_checksum(boot + page), boot) + page
+    )

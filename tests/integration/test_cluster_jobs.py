@@ -17,8 +17,8 @@ import pytest
 
 from headrace.base.errors import OriginDeniedError, UsageError
 from headrace.base.model import Arrived
+from headrace.cli.examples import FIELDS
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
-from headrace.cli.manual import FIELDS
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.cluster_jobs import WATCH
 from headrace.wire.messages import (

@@ -18,7 +18,7 @@ from headrace.config.schema import MountConfig
 from headrace.node.node import Node
 from headrace.node.shared_mounts import MountRecord, SharedMounts, _packed
 from headrace.origin.allowed import AllowedOrigins
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.wire.messages import Done, MountAdd
 
 MINIO = {"endpoint": "https://minio.example:9000", "profile": "training"}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headrace.base.errors import CorruptCheckpointError, HeadraceError, NotSupportedError
 from headrace.checkpoint import SaveOptions, load, save, verify
 from headrace.checkpoint.manifest import MAGIC, decode, digest
-from headrace.integrations.torch_checkpoint import Wanted, decode_metadata
+from headrace.integrations.torch_checkpoint import WantedItem, decode_metadata
 
 STATE: dict[str, Any] = {
     "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
@@ -203,11 +203,11 @@ class Payload:
         return os.system, (f"touch {self.trace}",)
 
 
-def wanted_of(value: bytes) -> Wanted:
+def wanted_of(value: bytes) -> WantedItem:
     memory = np.frombuffer(value, np.uint8)
     empty: Any = None
     leaf_of_value: Any = type("LeafOfValue", (), {"name": "extra"})
-    return Wanted(empty, leaf_of_value, None, memory, 0, [])
+    return WantedItem(empty, leaf_of_value, None, memory, 0, [])
 
 
 def test_a_pickle_of_code_is_not_loaded(tmp_path: Path) -> None:

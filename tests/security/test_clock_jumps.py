@@ -18,9 +18,9 @@ from headrace.base import boot_clock
 from headrace.base.boot_clock import Moment
 from headrace.base.model import ROOT_ID, FileId, Version
 from headrace.checkpoint import layout
-from headrace.checkpoint.place import PosixPlace
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
+from headrace.checkpoint.storage import PosixStorage
 from headrace.layer import workdir
 from headrace.layer.durable_writes import DurableWrites
 from headrace.namespace.mounts import Mount, MountTable
@@ -213,9 +213,9 @@ def test_after_a_step_back_no_unsynced_file_is_trusted(tmp_path: Path, clock: Cl
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> tuple[PosixPlace, str]:
+def foreign(tmp_path: Path) -> tuple[PosixStorage, str]:
     """A claim of another host."""
-    place = PosixPlace(str(tmp_path))
+    place = PosixStorage(str(tmp_path))
     name = layout.claim_name(layout.SaveId("0" * 16), 0)
     place.make_folder(os.path.dirname(name))
     (tmp_path / name).write_bytes(b"another boot\n[]")
@@ -224,7 +224,7 @@ def foreign(tmp_path: Path) -> tuple[PosixPlace, str]:
 
 @pytest.mark.parametrize("jump_s", [-2 * DAY_S, 2 * DAY_S])
 def test_a_jump_frees_no_claim_of_another_host_and_keeps_none(
-    foreign: tuple[PosixPlace, str], clock: Clock, monkeypatch: pytest.MonkeyPatch, jump_s: int
+    foreign: tuple[PosixStorage, str], clock: Clock, monkeypatch: pytest.MonkeyPatch, jump_s: int
 ) -> None:
     """The jump is that of the file system's clock, too: the claim was made two days before, or after."""
     place, name = foreign
@@ -241,7 +241,7 @@ def test_a_jump_frees_no_claim_of_another_host_and_keeps_none(
 
 
 def test_a_claim_that_was_made_anew_is_held_for_a_day_again(
-    foreign: tuple[PosixPlace, str], monkeypatch: pytest.MonkeyPatch
+    foreign: tuple[PosixStorage, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, name = foreign
     assert place.is_claimed(name)
@@ -253,7 +253,7 @@ def test_a_claim_that_was_made_anew_is_held_for_a_day_again(
 
 
 @pytest.mark.parametrize("note", [b"", b"nonsense", b"-1 1-1", b"\xff" * 300])
-def test_a_sighting_that_is_none_is_taken_for_nothing(foreign: tuple[PosixPlace, str], note: bytes) -> None:
+def test_a_sighting_that_is_none_is_taken_for_nothing(foreign: tuple[PosixStorage, str], note: bytes) -> None:
     place, name = foreign
     with open(place.path(layout.sighting_name(name, boot_clock.boot_id())), "wb") as file:
         file.write(note)
@@ -261,7 +261,7 @@ def test_a_sighting_that_is_none_is_taken_for_nothing(foreign: tuple[PosixPlace,
 
 
 def test_what_was_seen_goes_with_its_save(
-    foreign: tuple[PosixPlace, str], monkeypatch: pytest.MonkeyPatch
+    foreign: tuple[PosixStorage, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, name = foreign
     prune(place, Retention())

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Version
-from headrace.checkpoint.place import PosixPlace, PosixSource
+from headrace.checkpoint.storage import PosixReader, PosixStorage
 from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
 from headrace.layer.replica_layer import ReplicaLayer
@@ -369,7 +369,7 @@ def use_the_mount(report: int) -> None:
 
 def test_restoring_and_saving_checkpoints(tmp_path: Path, canary: Canary) -> None:
     """By root, in a directory that the user may write to: `packs` changes places with a link to root's directory."""
-    place = PosixPlace(str(tmp_path / "run/race"))
+    place = PosixStorage(str(tmp_path / "run/race"))
 
     def step(number: int) -> bool:
         done = 0
@@ -396,7 +396,7 @@ def test_restoring_and_saving_checkpoints(tmp_path: Path, canary: Canary) -> Non
         for_a_while(step)
 
 
-def read_by(source: PosixSource) -> None:
+def read_by(source: PosixReader) -> None:
     target = bytearray(len(SECRET))
     try:
         source.read_into(memoryview(target), 0)

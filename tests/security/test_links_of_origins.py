@@ -12,9 +12,9 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, OriginDeniedError, UsageError
 from headrace.base.model import Attributes, Version
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.origin.origin import Absent, Origin
-from headrace.origin.source import BytesSource
+from headrace.origin.source import BytesPutSource
 from headrace.testing.origin_suite import listing_of
 
 NEVER = Deadline.never()
@@ -64,7 +64,7 @@ async def read(origin: Origin, key: str, path: Path) -> bytes:
 
 async def put(origin: Origin, key: str) -> None:
     await origin.put(
-        key, BytesSource(b"ours"), condition=Absent(), attributes=Attributes(mode=0o777), deadline=NEVER
+        key, BytesPutSource(b"ours"), condition=Absent(), attributes=Attributes(mode=0o777), deadline=NEVER
     )
 
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.base.turns import Queue, Turns
+from headrace.base.fair_queue import FairPool, FairQueue
 from headrace.entry.peer import server as peer_server
 from headrace.http import admission as admission_module
 from headrace.http import connection as http_connection
@@ -480,7 +480,7 @@ def test_work_of_one_address_leaves_threads_to_others() -> None:
         over.wait(LIMIT_S)
         done.append("heavy")
 
-    turns: Turns[str] = Turns(ThreadPoolExecutor(4), share=2)
+    turns: FairPool[str] = FairPool(ThreadPoolExecutor(4), share=2)
     for _ in range(6):
         turns.submit("heavy", wait)
     turns.submit("other", lambda: done.append("other"))
@@ -499,7 +499,7 @@ def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
     def first() -> None:
         over.wait(LIMIT_S)
 
-    turns: Turns[str] = Turns(ThreadPoolExecutor(1), share=1)
+    turns: FairPool[str] = FairPool(ThreadPoolExecutor(1), share=1)
     turns.submit("first", first)
     for _ in range(1000):
         turns.submit("heavy", lambda: order.append("heavy"))
@@ -509,7 +509,7 @@ def test_who_comes_last_waits_for_one_of_each_address_only() -> None:
     turns.shutdown(wait=True)
     assert order.index("other") <= 1
 
-    queue: Queue[str, int] = Queue()
+    queue: FairQueue[str, int] = FairQueue()
     for number in range(1000):
         queue.add("heavy", number)
     queue.add("other", -1)

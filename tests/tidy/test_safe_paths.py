@@ -37,8 +37,8 @@ MODULES = (
         "s3/listing.py",
         "s3/objects.py",
     ),
-    *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/place.py"),
-    "checkpoint/node_place.py",
+    *("rest/files.py", "origin/local.py", "origin/local_write.py", "checkpoint/storage.py"),
+    "checkpoint/node_storage.py",
 )
 """Those that know what lies there."""
 BY_PATH = {
@@ -71,9 +71,9 @@ ALLOWED = {
     ("sdk/local_vfs.py", "open"): "/proc",
     ("webhdfs/read_ops.py", "open"): "a file of the cache",
     ("origin/local.py", "isdir"): "the folder itself",
-    ("checkpoint/place.py", "isdir"): "the folder itself, and those above it",
-    ("checkpoint/place.py", "mkdir"): "the folder itself, and those above it",
-    ("checkpoint/place.py", "open"): "/proc, and descriptors",
+    ("checkpoint/storage.py", "isdir"): "the folder itself, and those above it",
+    ("checkpoint/storage.py", "mkdir"): "the folder itself, and those above it",
+    ("checkpoint/storage.py", "open"): "/proc, and descriptors",
 }
 
 

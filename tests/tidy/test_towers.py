@@ -58,10 +58,10 @@ def test_only_the_index_speaks_lmdb_and_only_origins_speak_to_clouds() -> None:
         "obstore": {
             "origin",
             "testing",
-            "bench/places.py",
+            "bench/storage.py",
         },  # which measures what the libraries do by themselves
         "fsspec": {
-            *("origin", "testing", "bench/places.py"),
+            *("origin", "testing", "bench/storage.py"),
             *("integrations/fsspec.py", "integrations/fsspec_async.py"),
         },
     }

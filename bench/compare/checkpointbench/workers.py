@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.checkpoint import PosixPlace, SaveOptions, Saver, load
+from headrace.checkpoint import PosixStorage, SaveOptions, Saver, load
 from headrace.checkpoint.memory import page_aligned
 
 MIB = 1 << 20
@@ -142,7 +142,7 @@ def restore(folder: str, how: str, way: str) -> dict[str, Any]:
     if way == "read":
         kept: Any = [_read_whole(path) for path in packs]
     else:
-        kept = load(PosixPlace(folder), mapped=way == "mapped")
+        kept = load(PosixStorage(folder), mapped=way == "mapped")
     return {"seconds": time.perf_counter() - start, "tensors": len(kept)}
 
 

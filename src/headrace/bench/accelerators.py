@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError
-from headrace.bench.feed import RankPlan
-from headrace.bench.figures import EpochTimes
+from headrace.bench.loader_spec import RankPlan
+from headrace.bench.metrics import EpochTimes
 from headrace.bench.process import Process
 
 EPOCH_WITHIN_S = 24 * 3600.0

@@ -45,7 +45,7 @@ class CheckpointPlan:
     drop: bool = True
 
 
-class Turn(msgspec.Struct, frozen=True):
+class PhaseResult(msgspec.Struct, frozen=True):
     """took_s: of the slowest rank. by_rank_s: of each. wall_s: of all of it, between the barriers."""
 
     took_s: float
@@ -67,8 +67,8 @@ class CheckpointResult(msgspec.Struct, kw_only=True):
     files: int
     checkpoint_bytes: int
     full_bytes: int
-    writes: list[Turn]
-    reads: list[Turn]
+    writes: list[PhaseResult]
+    reads: list[PhaseResult]
     page_cache: str
     notes: list[str]
 
@@ -155,14 +155,14 @@ def _start(
     return started
 
 
-def _turn(processes: Sequence[Process], verb: str, number: int) -> Turn:
+def _turn(processes: Sequence[Process], verb: str, number: int) -> PhaseResult:
     begin_s = time.perf_counter()
     for one in processes:
         one.answer(f"{verb} {number}")
     found = _answers(processes)
     wall_s = time.perf_counter() - begin_s
     seconds = [float(one["took_s"]) for one in found]
-    return Turn(max(seconds), sum(int(one["bytes"]) for one in found) / max(seconds), wall_s, seconds)
+    return PhaseResult(max(seconds), sum(int(one["bytes"]) for one in found) / max(seconds), wall_s, seconds)
 
 
 def _answers(processes: Sequence[Process]) -> list[dict[str, float]]:

@@ -20,14 +20,14 @@ from typing import Any
 import msgspec
 
 from headrace.base.errors import HeadraceError, NotSupportedError, UsageError
-from headrace.bench import contenders, dataset, prices, training
-from headrace.bench.contenders import Bucket, Seat, Way
-from headrace.bench.counting import Counts
-from headrace.bench.hosts import PORT, Hosts
-from headrace.bench.places import Where, check_folder, open_place
+from headrace.bench import dataset, prices, systems, training
+from headrace.bench.counting import StoreCounts
+from headrace.bench.hosts import PORT, BenchHosts
 from headrace.bench.process import Process
 from headrace.bench.processor import processor_s
-from headrace.bench.training import Say, Spot, TrainingPlan, TrainingResult, Watch
+from headrace.bench.storage import Where, check_folder, open_place
+from headrace.bench.systems import Bucket, HostSlot, SystemUnderTest
+from headrace.bench.training import EpochHook, Say, Spot, TrainingPlan, TrainingResult
 from headrace.lab import network, processes
 from headrace.lab.lab import Lab, LabPlan
 
@@ -72,7 +72,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     cost: float
 
 
-class WayResult(msgspec.Struct, kw_only=True):
+class SystemResult(msgspec.Struct, kw_only=True):
     """not_run: why, where training is None. served: by epoch. processor_s_gib: of the way's own processes and the
     readers' together, for each GiB that was read."""
 
@@ -97,7 +97,7 @@ class CompareResult(msgspec.Struct, kw_only=True):
     origin_latency_s: float
     dataset_bytes: int
     price: str
-    ways: list[WayResult]
+    ways: list[SystemResult]
     notes: list[str]
 
 
@@ -118,13 +118,15 @@ def run(plan: ComparePlan, *, say: Say, progress: dataset.Progress) -> CompareRe
         for way in _ways(plan, work):
             say(f"{way.name}:")
             try:
-                if isinstance(way, contenders.Folder) or way.name == contenders.JuiceFS.name:
-                    target = way.path if isinstance(way, contenders.Folder) else os.path.join(work, "plain")
+                if isinstance(way, systems.LocalDirectory) or way.name == systems.JuiceFS.name:
+                    target = (
+                        way.path if isinstance(way, systems.LocalDirectory) else os.path.join(work, "plain")
+                    )
                     dataset.make(Where("folder", target), training.needed(plan.training), progress=progress)
                 results.append(_run_way(way, stage, data, files, price, say))
             except HeadraceError as error:
                 say(f"  not run: {error}")
-                results.append(WayResult(name=way.name, kind=way.kind, not_run=str(error)))
+                results.append(SystemResult(name=way.name, kind=way.kind, not_run=str(error)))
     return _result(plan, stage, results, sum(files.values()), price)
 
 
@@ -165,7 +167,7 @@ class _Stage:
         self.bucket = Bucket(
             bucket, prefix.strip("/"), {**options, "endpoint": f"http://{address}:{port}"}, endpoint
         )
-        hosts = Hosts(plan.nodes, 0, f"{net.address(1)}:{PORT}") if plan.nodes else Hosts()
+        hosts = BenchHosts(plan.nodes, 0, f"{net.address(1)}:{PORT}") if plan.nodes else BenchHosts()
         self.plan = replace(plan, training=replace(plan.training, hosts=hosts))
 
     def up(self, undo: contextlib.ExitStack, say: Say) -> None:
@@ -187,15 +189,15 @@ class _Stage:
             )
         )
 
-    def of_each_host(self, way: Way) -> list[Way]:
+    def of_each_host(self, way: SystemUnderTest) -> list[SystemUnderTest]:
         """Not started."""
         if self.lab is None:
             return [way]
-        if isinstance(way, contenders.Headrace):
+        if isinstance(way, systems.Headrace):
             return [_LabNode(self.lab, number) for number in range(1, self.plan.nodes + 1)]
         return [copy.copy(way) for _ in range(self.plan.nodes)]
 
-    def seats(self, way: Way) -> list[Seat]:
+    def seats(self, way: SystemUnderTest) -> list[HostSlot]:
         """One a host."""
         self._seated += 1
         made = []
@@ -203,58 +205,63 @@ class _Stage:
             folder = os.path.join(self._work, f"way-{self._seated}-{number}")
             os.makedirs(folder)
             inside = tuple(self.lab.inside(number)) if self.lab is not None else ()
-            made.append(Seat(folder, self.plan.cache_bytes, inside))
+            made.append(HostSlot(folder, self.plan.cache_bytes, inside))
         return made
 
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         self._proxy.answer("count")
-        return msgspec.convert(_heard(self._proxy), Counts)
+        return msgspec.convert(_heard(self._proxy), StoreCounts)
 
 
-class _LabNode(Way):
+class _LabNode(SystemUnderTest):
     """A node of the lab, which runs since the lab was started."""
 
-    name, kind = contenders.Headrace.name, contenders.OURS
+    name, kind = systems.Headrace.name, systems.OURS
 
     def __init__(self, lab: Lab, number: int) -> None:
         self._lab, self._number = lab, number
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         return Where("folder", self._lab.mountpoint(self._number))
 
     def processes(self) -> list[int]:
         return list(processes.marked(self._lab.folder(self._number)))
 
     def disk_bytes(self) -> int:
-        return contenders.used_bytes(os.path.join(self._lab.folder(self._number), "cache"))
+        return systems.used_bytes(os.path.join(self._lab.folder(self._number), "cache"))
 
 
-def _ways(plan: ComparePlan, work: str) -> list[Way]:
+def _ways(plan: ComparePlan, work: str) -> list[SystemUnderTest]:
     """One of each. The reference comes first, ours last."""
     plain = os.path.join(work, "plain")
-    reference = contenders.Folder(plain)
+    reference = systems.LocalDirectory(plain)
     reference.name, reference.kind = REFERENCE, "reference"
     shared = os.path.join(work, "shared")
     os.makedirs(shared)
-    made: dict[str, Callable[[], Way]] = {
+    made: dict[str, Callable[[], SystemUnderTest]] = {
         "local": lambda: reference,
-        "s3fs-library": lambda: contenders.Library("fsspec"),
-        "obstore": lambda: contenders.Library("obstore"),
-        "rclone": contenders.Rclone,
-        "s3fs-fuse": contenders.S3fsFuse,
-        "juicefs": lambda: contenders.JuiceFS(plain, shared),
-        "headrace": contenders.Headrace,
+        "s3fs-library": lambda: systems.Library("fsspec"),
+        "obstore": lambda: systems.Library("obstore"),
+        "rclone": systems.Rclone,
+        "s3fs-fuse": systems.S3fsFuse,
+        "juicefs": lambda: systems.JuiceFS(plain, shared),
+        "headrace": systems.Headrace,
     }
-    named: list[Way] = [contenders.Folder(os.path.abspath(one)) for one in plan.folders]
+    named: list[SystemUnderTest] = [systems.LocalDirectory(os.path.abspath(one)) for one in plan.folders]
     chosen = [make() for name, make in made.items() if name in plan.only or not plan.only]
     return [*chosen[:-1], *named, chosen[-1]]
 
 
 def _run_way(
-    way: Way, stage: _Stage, data: dataset.DataSet, files: dict[str, int], price: prices.Price, say: Say
-) -> WayResult:
+    way: SystemUnderTest,
+    stage: _Stage,
+    data: dataset.DataSet,
+    files: dict[str, int],
+    price: prices.Price,
+    say: Say,
+) -> SystemResult:
     plan, each = stage.plan, stage.of_each_host(way)
-    seen: dict[int, tuple[Counts, float]] = {}
+    seen: dict[int, tuple[StoreCounts, float]] = {}
     served: list[Served] = []
     used_s = 0.0
 
@@ -285,7 +292,7 @@ def _run_way(
         ]
         at = replace(plan.training, where=spots[0].where)
         times, dropped = training.measure(
-            at, data, files, spots, say=lambda line: say(f"  {line}"), watch=Watch(between)
+            at, data, files, spots, say=lambda line: say(f"  {line}"), watch=EpochHook(between)
         )
         found = training.result(at, data, files, times, page_cache=dropped)
         disk = sum(one.disk_bytes() for one in each)
@@ -294,7 +301,7 @@ def _run_way(
             one.stop()
     read = sum(epoch.bytes_read for epoch in found.epochs)
     used_s += sum(epoch.processor_s for epoch in found.epochs)
-    return WayResult(
+    return SystemResult(
         name=way.name,
         kind=way.kind,
         training=found,
@@ -305,7 +312,7 @@ def _run_way(
 
 
 def _result(
-    plan: ComparePlan, stage: _Stage, ways: list[WayResult], dataset_bytes: int, price: prices.Price
+    plan: ComparePlan, stage: _Stage, ways: list[SystemResult], dataset_bytes: int, price: prices.Price
 ) -> CompareResult:
     ran = [one.training for one in ways if one.training is not None]
     notes = [f"{plan.price}: {price.note}"] if price.note else []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.base.missing_extras import needs_extra
-from headrace.bench.compare import CompareResult, WayResult
+from headrace.bench.compare import CompareResult, SystemResult
 from headrace.bench.page import made_on, table
 from headrace.config.sizes import show_size
 
@@ -107,7 +107,7 @@ def plots(one: CompareResult) -> Any:
     return figure
 
 
-def _au(axis: Any, ways: Sequence[WayResult]) -> None:
+def _au(axis: Any, ways: Sequence[SystemResult]) -> None:
     for way in ways:
         epochs = _epochs(way)
         ours = way.name == "Headrace"
@@ -127,7 +127,9 @@ def _au(axis: Any, ways: Sequence[WayResult]) -> None:
     axis.legend(fontsize=7, loc="lower right")
 
 
-def _bars(axis: Any, ways: Sequence[WayResult], title: str, value: Callable[[WayResult], float]) -> None:
+def _bars(
+    axis: Any, ways: Sequence[SystemResult], title: str, value: Callable[[SystemResult], float]
+) -> None:
     colors = [
         OUR_COLOR if way.name == "Headrace" else REFERENCE_COLOR if way.kind == "reference" else OTHER_COLOR
         for way in ways
@@ -142,12 +144,12 @@ def _bars(axis: Any, ways: Sequence[WayResult], title: str, value: Callable[[Way
     axis.margins(x=0.15)
 
 
-def _label(way: WayResult) -> str:
+def _label(way: SystemResult) -> str:
     """In a plot, where a path would take all of the room."""
     return os.path.basename(way.name) if os.path.isabs(way.name) else way.name
 
 
-def _row(way: WayResult) -> tuple[str, ...]:
+def _row(way: SystemResult) -> tuple[str, ...]:
     epochs = _epochs(way)
     return (
         way.name,
@@ -163,7 +165,7 @@ def _row(way: WayResult) -> tuple[str, ...]:
     )
 
 
-def _epochs(way: WayResult) -> Any:
+def _epochs(way: SystemResult) -> Any:
     assert way.training is not None
     return way.training.epochs
 

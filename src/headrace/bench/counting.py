@@ -25,7 +25,7 @@ _IP_FREEBIND = 15
 _F_SETPIPE_SZ = 1031
 
 
-class Counts(msgspec.Struct):
+class StoreCounts(msgspec.Struct):
     """What the store has answered so far. bytes_out: of bodies."""
 
     gets: int = 0
@@ -39,12 +39,12 @@ class Counts(msgspec.Struct):
     def requests(self) -> int:
         return self.gets + self.lists + self.heads + self.others
 
-    def since(self, before: Counts) -> Counts:
+    def since(self, before: StoreCounts) -> StoreCounts:
         names = self.__struct_fields__
-        return Counts(**{name: getattr(self, name) - getattr(before, name) for name in names})
+        return StoreCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
 
-class Rate:
+class RateLimit:
     """Bytes a second over all connections; 0 for no limit."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -66,15 +66,15 @@ class CountingProxy:
     def __init__(self, host: str, endpoint: str, *, bytes_s: float, latency_s: float) -> None:
         split = urllib.parse.urlsplit(endpoint)
         self._upstream = (split.hostname or "", split.port or 80)
-        self._rate, self._latency_s = Rate(bytes_s), latency_s
-        self._counts, self._lock = Counts(), threading.Lock()
+        self._rate, self._latency_s = RateLimit(bytes_s), latency_s
+        self._counts, self._lock = StoreCounts(), threading.Lock()
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_IP, _IP_FREEBIND, 1)
         self._socket.bind((host, 0))
         self._socket.listen(1024)
         self.port: int = self._socket.getsockname()[1]
 
-    def counts(self) -> Counts:
+    def counts(self) -> StoreCounts:
         with self._lock:
             return msgspec.structs.replace(self._counts)
 
@@ -165,7 +165,7 @@ class _Half:
         return _Head(raw + b"\r\n\r\n")
 
     def pass_body(
-        self, head: _Head, to: socket.socket, pipe: _Pipe, rate: Rate | None, *, to_the_end: bool = False
+        self, head: _Head, to: socket.socket, pipe: _Pipe, rate: RateLimit | None, *, to_the_end: bool = False
     ) -> int:
         """Bytes of it. to_the_end: a body without a length lasts until the sender closes."""
         if "chunked" in head.fields.get("transfer-encoding", "").lower():
@@ -174,7 +174,7 @@ class _Half:
             return self._pass(int(head.fields["content-length"]), to, pipe, rate)
         return self._pass(1 << 62, to, pipe, rate) if to_the_end else 0
 
-    def _pass(self, size: int, to: socket.socket, pipe: _Pipe, rate: Rate | None) -> int:
+    def _pass(self, size: int, to: socket.socket, pipe: _Pipe, rate: RateLimit | None) -> int:
         done = min(size, len(self._left))
         if done:
             to.sendall(self._left[:done])
@@ -191,7 +191,7 @@ class _Half:
             done += moved
         return done
 
-    def _pass_chunks(self, to: socket.socket, rate: Rate | None) -> int:
+    def _pass_chunks(self, to: socket.socket, rate: RateLimit | None) -> int:
         total = 0
         while True:
             line = self._until(b"\r\n")

@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.bench import formats
-from headrace.bench.places import READ_ERRORS, Place, Where, open_place
+from headrace.bench.storage import READ_ERRORS, BenchStorage, Where, open_place
 from headrace.bench.workloads import Workload
 
 NOTE = "headrace-bench.json"
@@ -90,7 +90,7 @@ def data_set(one: Workload, *, steps: int, accelerators: int, seed: int) -> Data
     )
 
 
-def found(place: Place) -> DataSet | None:
+def found(place: BenchStorage) -> DataSet | None:
     """Return what is in a place, None where nothing is. HeadraceError or OSError for a note that can't be read."""
     try:
         body = place.get(NOTE)
@@ -175,7 +175,7 @@ def make_files(target: Where, wanted: DataSet, numbers: list[int]) -> int:
         raise HeadraceError(f"{target.root} can't be written", why=str(error)) from error
 
 
-def make_file(place: Place, wanted: DataSet, number: int) -> int:
+def make_file(place: BenchStorage, wanted: DataSet, number: int) -> int:
     """Its size in bytes. A large file goes out as it is made."""
     random = wanted.random(number)
     sizes = wanted.sizes(number)

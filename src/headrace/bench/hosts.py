@@ -22,7 +22,7 @@ DATA_WITHIN = timedelta(hours=12)
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class BenchHosts:
     """count: of all; number: this one's, from 0. meet: HOST:PORT on the first; the port above it is used, too."""
 
     count: int = 1
@@ -43,7 +43,7 @@ def address(text: str) -> tuple[str, int]:
     return name, int(port)
 
 
-def of_slurm(environment: Mapping[str, str]) -> Hosts | None:
+def of_slurm(environment: Mapping[str, str]) -> BenchHosts | None:
     """None where this is no task of a job step over several hosts. UsageError where a host has several tasks: each
     would be a whole host."""
     count = int(environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
@@ -54,7 +54,7 @@ def of_slurm(environment: Mapping[str, str]) -> Hosts | None:
             "srun", why="several tasks on a host", hint="--ntasks-per-node=1; --accelerators says the rest"
         )
     listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    return Hosts(count, int(environment["SLURM_NODEID"]), f"{first_of(listed)}:{PORT}")
+    return BenchHosts(count, int(environment["SLURM_NODEID"]), f"{first_of(listed)}:{PORT}")
 
 
 def first_of(nodes: str) -> str:
@@ -70,7 +70,7 @@ def first_of(nodes: str) -> str:
 class MeetingPlace:
     """Where the hosts' first processes wait until the data set is made. Nothing where there is one host."""
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: BenchHosts) -> None:
         self._store: Any = None
         if hosts.count > 1:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's documented name of it

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from headrace.bench import formats
-from headrace.bench.feed import Feed
-from headrace.bench.places import READ_ERRORS, FolderPlace, Place, open_place
+from headrace.bench.loader_spec import LoaderSpec
+from headrace.bench.storage import READ_ERRORS, BenchStorage, DirectoryStorage, open_place
 
 PREFETCH = 2
 """Batches a worker is ahead: DLIO's and torch's default."""
@@ -32,23 +32,23 @@ class Batch(NamedTuple):
     """Of the first failure."""
 
 
-def loader(feed: Feed) -> tuple[DataLoader[Any], Any]:
+def loader(feed: LoaderSpec) -> tuple[DataLoader[Any], Any]:
     """A loader, and what has `set_epoch(number)`, to be called before each `iter`."""
     again: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": PREFETCH} if feed.readers else {}
     if feed.streams:
-        records = Records(feed)
+        records = RecordDataset(feed)
         return DataLoader(records, batch_size=None, num_workers=feed.readers, **again), records
-    order = Order(feed)
+    order = EpochSampler(feed)
     made: DataLoader[Any] = DataLoader(
-        Samples(feed), batch_sampler=order, collate_fn=_as_it_is, num_workers=feed.readers, **again
+        SampleDataset(feed), batch_sampler=order, collate_fn=_as_it_is, num_workers=feed.readers, **again
     )
     return made, order
 
 
-class Order(Sampler[list[int]]):
+class EpochSampler(Sampler[list[int]]):
     """Batches of numbers of samples."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LoaderSpec) -> None:
         self._feed, self._epoch = feed, 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -63,12 +63,12 @@ class Order(Sampler[list[int]]):
             yield numbers[step * self._feed.batch : (step + 1) * self._feed.batch].tolist()
 
 
-class Samples(Dataset[Batch]):
+class SampleDataset(Dataset[Batch]):
     """A file for each sample, or windows of one file."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LoaderSpec) -> None:
         self._feed = feed
-        self._place: Place | None = None
+        self._place: BenchStorage | None = None
         self._map: Any = None
 
     def __len__(self) -> int:
@@ -85,13 +85,13 @@ class Samples(Dataset[Batch]):
                 failed, why = failed + 1, why or _words(error)
         return Batch(total, failed, handed, why)
 
-    def _open(self) -> Place:
+    def _open(self) -> BenchStorage:
         """In the worker: clients of object stores don't outlive a fork."""
         if self._place is None:
             self._place = open_place(self._feed.where)
         return self._place
 
-    def _read(self, place: Place, number: int, row: torch.Tensor) -> int:
+    def _read(self, place: BenchStorage, number: int, row: torch.Tensor) -> int:
         data = self._feed.data
         if data.format == "tokens":
             return self._window(place, number, row)
@@ -100,15 +100,17 @@ class Samples(Dataset[Batch]):
             return formats.read_npz(place.source(name))
         if data.format == "tfrecord":
             # an object of one sample is got as a whole: opening a stream would ask for its size first
-            opened = place.stream(name) if isinstance(place, FolderPlace) else io.BytesIO(place.get(name))
+            opened = (
+                place.stream(name) if isinstance(place, DirectoryStorage) else io.BytesIO(place.get(name))
+            )
             with opened as source:
                 return sum(len(one) for one in formats.records(source))
         return len(place.get(name))
 
-    def _window(self, place: Place, number: int, row: torch.Tensor) -> int:
+    def _window(self, place: BenchStorage, number: int, row: torch.Tensor) -> int:
         size = round(self._feed.data.sample_bytes)
         start = number * size
-        if isinstance(place, FolderPlace):
+        if isinstance(place, DirectoryStorage):
             if self._map is None:
                 self._map = np.memmap(place.source(self._feed.data.name(0)), np.uint8, "r")
             body: Any = self._map[start : start + size]
@@ -120,10 +122,10 @@ class Samples(Dataset[Batch]):
         return size
 
 
-class Records(IterableDataset[Batch]):
+class RecordDataset(IterableDataset[Batch]):
     """tfrecords of many samples each: a worker reads its files from beginning to end, and cuts batches."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LoaderSpec) -> None:
         self._feed = feed
         self._epoch = torch.ones((), dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers live on from epoch to epoch
@@ -143,7 +145,7 @@ class Records(IterableDataset[Batch]):
             whys = [why for _, why in taken if why]
             yield Batch(sum(size for size, _ in taken), len(whys), handed, next(iter(whys), ""))
 
-    def _samples(self, place: Place, number: int) -> Iterator[tuple[int, str]]:
+    def _samples(self, place: BenchStorage, number: int) -> Iterator[tuple[int, str]]:
         """Size and error of each; as many as the file should have, whatever happens."""
         data, given = self._feed.data, 0
         why = "the file ends too early"

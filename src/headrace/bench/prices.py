@@ -8,7 +8,7 @@ from importlib import resources
 import msgspec
 
 from headrace.base.errors import UsageError
-from headrace.bench.counting import Counts
+from headrace.bench.counting import StoreCounts
 
 DEFAULT = "aws-s3-same-region"
 
@@ -21,7 +21,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     out: float
     note: str = ""
 
-    def of(self, counts: Counts) -> float:
+    def of(self, counts: StoreCounts) -> float:
         """HEAD costs what GET does, all else what LIST does."""
         requests = (counts.gets + counts.heads) * self.get + (counts.lists + counts.others) * self.list
         return requests / 1000 + counts.bytes_out / 2**30 * self.out

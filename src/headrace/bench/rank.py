@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.bench.feed import TENSORFLOW, Feed, RankPlan
-from headrace.bench.figures import EpochTimes
+from headrace.bench.barrier import Barrier
+from headrace.bench.loader_spec import TENSORFLOW, LoaderSpec, RankPlan
 from headrace.bench.loaders import loader
-from headrace.bench.meeting import Meeting
+from headrace.bench.metrics import EpochTimes
 from headrace.bench.processor import children, processor_s
 
 
@@ -30,7 +30,7 @@ def main() -> int:
         plan = msgspec.json.decode(source.read(), type=RankPlan)
     feed = msgspec.structs.replace(plan.feed, rank=plan.first + local)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-    meeting = Meeting(plan.meet, feed.rank, feed.world)
+    meeting = Barrier(plan.meet, feed.rank, feed.world)
     made, order = _loader(feed)
     mine: list[dict[str, Any]] = []
     for epoch in range(1, plan.epochs + 1):
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> EpochTimes:
+def run_epoch(made: Any, feed: LoaderSpec, compute_s: float, meeting: Barrier) -> EpochTimes:
     load, compute, steps = [], [], []
     sizes, failed, why = [], 0, ""
     used_s = processor_s([os.getpid(), *children()])
@@ -84,7 +84,7 @@ def run_epoch(made: Any, feed: Feed, compute_s: float, meeting: Meeting) -> Epoc
     )
 
 
-def _loader(feed: Feed) -> tuple[Any, Any]:
+def _loader(feed: LoaderSpec) -> tuple[Any, Any]:
     """What gives batches, and what has `set_epoch`."""
     if feed.loader == TENSORFLOW:
         from headrace.bench.tensorflow_loader import TensorFlowRecords

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from headrace.bench.feed import Feed
+from headrace.bench.loader_spec import LoaderSpec
 from headrace.bench.loaders import PREFETCH, Batch
-from headrace.bench.places import FolderPlace
+from headrace.bench.storage import DirectoryStorage
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before its import: else it greets
 NOTHING = torch.empty((0, 0), dtype=torch.uint8)
@@ -27,11 +27,11 @@ SHUFFLED_SAMPLES = 2
 class TensorFlowRecords:
     """Batches of whole tf.train.Examples, parsed. A batch that can't be read counts as so many failed reads."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LoaderSpec) -> None:
         import tensorflow
 
         self._feed, self._epoch, self._tf = feed, 1, tensorflow
-        self._place = FolderPlace(feed.where.root)
+        self._place = DirectoryStorage(feed.where.root)
         side = math.isqrt(IMAGE_BYTES if feed.streams else round(feed.data.sample_bytes))
         self._image = tensorflow.zeros((side, side), tensorflow.uint8)
 

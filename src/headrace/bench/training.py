@@ -18,10 +18,10 @@ from headrace.base.errors import NotSupportedError, UsageError
 from headrace.bench import accelerators, dataset, pagecache, workloads
 from headrace.bench.accelerators import Between, Host
 from headrace.bench.dataset import DataSet
-from headrace.bench.feed import LOADERS, TENSORFLOW, TORCH, Feed, RankPlan
-from headrace.bench.figures import Epoch, EpochTimes, epoch_of
-from headrace.bench.hosts import Hosts, MeetingPlace, address
-from headrace.bench.places import Where, check_folder, open_place
+from headrace.bench.hosts import BenchHosts, MeetingPlace, address
+from headrace.bench.loader_spec import LOADERS, TENSORFLOW, TORCH, LoaderSpec, RankPlan
+from headrace.bench.metrics import EpochMetrics, EpochTimes, epoch_of
+from headrace.bench.storage import Where, check_folder, open_place
 from headrace.bench.workloads import ACCELERATORS, Rule, Workload
 from headrace.testing.servers import free_ports
 
@@ -53,7 +53,7 @@ class TrainingPlan:
     drop: bool = True
     generate: bool = True
     loader: str = TORCH
-    hosts: Hosts = field(default_factory=Hosts)
+    hosts: BenchHosts = field(default_factory=BenchHosts)
 
     @property
     def scaled(self) -> Workload:
@@ -90,7 +90,7 @@ class TrainingResult(msgspec.Struct, kw_only=True):
     dataset_bytes: int
     memory_bytes: int
     steps: int
-    epochs: list[Epoch]
+    epochs: list[EpochMetrics]
     au: float
     au_needed: float
     passed: bool
@@ -109,7 +109,7 @@ class Spot:
 
 
 @dataclass(slots=True)
-class Watch:
+class EpochHook:
     """What somebody wants to do between epochs, such as reading counters: called with "ready" when all accelerators
     stand still and the page cache was dropped, and with "done" when they stand still again."""
 
@@ -117,7 +117,7 @@ class Watch:
 
 
 def run(
-    plan: TrainingPlan, *, say: Say, progress: dataset.Progress, watch: Watch | None = None
+    plan: TrainingPlan, *, say: Say, progress: dataset.Progress, watch: EpochHook | None = None
 ) -> TrainingResult | None:
     """None on hosts other than the first: that one has all figures. Blocks to the end. UsageError, HeadraceError."""
     _check(plan)
@@ -139,7 +139,7 @@ def measure(
     spots: Sequence[Spot],
     *,
     say: Say,
-    watch: Watch | None = None,
+    watch: EpochHook | None = None,
 ) -> tuple[list[list[EpochTimes]], str]:
     """The times of all accelerators, by epoch, and what became of the page cache. spots: the hosts that this process
     has to do with, from number plan.hosts.number on. Blocks to the end. HeadraceError."""
@@ -193,12 +193,12 @@ def needed(plan: TrainingPlan) -> DataSet:
     return dataset.data_set(plan.scaled, steps=plan.steps, accelerators=plan.world, seed=plan.seed)
 
 
-def feed_of(plan: TrainingPlan, data: DataSet) -> Feed:
+def feed_of(plan: TrainingPlan, data: DataSet) -> LoaderSpec:
     """Of the first accelerator; the others differ in their number."""
     scaled = plan.scaled
     wanted = needed(plan)
     samples = scaled.samples(plan.steps, plan.world)
-    return Feed(
+    return LoaderSpec(
         where=plan.where,
         data=data,
         files=wanted.files,
@@ -271,7 +271,7 @@ def result(
     )
 
 
-def _notes(plan: TrainingPlan, epochs: Sequence[Epoch]) -> list[str]:
+def _notes(plan: TrainingPlan, epochs: Sequence[EpochMetrics]) -> list[str]:
     wanted_s = plan.scaled.compute_s[plan.accelerator]
     late = max(one.compute_s for one in epochs) / wanted_s - 1
     if late < LATE_SHARE:

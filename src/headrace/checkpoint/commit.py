@@ -24,9 +24,9 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
-from headrace.checkpoint.manifest import Manifest, Part, decode_part, encode, encode_part
+from headrace.checkpoint.manifest import Manifest, RankPart, decode_part, encode, encode_part
 from headrace.checkpoint.manifest_check import check_part
-from headrace.checkpoint.place import Claim, Place
+from headrace.checkpoint.storage import CheckpointStorage, SaveClaim
 
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.25
 CLAIM_TRIES = 10
@@ -34,7 +34,7 @@ CLAIM_TRIES = 10
 
 @dataclass
 class Attempt:
-    place: Place
+    place: CheckpointStorage
     save: SaveId
     step: int
     rank: int = 0
@@ -42,7 +42,7 @@ class Attempt:
     timeout_s: float = 600.0
     promised: bool = False
     """Somebody may refer to this rank's pack from now on: it must not be deleted when something fails later."""
-    _claim: Claim | None = field(default=None, repr=False)
+    _claim: SaveClaim | None = field(default=None, repr=False)
 
     def begin(self, packs: Collection[str]) -> None:
         """packs: older ones that this save may refer to. None of them is deleted from now on; who wants to rely on
@@ -59,7 +59,7 @@ class Attempt:
                     raise
         failpoint.hit("save.claimed")
 
-    def deliver(self, part: Part) -> None:
+    def deliver(self, part: RankPart) -> None:
         """What this rank has written; durable on return, like the packs that it names."""
         name = layout.part_name(self.save, self.rank)
         write_file(self.place, f"{name}{layout.NEW}", encode_part(part))
@@ -68,11 +68,11 @@ class Attempt:
         self.place.sync_folder(layout.save_folder(self.save))
         failpoint.hit("save.delivered")
 
-    def gather(self) -> list[Part]:
+    def gather(self) -> list[RankPart]:
         """The parts of all ranks, in order. Blocks until they are there. CheckpointFailedError when a rank fails, or
         takes longer than timeout_s."""
         deadline = Deadline.after(self.timeout_s)
-        parts: dict[int, Part] = {}
+        parts: dict[int, RankPart] = {}
         pause_s = POLL_S_MIN
         while len(parts) < self.ranks:
             self._raise_if_failed()
@@ -86,7 +86,7 @@ class Attempt:
                 pause_s = min(2 * pause_s, POLL_S_MAX)
         return [parts[rank] for rank in range(self.ranks)]
 
-    def _part(self, rank: int) -> Part | None:
+    def _part(self, rank: int) -> RankPart | None:
         name = layout.part_name(self.save, rank)
         try:
             return check_part(decode_part(self.place.read(name), name), name)
@@ -170,7 +170,7 @@ class Attempt:
         self.place.remove_folder(layout.save_folder(self.save))
 
 
-def write_file(place: Place, name: str, data: bytes) -> None:
+def write_file(place: CheckpointStorage, name: str, data: bytes) -> None:
     """A new file, its bytes durable on return. Nothing is left of it when that fails."""
     sink = place.create(name)
     try:

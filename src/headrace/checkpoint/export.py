@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 
 from headrace.base.errors import CheckpointFailedError, CheckpointNotFoundError, NotSupportedError
-from headrace.checkpoint.manifest import Leaf, Manifest, Part
+from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
-from headrace.checkpoint.place import Place
-from headrace.checkpoint.restore import THREADS, Sources, fetch, matcher, part_of, reads_of, with_sources
+from headrace.checkpoint.restore import THREADS, PackReaders, fetch, matcher, part_of, reads_of, with_sources
+from headrace.checkpoint.storage import CheckpointStorage
 
 TORCH_WORDS = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
@@ -37,7 +37,7 @@ _NUMPY = {
 class Shard:
     """A leaf, and where it begins in its tensor."""
 
-    part: Part
+    part: RankPart
     leaf: Leaf
     offsets: tuple[int, ...]
 
@@ -63,7 +63,7 @@ class Exported:
 
 
 def export(
-    place: Place, file: str, step: int | None = None, *, rank: int = 0, only: Sequence[str] = ()
+    place: CheckpointStorage, file: str, step: int | None = None, *, rank: int = 0, only: Sequence[str] = ()
 ) -> Exported:
     """Writes the tensors and arrays of a rank (of all ranks, where torch.distributed.checkpoint saved) to a file, which
     is there, whole and durable, on return. A file of that name is replaced.
@@ -71,7 +71,7 @@ def export(
     NotSupportedError for a dtype that safetensors hasn't, and where two leaves have one name.
     """
 
-    def run(manifest: Manifest, sources: Sources) -> Exported:
+    def run(manifest: Manifest, sources: PackReaders) -> Exported:
         found = _wholes(manifest, matcher(only), rank, place)
         chosen = sorted(found, key=lambda one: one.name)
         if not chosen:
@@ -93,7 +93,9 @@ def export(
     return done
 
 
-def _wholes(manifest: Manifest, wanted: Callable[[str], bool], rank: int, place: Place) -> list[Whole]:
+def _wholes(
+    manifest: Manifest, wanted: Callable[[str], bool], rank: int, place: CheckpointStorage
+) -> list[Whole]:
     if manifest.head.kind == "dcp":
         return _sharded(manifest, wanted)
     part = part_of(manifest, rank, place)
@@ -160,7 +162,7 @@ def _header(chosen: list[Whole], manifest: Manifest) -> bytes:
     return len(data).to_bytes(8, "little") + data
 
 
-def _bytes_of(whole: Whole, sources: Sources) -> Bytes:
+def _bytes_of(whole: Whole, sources: PackReaders) -> Bytes:
     if len(whole.shards) == 1 and whole.shards[0].leaf.size_bytes == whole.size_bytes:
         return _shard_bytes(whole.shards[0], sources)
     memory = np.zeros(whole.size_bytes, np.uint8)
@@ -175,7 +177,7 @@ def _bytes_of(whole: Whole, sources: Sources) -> Bytes:
     return memory
 
 
-def _shard_bytes(shard: Shard, sources: Sources) -> Bytes:
+def _shard_bytes(shard: Shard, sources: PackReaders) -> Bytes:
     memory = page_aligned(shard.leaf.size_bytes)
     if shard.leaf.inline:
         memory[:] = np.frombuffer(shard.leaf.inline, np.uint8)

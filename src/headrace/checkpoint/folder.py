@@ -6,15 +6,15 @@ from headrace.base.errors import CheckpointNotFoundError, PathNotFoundError
 from headrace.checkpoint import layout
 from headrace.checkpoint.manifest import HEAD_BYTES_FIRST, Head, Manifest, decode, decode_head
 from headrace.checkpoint.manifest_check import check_head, check_manifest
-from headrace.checkpoint.place import Place
+from headrace.checkpoint.storage import CheckpointStorage
 
 
-def steps(place: Place) -> list[int]:
+def steps(place: CheckpointStorage) -> list[int]:
     """Of all checkpoints there are, ascending."""
     return layout.steps_of(place.names(layout.MANIFESTS))
 
 
-def newest(place: Place) -> int:
+def newest(place: CheckpointStorage) -> int:
     """CheckpointNotFoundError when there is none."""
     found = steps(place)
     if not found:
@@ -22,7 +22,7 @@ def newest(place: Place) -> int:
     return found[-1]
 
 
-def head(place: Place, step: int) -> Head:
+def head(place: CheckpointStorage, step: int) -> Head:
     """CheckpointNotFoundError, CorruptCheckpointError."""
     name = layout.manifest_name(step)
     try:
@@ -32,7 +32,7 @@ def head(place: Place, step: int) -> Head:
         raise _not_found(place, step) from None
 
 
-def manifest(place: Place, step: int) -> Manifest:
+def manifest(place: CheckpointStorage, step: int) -> Manifest:
     """CheckpointNotFoundError, CorruptCheckpointError."""
     name = layout.manifest_name(step)
     try:
@@ -42,12 +42,12 @@ def manifest(place: Place, step: int) -> Manifest:
         raise _not_found(place, step) from None
 
 
-def pinned(place: Place) -> set[int]:
+def pinned(place: CheckpointStorage) -> set[int]:
     """Steps that retention passes by; some may have no checkpoint."""
     return set(layout.steps_of(place.names(layout.PINS)))
 
 
-def pin(place: Place, step: int) -> None:
+def pin(place: CheckpointStorage, step: int) -> None:
     """Durable on return."""
     place.make_folder(layout.PINS)
     name = layout.pin_name(step)
@@ -56,11 +56,11 @@ def pin(place: Place, step: int) -> None:
     place.sync_folder(layout.PINS)
 
 
-def unpin(place: Place, step: int) -> None:
+def unpin(place: CheckpointStorage, step: int) -> None:
     place.remove(layout.pin_name(step))
 
 
-def _not_found(place: Place, step: int) -> CheckpointNotFoundError:
+def _not_found(place: CheckpointStorage, step: int) -> CheckpointNotFoundError:
     known = steps(place)
     there = f"there are {len(known)}, from {known[0]} to {known[-1]}" if known else "there is none"
     return CheckpointNotFoundError(f"{place.name}: no checkpoint of step {step}", why=there)

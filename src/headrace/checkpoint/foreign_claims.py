@@ -15,13 +15,13 @@ from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError, 
 from headrace.checkpoint import layout
 
 if TYPE_CHECKING:
-    from headrace.checkpoint.place import Place
+    from headrace.checkpoint.storage import CheckpointStorage
 
 ABANDONED_AFTER_S = 24 * 3600.0
 _NOTE_BYTES_MAX = 200
 
 
-def is_abandoned(place: Place, name: str, state: str) -> bool:
+def is_abandoned(place: CheckpointStorage, name: str, state: str) -> bool:
     """state: of the claim, differs when it was made anew. Nothing is ever abandoned where nothing can be noted."""
     note = layout.sighting_name(name, boot_id())
     try:

@@ -14,38 +14,38 @@ from enum import Enum
 
 from headrace.base.errors import CancelledByUserError
 from headrace.checkpoint import compression, plan
-from headrace.checkpoint.crew import Crew
 from headrace.checkpoint.manifest import Leaf
 from headrace.checkpoint.pack import Base, Hashed, PackWriter, Stored, hash_slot
-from headrace.checkpoint.saving import SaveOptions, Saving
+from headrace.checkpoint.saving import SaveHandle, SaveOptions
 from headrace.checkpoint.stage import Arena, Slot
+from headrace.checkpoint.worker_pool import WorkerPool
 
 
-class Word(Enum):
+class StageEvent(Enum):
     STARVED = "the trainer waits for a slot"
     STAGED = "all is staged"
     CANCELLED = "staging failed"
 
 
 @dataclass
-class Job:
+class SaveJob:
     """leaves: without the tensors, which the trainer goes on with. inline: bytes of small ones, once staged."""
 
-    saving: Saving
+    saving: SaveHandle
     leaves: Sequence[Leaf]
     arena: Arena
     options: SaveOptions
-    crew: Crew
-    inbox: queue.SimpleQueue[Slot | Word] = field(default_factory=queue.SimpleQueue)
+    crew: WorkerPool
+    inbox: queue.SimpleQueue[Slot | StageEvent] = field(default_factory=queue.SimpleQueue)
     inline: list[bytes] = field(default_factory=list)
     over: bool = False
     failure: BaseException | None = None
     """Why staging failed, for who stages in a thread of its own."""
 
-    def take(self) -> Slot | Word:
+    def take(self) -> Slot | StageEvent:
         word = self.inbox.get()
-        self.over = word in (Word.STAGED, Word.CANCELLED)
-        if word is Word.CANCELLED:
+        self.over = word in (StageEvent.STAGED, StageEvent.CANCELLED)
+        if word is StageEvent.CANCELLED:
             raise CancelledByUserError(
                 f"checkpoint of step {self.saving.step}", why="its state could not be copied"
             )
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass
-class Writing:
+class WritePlan:
     """full: nothing refers to the base. chunks: where each is, by leaf and start."""
 
     full: bool
@@ -72,8 +72,8 @@ class Writing:
 
 
 def write_slots(
-    job: Job, writer: PackWriter, base: Base, codecs_of: Callable[[list[Slot]], None], chain: int
-) -> Writing:
+    job: SaveJob, writer: PackWriter, base: Base, codecs_of: Callable[[list[Slot]], None], chain: int
+) -> WritePlan:
     """Writes what is new in the slots; on return all are written, none is durable.
 
     Slots are held back until all is staged, or the trainer waits for room: while training stands still, the processor
@@ -130,8 +130,8 @@ def write_slots(
 
 def _gathered(
     written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]], *, full: bool
-) -> Writing:
-    done = Writing(full, {}, {})
+) -> WritePlan:
+    done = WritePlan(full, {}, {})
     for one in written:
         chunks, stored = one.result()
         done.chunks.update(stored)

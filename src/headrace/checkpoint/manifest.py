@@ -22,7 +22,7 @@ HEAD_BYTES_FIRST = 1 << 16
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Some bytes of a leaf. hash: xxh3-128 of the bytes as they are in memory, hex; resists accidents, not malice.
-    pack: place in `Part.packs`. stored_bytes: in the pack, from offset on. codec: 0 as they are, n ≥ 1 zstd of the
+    pack: place in `RankPart.packs`. stored_bytes: in the pack, from offset on. codec: 0 as they are, n ≥ 1 zstd of the
     bytes shuffled by items of n bytes."""
 
     hash: str
@@ -46,7 +46,7 @@ class Leaf(msgspec.Struct, frozen=True, omit_defaults=True):
     chunks: list[Chunk] = []
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one rank saved. tree: its state (tensors.py), the tensors replaced by their places in `leaves`.
     packs: names of the files that chunks are in. pack_bytes: their sizes."""
 
@@ -78,7 +78,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     """dcp: torch's metadata, as integrations/torch_checkpoint.py writes it."""
 
-    parts: list[Part]
+    parts: list[RankPart]
     dcp: Any = None
 
 
@@ -121,17 +121,17 @@ def decode_head(data: bytes, name: str) -> Head | None:
         raise _corrupt(name, str(error)) from None
 
 
-def encode_part(part: Part) -> bytes:
+def encode_part(part: RankPart) -> bytes:
     data = msgspec.json.encode(part)
     return b"\n".join((digest(data).encode(), data))
 
 
-def decode_part(data: bytes, name: str) -> Part:
+def decode_part(data: bytes, name: str) -> RankPart:
     checksum, _, rest = data.partition(b"\n")
     if digest(rest).encode() != checksum:
         raise _corrupt(name, "it does not match its checksum")
     try:
-        return decode_json(rest, Part)
+        return decode_json(rest, RankPart)
     except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.base.errors import CorruptCheckpointError
 from headrace.checkpoint import layout
-from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, Part
+from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, RankPart
 
 NUMPY_KINDS = "biufcmMSU"
 """The kinds of numpy that are saved: none holds a pointer."""
@@ -51,7 +51,7 @@ def check_head(head: Head, name: str) -> Head:
     return head
 
 
-def check_part(part: Part, name: str) -> Part:
+def check_part(part: RankPart, name: str) -> RankPart:
     """Return it, as check_manifest does."""
     try:
         _check_part(part)
@@ -98,7 +98,7 @@ def _check_packs(packs: list[str], pack_bytes: list[int]) -> None:
         _require(0 <= size_bytes <= SIZE_BYTES_MAX, f"pack {pack} of {size_bytes} bytes")
 
 
-def _check_part(part: Part) -> None:
+def _check_part(part: RankPart) -> None:
     _require(part.rank >= 0, f"rank {part.rank}")
     _check_packs(part.packs, part.pack_bytes)
     for leaf in part.leaves:
@@ -129,7 +129,7 @@ def _check_leaf(leaf: Leaf) -> None:
         )
 
 
-def _check_chunk(chunk: Chunk, leaf: Leaf, part: Part) -> None:
+def _check_chunk(chunk: Chunk, leaf: Leaf, part: RankPart) -> None:
     _require(0 <= chunk.pack < len(part.packs), f"a chunk of {leaf.name} is in pack {chunk.pack}")
     _require(chunk.length > 0, f"a chunk of {leaf.name} has {chunk.length} bytes")
     _require(0 <= chunk.codec <= leaf.size_bytes, f"a chunk of {leaf.name} has codec {chunk.codec}")

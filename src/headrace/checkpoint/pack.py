@@ -18,8 +18,8 @@ from headrace.base import failpoint
 from headrace.checkpoint import plan
 from headrace.checkpoint.compression import compress
 from headrace.checkpoint.memory import Bytes, page_aligned
-from headrace.checkpoint.place import ALIGN_BYTES, Place, Sink
 from headrace.checkpoint.stage import Slot
+from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ Base = Mapping[Key, Stored]
 class Hashed:
     """A chunk in a slot, and its name."""
 
-    piece: plan.Piece
+    piece: plan.LeafRange
     key: Key
 
 
@@ -58,12 +58,12 @@ def key_of(chunk: Bytes) -> Key:
 class PackWriter:
     """codecs: of the leaves, by place; 0 is not compressed. The file is made with its first chunk."""
 
-    def __init__(self, place: Place, folder: str, name: str, codecs: list[int]) -> None:
+    def __init__(self, place: CheckpointStorage, folder: str, name: str, codecs: list[int]) -> None:
         self._place = place
         self._folder = folder
         self.name = name
         self._codecs = codecs
-        self._sink: Sink | None = None
+        self._sink: FileWriter | None = None
         self._lock = threading.Lock()
         self._end = 0
         self._busy_s = 0.0
@@ -176,5 +176,5 @@ class PackWriter:
             self.written_bytes += length
 
 
-def _bytes_of(memory: Bytes, piece: plan.Piece) -> Bytes:
+def _bytes_of(memory: Bytes, piece: plan.LeafRange) -> Bytes:
     return memory[piece.offset : piece.offset + piece.end - piece.start]

@@ -19,13 +19,13 @@ import msgspec
 from headrace.base.errors import CheckpointNotFoundError, CorruptCheckpointError, HeadraceError
 from headrace.checkpoint import folder, job, layout
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.job import Job
-from headrace.checkpoint.manifest import Body, Chunk, Head, Leaf, Manifest, Part
+from headrace.checkpoint.job import SaveJob
+from headrace.checkpoint.manifest import Body, Chunk, Head, Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import page_aligned
 from headrace.checkpoint.pack import Key, PackWriter, Stored
-from headrace.checkpoint.place import Place
 from headrace.checkpoint.saving import SaveOptions
 from headrace.checkpoint.stage import Slot
+from headrace.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ PROBE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseSave:
     """What a save may refer to: the chunks of a committed checkpoint, as this rank sees it."""
 
     step: int
@@ -44,25 +44,25 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenPart:
     """The part, durable but for its own file. full: it refers to no older pack. stored_bytes: of its new pack."""
 
-    part: Part
+    part: RankPart
     full: bool
     stored_bytes: int
 
 
 class PartSaver:
-    def __init__(self, place: Place, options: SaveOptions, rank: int) -> None:
+    def __init__(self, place: CheckpointStorage, options: SaveOptions, rank: int) -> None:
         self._place = place
         self._options = options
         self._rank = rank
-        self._base: Base | None = None
+        self._base: BaseSave | None = None
         self._base_known = False
         self._write_bytes_s = 0.0
         self._writer: PackWriter | None = None
 
-    def claim(self, attempt: Attempt, *, full: bool) -> Base | None:
+    def claim(self, attempt: Attempt, *, full: bool) -> BaseSave | None:
         """The base, safe from whoever prunes; None: refer to nothing."""
         if not self._base_known:
             self._base, self._base_known = newest_base(self._place, self._rank), True
@@ -77,7 +77,7 @@ class PartSaver:
             pass
         return None
 
-    def write(self, one: Job, attempt: Attempt, tree: Any, base: Base | None) -> Written:
+    def write(self, one: SaveJob, attempt: Attempt, tree: Any, base: BaseSave | None) -> WrittenPart:
         """Takes the slots of the job until all are staged. On return what is new is durable. After an error: `drop`."""
         codecs = [job.item_bytes_of(leaf) if self._options.compress == "always" else 0 for leaf in one.leaves]
         name = layout.pack_name(attempt.save, self._rank)
@@ -93,9 +93,9 @@ class PartSaver:
         if writer.written_bytes:
             self._write_bytes_s = writer.size_bytes / max(writer.write_s / self._options.threads, 1e-6)
         part = _part_of(self._rank, tree, one, done, writer, base)
-        return Written(part, set(part.packs) <= {writer.name}, writer.size_bytes)
+        return WrittenPart(part, set(part.packs) <= {writer.name}, writer.size_bytes)
 
-    def remember(self, attempt: Attempt, part: Part) -> None:
+    def remember(self, attempt: Attempt, part: RankPart) -> None:
         """It is committed: the next save's base."""
         self._writer = None
         self._base, self._base_known = base_of(attempt.step, attempt.save, [part]), True
@@ -121,7 +121,7 @@ class PartSaver:
 
 
 def manifest_of(
-    attempt: Attempt, parts: list[Part], *, metadata: dict[str, Any], kind: str = "state", dcp: Any = None
+    attempt: Attempt, parts: list[RankPart], *, metadata: dict[str, Any], kind: str = "state", dcp: Any = None
 ) -> Manifest:
     """Of all ranks' parts."""
     packs = {name: size for part in parts for name, size in zip(part.packs, part.pack_bytes, strict=True)}
@@ -142,8 +142,8 @@ def manifest_of(
 
 
 def _part_of(
-    rank: int, tree: Any, one: Job, done: job.Writing, writer: PackWriter, base: Base | None
-) -> Part:
+    rank: int, tree: Any, one: SaveJob, done: job.WritePlan, writer: PackWriter, base: BaseSave | None
+) -> RankPart:
     """The leaves with their chunks. Packs are numbered as they are met."""
     packs: dict[str, int] = {}
     sizes = {**(base.pack_bytes if base is not None else {}), writer.name: writer.size_bytes}
@@ -156,10 +156,10 @@ def _part_of(
         msgspec.structs.replace(leaf, inline=inline, chunks=chunks)
         for leaf, inline, chunks in zip(one.leaves, one.inline, found, strict=True)
     ]
-    return Part(rank, tree, leaves, list(packs), [sizes[name] for name in packs], writer.written_bytes)
+    return RankPart(rank, tree, leaves, list(packs), [sizes[name] for name in packs], writer.written_bytes)
 
 
-def base_of(step: int, save: str, parts: list[Part]) -> Base:
+def base_of(step: int, save: str, parts: list[RankPart]) -> BaseSave:
     chunks: dict[Key, Stored] = {}
     sizes: dict[str, int] = {}
     for part in parts:
@@ -168,10 +168,10 @@ def base_of(step: int, save: str, parts: list[Part]) -> Base:
             for chunk in leaf.chunks:
                 stored = Stored(part.packs[chunk.pack], chunk.offset, chunk.stored_bytes, chunk.codec)
                 chunks[chunk.hash, chunk.length] = stored
-    return Base(step, save, chunks, sizes)
+    return BaseSave(step, save, chunks, sizes)
 
 
-def newest_base(place: Place, rank: int) -> Base | None:
+def newest_base(place: CheckpointStorage, rank: int) -> BaseSave | None:
     """The newest checkpoint there is, as this rank sees it: its own part, else all of them."""
     try:
         manifest = folder.manifest(place, folder.newest(place))
@@ -184,7 +184,7 @@ def newest_base(place: Place, rank: int) -> Base | None:
     return base_of(manifest.head.step, manifest.head.save, own or manifest.body.parts)
 
 
-def _probe(place: Place, where: str, rank: int) -> float:
+def _probe(place: CheckpointStorage, where: str, rank: int) -> float:
     """Bytes a second that the place takes, durably; by writing some."""
     name = f"{where}/{rank}.probe"
     data = page_aligned(PROBE_BYTES)

@@ -11,7 +11,7 @@ INLINE_BYTES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LeafRange:
     """A run of a leaf's chunks that goes into one slot. start, end: bytes of the leaf; offset: in the slot."""
 
     leaf: int
@@ -26,7 +26,7 @@ def align(size_bytes: int, to_bytes: int) -> int:
 
 def pieces_of(
     leaf: int, size_bytes: int, used_bytes: int, *, slot_bytes: int, chunk_bytes: int, align_bytes: int
-) -> Iterator[Piece | None]:
+) -> Iterator[LeafRange | None]:
     """How a leaf goes into the slot in use and into following ones; None: another slot is begun.
 
     A chunk never lies in two slots, and begins at a multiple of align_bytes. slot_bytes is a multiple of chunk_bytes,
@@ -41,14 +41,14 @@ def pieces_of(
             yield None
             offset = 0
             continue
-        yield Piece(leaf, start, start + taken, offset)
+        yield LeafRange(leaf, start, start + taken, offset)
         start, offset = start + taken, align(offset + taken, align_bytes)
 
 
-def chunks_of(piece: Piece, chunk_bytes: int) -> list[Piece]:
+def chunks_of(piece: LeafRange, chunk_bytes: int) -> list[LeafRange]:
     """The chunks of a piece: chunk_bytes each, only a leaf's last one is shorter."""
     return [
-        Piece(piece.leaf, start, min(start + chunk_bytes, piece.end), piece.offset + start - piece.start)
+        LeafRange(piece.leaf, start, min(start + chunk_bytes, piece.end), piece.offset + start - piece.start)
         for start in range(piece.start, piece.end, chunk_bytes)
     ]
 

@@ -20,8 +20,8 @@ from headrace.base.errors import CheckpointNotFoundError, CorruptCheckpointError
 from headrace.checkpoint import folder, layout
 from headrace.checkpoint.layout import SaveId
 from headrace.checkpoint.manifest import Head
-from headrace.checkpoint.place import Place
 from headrace.checkpoint.retention import Retention, unreferenced
+from headrace.checkpoint.storage import CheckpointStorage
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,9 @@ class Pruned:
     corrupt: list[int] = field(default_factory=list)
 
 
-def prune(place: Place, retention: Retention, *, also: Collection[int] = (), dry: bool = False) -> Pruned:
+def prune(
+    place: CheckpointStorage, retention: Retention, *, also: Collection[int] = (), dry: bool = False
+) -> Pruned:
     """also: steps to drop whatever retention says; CheckpointNotFoundError when one is not there. dry: nothing is
     changed, the answer is what would be."""
     done = Pruned()
@@ -63,7 +65,7 @@ def prune(place: Place, retention: Retention, *, also: Collection[int] = (), dry
     return done
 
 
-def _drop_manifests(place: Place, steps: list[int]) -> None:
+def _drop_manifests(place: CheckpointStorage, steps: list[int]) -> None:
     """A dropped one is gone for good before the first of its packs goes."""
     for step in steps:
         place.remove(layout.manifest_name(step))
@@ -74,7 +76,7 @@ def _drop_manifests(place: Place, steps: list[int]) -> None:
 
 
 def _claims(
-    place: Place, done: Pruned, committed: Collection[str], *, dry: bool
+    place: CheckpointStorage, done: Pruned, committed: Collection[str], *, dry: bool
 ) -> tuple[set[str], set[SaveId]]:
     """Packs that saves under way may refer to, and those saves. What dead and committed ones left goes."""
     claimed: set[str] = set()
@@ -96,7 +98,7 @@ def _claims(
     return claimed, live
 
 
-def _claimed_packs(place: Place, name: str) -> list[str]:
+def _claimed_packs(place: CheckpointStorage, name: str) -> list[str]:
     try:
         _, _, data = place.read(name).partition(b"\n")
         return decode_json(data, list[str])
@@ -107,7 +109,7 @@ def _claimed_packs(place: Place, name: str) -> list[str]:
         return []
 
 
-def _heads(place: Place, done: Pruned) -> list[Head]:
+def _heads(place: CheckpointStorage, done: Pruned) -> list[Head]:
     heads = []
     for step in folder.steps(place):
         if step in done.steps:
@@ -123,7 +125,7 @@ def _heads(place: Place, done: Pruned) -> list[Head]:
     return heads
 
 
-def _drop_packs(place: Place, done: Pruned, *, dry: bool) -> None:
+def _drop_packs(place: CheckpointStorage, done: Pruned, *, dry: bool) -> None:
     for name in done.packs:
         try:
             done.bytes += place.size_bytes(f"{layout.PACKS}/{name}")
@@ -134,7 +136,7 @@ def _drop_packs(place: Place, done: Pruned, *, dry: bool) -> None:
             failpoint.hit("prune.pack")
 
 
-def _drop_new_manifests(place: Place, live: set[SaveId]) -> None:
+def _drop_new_manifests(place: CheckpointStorage, live: set[SaveId]) -> None:
     for name in place.names(layout.MANIFESTS):
         save = layout.save_of_new_manifest(name)
         if save is not None and save not in live:

@@ -25,11 +25,11 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout, plan, tensors
 from headrace.checkpoint.compression import decompress
-from headrace.checkpoint.crew import Crew
-from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, Part
+from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, is_own_mapping, page_aligned
 from headrace.checkpoint.pack import key_of
-from headrace.checkpoint.place import ALIGN_BYTES, Place, Source, place_of
+from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileReader, place_of
+from headrace.checkpoint.worker_pool import WorkerPool
 
 THREADS = 4
 MAPPED_MAX = 20_000
@@ -48,7 +48,7 @@ class Read:
 
 
 def load(
-    where: str | Place,
+    where: str | CheckpointStorage,
     step: int | None = None,
     *,
     rank: int = 0,
@@ -83,7 +83,7 @@ class _Wanted:
     mapped: bool
 
 
-def _load(place: Place, manifest: Manifest, sources: Sources, wanted: _Wanted) -> Any:
+def _load(place: CheckpointStorage, manifest: Manifest, sources: PackReaders, wanted: _Wanted) -> Any:
     part = part_of(manifest, wanted.rank, place)
     taker = _Targets(part, wanted.into, mapped=wanted.mapped)
     name_wanted = matcher(wanted.only)
@@ -102,7 +102,7 @@ def _load(place: Place, manifest: Manifest, sources: Sources, wanted: _Wanted) -
 class _Targets:
     """Where the leaves of a part go, and what has to be read for them."""
 
-    def __init__(self, part: Part, into: Any, *, mapped: bool) -> None:
+    def __init__(self, part: RankPart, into: Any, *, mapped: bool) -> None:
         self._part = part
         self._into = into
         self._mapped = mapped
@@ -160,7 +160,7 @@ class _Targets:
 
 
 def reads_of(
-    part: Part, leaf: Leaf, memory: Bytes | None, start: int = 0, end: int | None = None
+    part: RankPart, leaf: Leaf, memory: Bytes | None, start: int = 0, end: int | None = None
 ) -> list[Read]:
     """Of the chunks that lie in [start, end) of the leaf, both at a chunk's edge; memory holds just that range."""
     reads, at = [], 0
@@ -173,12 +173,12 @@ def reads_of(
     return reads
 
 
-def fetch(reads: Iterable[Read], sources: Sources, *, threads: int) -> None:
+def fetch(reads: Iterable[Read], sources: PackReaders, *, threads: int) -> None:
     """All of them, checked. The first error is raised once all threads have ended."""
     ordered = sorted(reads, key=lambda read: (read.pack, read.chunk.offset))
     if not ordered:
         return
-    crew = Crew(min(threads, len(ordered)), "checkpoint-read")
+    crew = WorkerPool(min(threads, len(ordered)), "checkpoint-read")
     failed = threading.Event()
     buffers = threading.local()
 
@@ -199,7 +199,7 @@ def fetch(reads: Iterable[Read], sources: Sources, *, threads: int) -> None:
         future.result()
 
 
-def _fetch_one(read: Read, sources: Sources, buffers: threading.local) -> None:
+def _fetch_one(read: Read, sources: PackReaders, buffers: threading.local) -> None:
     chunk, target = read.chunk, read.target
     source = sources.of(read.pack)
     straight = target is not None and not chunk.codec and chunk.length % ALIGN_BYTES == 0
@@ -236,12 +236,12 @@ def _buffer(buffers: threading.local, name: str, size_bytes: int) -> Bytes:
 
 
 @dataclass
-class Sources:
+class PackReaders:
     """The packs of a manifest, open: who has them open reads on, whatever is pruned."""
 
-    by_name: dict[str, Source] = field(default_factory=dict)
+    by_name: dict[str, FileReader] = field(default_factory=dict)
 
-    def of(self, pack: str) -> Source:
+    def of(self, pack: str) -> FileReader:
         return self.by_name[pack]
 
     def close(self) -> None:
@@ -249,7 +249,9 @@ class Sources:
             source.close()
 
 
-def with_sources(place: Place, step: int | None, use: Callable[[Manifest, Sources], Any]) -> Any:
+def with_sources(
+    place: CheckpointStorage, step: int | None, use: Callable[[Manifest, PackReaders], Any]
+) -> Any:
     """Calls `use` with the manifest of a step, or the newest, and its packs open."""
     manifest, sources = open_checkpoint(place, step)
     try:
@@ -258,7 +260,7 @@ def with_sources(place: Place, step: int | None, use: Callable[[Manifest, Source
         sources.close()
 
 
-def open_checkpoint(place: Place, step: int | None) -> tuple[Manifest, Sources]:
+def open_checkpoint(place: CheckpointStorage, step: int | None) -> tuple[Manifest, PackReaders]:
     """The manifest of a step, or the newest, and its packs open; to be closed by the caller.
 
     A checkpoint that is replaced or pruned between the two is looked for again.
@@ -266,7 +268,7 @@ def open_checkpoint(place: Place, step: int | None) -> tuple[Manifest, Sources]:
     before: Manifest | None = None
     while True:
         manifest = folder.manifest(place, folder.newest(place) if step is None else step)
-        sources = Sources()
+        sources = PackReaders()
         try:
             for name in manifest.head.packs:
                 sources.by_name[name] = place.open(f"{layout.PACKS}/{name}")
@@ -282,7 +284,7 @@ def open_checkpoint(place: Place, step: int | None) -> tuple[Manifest, Sources]:
             before = manifest
 
 
-def part_of(manifest: Manifest, rank: int, place: Place) -> Part:
+def part_of(manifest: Manifest, rank: int, place: CheckpointStorage) -> RankPart:
     """CheckpointNotFoundError when that rank saved nothing; CheckpointMismatchError for torch's own form."""
     if manifest.head.kind != "state":
         raise CheckpointMismatchError(
@@ -298,11 +300,11 @@ def part_of(manifest: Manifest, rank: int, place: Place) -> Part:
     )
 
 
-def verify(where: str | Place, step: int | None = None, *, threads: int = THREADS) -> int:
+def verify(where: str | CheckpointStorage, step: int | None = None, *, threads: int = THREADS) -> int:
     """Reads every chunk and checks it; the bytes checked. CorruptCheckpointError names the first that is wrong."""
     place = place_of(where)
 
-    def check(manifest: Manifest, sources: Sources) -> int:
+    def check(manifest: Manifest, sources: PackReaders) -> int:
         parts = manifest.body.parts
         reads = [read for part in parts for leaf in part.leaves for read in reads_of(part, leaf, None)]
         once = {(read.pack, read.chunk.offset, read.chunk.hash): read for read in reads}

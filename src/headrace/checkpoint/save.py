@@ -30,21 +30,21 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import folder, layout, plan, prune
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.crew import Crew
-from headrace.checkpoint.job import Job, Word
-from headrace.checkpoint.manifest import Leaf, Part
+from headrace.checkpoint.job import SaveJob, StageEvent
+from headrace.checkpoint.manifest import Leaf, RankPart
 from headrace.checkpoint.part import PartSaver, manifest_of
-from headrace.checkpoint.place import Place, place_of
 from headrace.checkpoint.retention import Retention
-from headrace.checkpoint.saving import Saved, SaveOptions, Saving
+from headrace.checkpoint.saving import SaveHandle, SaveOptions, SaveResult
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.tensors import Held, flatten
+from headrace.checkpoint.storage import CheckpointStorage, place_of
+from headrace.checkpoint.tensors import HostLeaf, flatten
+from headrace.checkpoint.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SaveRequest:
     """What the caller said of one save."""
 
     step: int
@@ -53,7 +53,9 @@ class Wish:
     full: bool = False
 
 
-def save(state: Any, where: str | Place, step: int, *, options: SaveOptions | None = None) -> Saved:
+def save(
+    state: Any, where: str | CheckpointStorage, step: int, *, options: SaveOptions | None = None
+) -> SaveResult:
     """One checkpoint of one process, committed on return. See `Saver.save`."""
     with Saver(where, options=options) as saver:
         return saver.save(state, step).wait()
@@ -68,7 +70,7 @@ class Saver:
 
     def __init__(
         self,
-        where: str | Place,
+        where: str | CheckpointStorage,
         *,
         options: SaveOptions | None = None,
         rank: int = 0,
@@ -91,7 +93,7 @@ class Saver:
         self._arena = Arena(self._options.slot_bytes, on_new=pin)
         self._copiers = ThreadPoolExecutor(self._options.copy_threads, "checkpoint-copy")
         self._stager = Stager(self._arena, self._copiers, chunk_bytes=self._options.chunk_bytes)
-        self._under_way: list[Saving] = []
+        self._under_way: list[SaveHandle] = []
         self._last: threading.Thread | None = None
         self._parts = PartSaver(self._place, self._options, rank)
 
@@ -108,8 +110,8 @@ class Saver:
         metadata: Mapping[str, Any] | None = None,
         pinned: bool = False,
         full: bool = False,
-    ) -> Saving:
-        """Copies the state and returns; it is written and committed in the background (`Saving.wait`).
+    ) -> SaveHandle:
+        """Copies the state and returns; it is written and committed in the background (`SaveHandle.wait`).
 
         state: dicts, lists, tuples of tensors, arrays and plain values; NotSupportedError names what can't be saved.
         An error of an earlier save that nobody was told of is raised here, before anything is done. A checkpoint of
@@ -118,20 +120,20 @@ class Saver:
         """
         self._raise_untold()
         start_s = time.perf_counter()
-        wish = Wish(step, _checked(metadata), pinned, full)
+        wish = SaveRequest(step, _checked(metadata), pinned, full)
         save_id = layout.save_id(step, self._run, self._tries.get(step, 0))
         tree, held = flatten(state)
         self._tries[step] = self._tries.get(step, 0) + 1
-        saving = Saving(step)
+        saving = SaveHandle(step)
         self._allow(sum(one.size_bytes for one in held))
         one = self._begin(saving, save_id, tree, held, wish)
         try:
-            one.inline = self._stager.stage(held, one.inbox.put, lambda: one.inbox.put(Word.STARVED))
+            one.inline = self._stager.stage(held, one.inbox.put, lambda: one.inbox.put(StageEvent.STARVED))
         except BaseException:
-            one.inbox.put(Word.CANCELLED)
+            one.inbox.put(StageEvent.CANCELLED)
             raise
         saving.stopped_s = time.perf_counter() - start_s
-        one.inbox.put(Word.STAGED)
+        one.inbox.put(StageEvent.STAGED)
         self._under_way.append(saving)
         return saving
 
@@ -177,10 +179,12 @@ class Saver:
             if one.error_untold:
                 one.raise_error()
 
-    def _begin(self, saving: Saving, save: layout.SaveId, tree: Any, held: list[Held], wish: Wish) -> Job:
+    def _begin(
+        self, saving: SaveHandle, save: layout.SaveId, tree: Any, held: list[HostLeaf], wish: SaveRequest
+    ) -> SaveJob:
         leaves = [Leaf(one.name, one.kind, one.size_bytes, one.dtype, list(one.shape)) for one in held]
-        crew = Crew(self._options.threads, f"checkpoint-{wish.step}")
-        one = Job(saving, leaves, self._arena, self._options, crew)
+        crew = WorkerPool(self._options.threads, f"checkpoint-{wish.step}")
+        one = SaveJob(saving, leaves, self._arena, self._options, crew)
         attempt = Attempt(self._place, save, wish.step, self._rank, self._ranks, self._options.timeout_s)
         words = (one, attempt, tree, wish, self._last, time.perf_counter())
         self._last = threading.Thread(target=self._run_save, args=words, name=f"checkpoint-{wish.step}")
@@ -189,20 +193,20 @@ class Saver:
 
     def _run_save(
         self,
-        one: Job,
+        one: SaveJob,
         attempt: Attempt,
         tree: Any,
-        wish: Wish,
+        wish: SaveRequest,
         before: threading.Thread | None,
         start_s: float,
     ) -> None:
         """The save's thread: whatever happens, slots go back and the handle is told."""
-        outcome: Saved | BaseException
+        outcome: SaveResult | BaseException
         try:
             if before is not None:
                 before.join()
             outcome = self._save(one, attempt, tree, wish, start_s)
-        except BaseException as error:  # the thread ends here; `Saving.wait` raises it
+        except BaseException as error:  # the thread ends here; `SaveHandle.wait` raises it
             outcome = error
             self._parts.drop(attempt)
             log.warning(
@@ -220,13 +224,15 @@ class Saver:
             log.warning("leftovers of a checkpoint stay step=%d error=%s", wish.step, error)
         one.saving.finish(outcome)
 
-    def _save(self, one: Job, attempt: Attempt, tree: Any, wish: Wish, start_s: float) -> Saved:
+    def _save(
+        self, one: SaveJob, attempt: Attempt, tree: Any, wish: SaveRequest, start_s: float
+    ) -> SaveResult:
         """The background's journey, from the first staged slot to the commit."""
         base = self._parts.claim(attempt, full=wish.full)
         done = self._parts.write(one, attempt, tree, base)
         self._commit(attempt, done.part, wish)
         self._parts.remember(attempt, done.part)
-        return Saved(
+        return SaveResult(
             step=wish.step,
             save=attempt.save,
             full=done.full,
@@ -237,7 +243,7 @@ class Saver:
             took_s=time.perf_counter() - start_s,
         )
 
-    def _commit(self, attempt: Attempt, part: Part, wish: Wish) -> None:
+    def _commit(self, attempt: Attempt, part: RankPart, wish: SaveRequest) -> None:
         if self._ranks > 1:
             attempt.deliver(part)
         if self._rank > 0:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.base.errors import DeadlineExceededError, UsageError
-from headrace.checkpoint.place import ALIGN_BYTES
 from headrace.checkpoint.plan import MIB
 from headrace.checkpoint.retention import Retention
+from headrace.checkpoint.storage import ALIGN_BYTES
 
 Compress = Literal["never", "auto", "always"]
 
@@ -46,7 +46,7 @@ class SaveOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """Of one rank. data_bytes: of all its leaves; written_bytes: of chunks that were new, before compression;
     stored_bytes: of its new pack. stopped_s: how long the trainer was stopped; took_s: until the commit."""
 
@@ -61,13 +61,13 @@ class Saved:
 
 
 @dataclass
-class Saving:
+class SaveHandle:
     """A save under way. Committed when `wait` returns."""
 
     step: int
     stopped_s: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event, repr=False)
-    _saved: Saved | None = None
+    _saved: SaveResult | None = None
     _error: BaseException | None = None
     _told: bool = False
 
@@ -76,7 +76,7 @@ class Saving:
         """Committed or failed."""
         return self._over.is_set()
 
-    def wait(self, timeout_s: float | None = None) -> Saved:
+    def wait(self, timeout_s: float | None = None) -> SaveResult:
         """Blocks until the checkpoint is committed: it survives a kill and a power loss, and is what `load` finds.
 
         Raises what the save failed with; DeadlineExceededError when timeout_s is up, the save goes on.
@@ -102,7 +102,7 @@ class Saving:
         """It failed, and nobody has heard of it yet."""
         return self._error is not None and not self._told
 
-    def finish(self, outcome: Saved | BaseException) -> None:
+    def finish(self, outcome: SaveResult | BaseException) -> None:
         """For the saver."""
         if isinstance(outcome, BaseException):
             self._error = outcome

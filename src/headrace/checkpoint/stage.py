@@ -20,8 +20,8 @@ import numpy as np
 
 from headrace.checkpoint import plan
 from headrace.checkpoint.memory import Bytes, page_aligned, touch
-from headrace.checkpoint.place import ALIGN_BYTES
-from headrace.checkpoint.tensors import Held
+from headrace.checkpoint.storage import ALIGN_BYTES
+from headrace.checkpoint.tensors import HostLeaf
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Slot:
     """memory: all of it. pieces: what it holds."""
 
     memory: Bytes
-    pieces: list[plan.Piece] = field(default_factory=list)
+    pieces: list[plan.LeafRange] = field(default_factory=list)
 
 
 class Arena:
@@ -96,7 +96,7 @@ class Stager:
         self._chunk_bytes = chunk_bytes
 
     def stage(
-        self, leaves: Sequence[Held], emit: Callable[[Slot], None], on_wait: Callable[[], None]
+        self, leaves: Sequence[HostLeaf], emit: Callable[[Slot], None], on_wait: Callable[[], None]
     ) -> list[bytes]:
         """On return all bytes are copied; those of small leaves are returned, one item a leaf (empty for the others).
 
@@ -136,7 +136,7 @@ class Stager:
                 self._arena.give_back(slot)
         return inline
 
-    def _pieces(self, place: int, size_bytes: int, slot: Slot | None) -> Sequence[plan.Piece | None]:
+    def _pieces(self, place: int, size_bytes: int, slot: Slot | None) -> Sequence[plan.LeafRange | None]:
         used = self._arena.slot_bytes
         if slot is not None:
             last = slot.pieces[-1]
@@ -185,7 +185,7 @@ def _copy(copies: list[tuple[Bytes, Any]]) -> None:
         sys.modules["torch"].accelerator.synchronize(waits)
 
 
-def _finish_kernels(leaves: Sequence[Held]) -> None:
+def _finish_kernels(leaves: Sequence[HostLeaf]) -> None:
     """What runs on a device in any stream is done: the copies are made by other threads, in their own streams."""
     tensors = [held.value for held in leaves if hasattr(held.value, "device") and held.kind == "torch"]
     devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}

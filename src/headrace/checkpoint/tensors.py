@@ -33,7 +33,7 @@ _HINT = "dicts, lists and tuples of torch tensors, numpy arrays, int, float, str
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HostLeaf:
     """A leaf beside the tensor or array that holds its bytes."""
 
     name: str
@@ -49,7 +49,7 @@ class Held:
         return _torch_bytes(self.value) if self.kind == "torch" else _numpy_bytes(self.value)
 
 
-def flatten(state: Any) -> tuple[Any, list[Held]]:
+def flatten(state: Any) -> tuple[Any, list[HostLeaf]]:
     """The tree and its leaves. A tensor met twice (the same memory, shape and strides) is one leaf.
 
     NotSupportedError names the place of what can't be saved.
@@ -60,7 +60,7 @@ def flatten(state: Any) -> tuple[Any, list[Held]]:
 
 class _Taker:
     def __init__(self) -> None:
-        self.leaves: list[Held] = []
+        self.leaves: list[HostLeaf] = []
         self._seen: dict[Any, int] = {}
 
     def node(self, value: Any, path: Path) -> list[Any]:
@@ -269,7 +269,7 @@ def fill(target: Any, leaf: Leaf, memory: Bytes) -> None:
         target.detach().copy_(value)
 
 
-def _held_tensor(torch: Any, tensor: Any, path: Path) -> Held:
+def _held_tensor(torch: Any, tensor: Any, path: Path) -> HostLeaf:
     if type(tensor) not in _tensor_types(torch):
         why = f"a {type(tensor).__name__} is not a plain tensor"
         raise NotSupportedError(
@@ -279,14 +279,14 @@ def _held_tensor(torch: Any, tensor: Any, path: Path) -> Held:
         raise _refused(path, f"a tensor that is {tensor.layout}, on {tensor.device}, can't be saved")
     dtype = str(tensor.dtype).removeprefix("torch.")
     size = tensor.numel() * tensor.element_size()
-    return Held(where(path), "torch", dtype, tuple(tensor.shape), size, tensor)
+    return HostLeaf(where(path), "torch", dtype, tuple(tensor.shape), size, tensor)
 
 
-def _held_array(value: Any, path: Path) -> Held:
+def _held_array(value: Any, path: Path) -> HostLeaf:
     if value.dtype.kind not in NUMPY_KINDS or value.dtype.hasobject:
         raise _refused(path, f"an array of {value.dtype} can't be saved")
     kind = "scalar" if isinstance(value, np.generic) else "numpy"
-    return Held(where(path), kind, value.dtype.str, tuple(value.shape), value.nbytes, value)
+    return HostLeaf(where(path), kind, value.dtype.str, tuple(value.shape), value.nbytes, value)
 
 
 def _torch_bytes(tensor: Any) -> Any:

@@ -20,7 +20,7 @@ from headrace.cli.render import print_json, say, warn
 if TYPE_CHECKING:
     from headrace.bench.compare import ComparePlan
     from headrace.bench.dataset import Progress
-    from headrace.bench.hosts import Hosts
+    from headrace.bench.hosts import BenchHosts
     from headrace.bench.training import TrainingPlan
 
 PACKAGES = ("torch", "numpy", "google_crc32c")
@@ -74,7 +74,7 @@ def training(
         _over_ssh(ssh, remote)
     require(PACKAGES, "bench training", extra="bench")
     from headrace.bench import training as bench
-    from headrace.bench.places import where as place_of
+    from headrace.bench.storage import where as place_of
     from headrace.cli.up import origin_options
 
     given = origin_options(
@@ -256,15 +256,15 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _hosts(count: int, number: int, meet: str) -> Hosts:
-    from headrace.bench.hosts import Hosts, of_slurm
+def _hosts(count: int, number: int, meet: str) -> BenchHosts:
+    from headrace.bench.hosts import BenchHosts, of_slurm
     from headrace.config.load import environment_of
 
     if count == 1 and not meet:
-        return of_slurm(environment_of("SLURM_")) or Hosts()
+        return of_slurm(environment_of("SLURM_")) or BenchHosts()
     if count < 1:
         raise UsageError(f"--hosts {count}", why="1 or more")
-    return Hosts(count, number, meet)
+    return BenchHosts(count, number, meet)
 
 
 def _show(found: Any, page: Callable[[Any], str], *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ def cat(
     json: options.Json = False,
 ) -> None:
     """Write a file to stdout. With --json its bytes as base64."""
-    from headrace.cli.ask import client_of
+    from headrace.cli.request import client_of
 
     with client_of(socket, cache, path) as (client, target):
         pieces = client.read(os.fsencode(target.path))

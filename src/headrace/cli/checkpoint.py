@@ -20,7 +20,7 @@ from headrace.config.sizes import show_size
 
 if TYPE_CHECKING:
     from headrace.checkpoint.manifest import Head
-    from headrace.checkpoint.place import Place
+    from headrace.checkpoint.storage import CheckpointStorage
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoints are.")]
 Step = Annotated[
@@ -254,9 +254,9 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(folder: str) -> Place:
+def _place(folder: str) -> CheckpointStorage:
     if "://" not in folder and not os.path.isdir(folder):
         raise PathNotFoundError(folder, why="no such folder")
-    from headrace.checkpoint.place import place_of
+    from headrace.checkpoint.storage import place_of
 
     return place_of(folder)

@@ -27,7 +27,7 @@ PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GatewayKind:
     """word: of the module, headrace.WORD.main, of the command and of the state. setting: where it listens. certificate:
     the setting by which it speaks TLS."""
 
@@ -52,18 +52,18 @@ class Kind:
 
 
 KINDS = (
-    Kind("s3", "S3 gateway", "s3_address", "s3_tls_certificate"),
-    Kind("webhdfs", "WebHDFS gateway", "webhdfs_address", "webhdfs_tls_certificate"),
-    Kind("rest", "REST API", "rest_address", "tls_certificate"),
+    GatewayKind("s3", "S3 gateway", "s3_address", "s3_tls_certificate"),
+    GatewayKind("webhdfs", "WebHDFS gateway", "webhdfs_address", "webhdfs_tls_certificate"),
+    GatewayKind("rest", "REST API", "rest_address", "tls_certificate"),
 )
 WORDS = tuple(kind.word for kind in KINDS)
 
 
-def kind_of(word: str) -> Kind:
+def kind_of(word: str) -> GatewayKind:
     return next(kind for kind in KINDS if kind.word == word)
 
 
-def wanted(config: Config) -> list[Kind]:
+def wanted(config: Config) -> list[GatewayKind]:
     """Return those that the settings give an address. MissingExtraError where their packages are not installed."""
     kinds = [kind for kind in KINDS if getattr(config, kind.setting)]
     for kind in kinds:
@@ -74,7 +74,7 @@ def wanted(config: Config) -> list[Kind]:
 class KeptGateway:
     """Its clients try again by themselves, so one that ended is started again and nothing else happens."""
 
-    def __init__(self, kind: Kind, config: Config, socket: str, log_path: str) -> None:
+    def __init__(self, kind: GatewayKind, config: Config, socket: str, log_path: str) -> None:
         self.kind = kind
         self._config, self._socket, self._log_path = config, socket, log_path
         self.child = self._start()
@@ -113,7 +113,7 @@ class KeptGateway:
 
 
 def serve_here(
-    kind: Kind,
+    kind: GatewayKind,
     config: Config,
     socket: str,
     serve: Serve,

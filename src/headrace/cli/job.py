@@ -24,7 +24,7 @@ FAILED_SHOWN_MAX = 20
 ID_LIMIT_S = 2.0
 
 
-class Shown(Protocol):
+class ShowProgress(Protocol):
     """Where progress goes."""
 
     def __call__(self, state: JobState) -> None: ...
@@ -63,7 +63,7 @@ def run_job(
 def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
     """Shows a job until it is over; ^C cancels it, of a cluster by an explicit word: a lost connection means nothing
     there. name: its kind and path. typer.Exit when files failed."""
-    from headrace.cli.ask import connection_to
+    from headrace.cli.request import connection_to
     from headrace.wire.messages import JobState
 
     kind, path = name
@@ -97,7 +97,7 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
 
 
 def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
-    from headrace.cli.ask import connection_to
+    from headrace.cli.request import connection_to
     from headrace.wire.messages import JobState
 
     connection = connection_to(socket)
@@ -134,7 +134,7 @@ def _cancelled(what: str, id: str, socket: str) -> CancelledByUserError:
     """After ^C: the job is cancelled on return, where closing the connection is not enough."""
     if not id:
         return CancelledByUserError(what, why="cancelled; what is done stays done")
-    from headrace.cli.ask import connection_to
+    from headrace.cli.request import connection_to
     from headrace.wire.messages import JobCancel
 
     connection = connection_to(socket)
@@ -173,7 +173,7 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
 
 
 @contextmanager
-def _progress(kind: str, *, wanted: bool) -> Iterator[Shown]:
+def _progress(kind: str, *, wanted: bool) -> Iterator[ShowProgress]:
     if not wanted:
         yield lambda _state: None
         return
@@ -186,7 +186,7 @@ def _progress(kind: str, *, wanted: bool) -> Iterator[Shown]:
         progress.TextColumn("{task.fields[text]}"),
         progress.TimeRemainingColumn(compact=True),
     )
-    rate = Rate()
+    rate = RateMeter()
     with progress.Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as bar:
         task = bar.add_task(kind, total=None, text="listing")
 
@@ -200,7 +200,7 @@ def _progress(kind: str, *, wanted: bool) -> Iterator[Shown]:
         yield show
 
 
-class Rate:
+class RateMeter:
     """Bytes a second over the last seconds."""
 
     def __init__(self, window_s: float = 5.0) -> None:

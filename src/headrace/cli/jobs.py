@@ -76,7 +76,7 @@ def cancel(
     json: options.Json = False,
 ) -> None:
     """End a job on all nodes; what is done stays done."""
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.wire.messages import JobCancel
 
     ask(JobCancel(id=id), socket, cache)
@@ -91,7 +91,7 @@ def retry(
     json: options.Json = False,
 ) -> None:
     """Do again what failed of a job, or all of one that was cancelled."""
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.wire.messages import JobRetry
 
     ask(JobRetry(id=id), socket, cache)
@@ -114,7 +114,7 @@ def _follow(id: str, socket: str | None, cache: str | None, *, as_json: bool) ->
 
 
 def _rows(id: str, socket: str | None, cache: str | None) -> list[JobRow]:
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.wire.messages import JobList, JobRows
 
     answer = ask(JobList(id=id), socket, cache)

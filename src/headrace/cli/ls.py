@@ -30,7 +30,7 @@ def ls(
     json: options.Json = False,
 ) -> None:
     """List a directory. With --json one object a line."""
-    from headrace.cli.ask import client_of
+    from headrace.cli.request import client_of
 
     with client_of(socket, cache, path) as (client, target):
         for name, entry in _walk(client, os.fsencode(target.path), recursive=recursive):

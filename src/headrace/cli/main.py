@@ -67,7 +67,7 @@ def build_app(first_word: str = "") -> typer.Typer:
     """With the one command that is wanted; with all when it is not clear which."""
     import typer
 
-    from headrace.cli.manual import add_examples
+    from headrace.cli.examples import add_examples
 
     app = typer.Typer(
         help=_HELP,

@@ -31,7 +31,7 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Attach ORIGIN at PATH. Kept over a restart, but for secrets given with -o."""
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.cli.up import origin_options, url_of
     from headrace.wire.messages import MountAdd
 
@@ -48,7 +48,7 @@ def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: op
     """Print the mount table."""
     import msgspec
 
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.wire.messages import MountList, Mounts
 
     answer = ask(MountList(), socket, cache)
@@ -63,7 +63,7 @@ def remove(
     json: options.Json = False,
 ) -> None:
     """Detach what is attached at PATH. The origin is not touched."""
-    from headrace.cli.ask import ask
+    from headrace.cli.request import ask
     from headrace.wire.messages import MountRemove
 
     ask(MountRemove(path=path), socket, cache)

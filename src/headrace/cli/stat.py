@@ -23,7 +23,7 @@ def stat(
 ) -> None:
     """Print what is known of a path."""
     from headrace.base.model import Kind
-    from headrace.cli.ask import client_of
+    from headrace.cli.request import client_of
 
     with client_of(socket, cache, path) as (client, target):
         entry = client.resolve(os.fsencode(target.path))

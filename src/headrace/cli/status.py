@@ -27,7 +27,7 @@ def status(
     json: options.Json = False,
 ) -> None:
     """Print what a node holds and does. --json says more."""
-    from headrace.cli.ask import connection_to
+    from headrace.cli.request import connection_to
     from headrace.cli.state import read_states
     from headrace.cli.target import find_target
     from headrace.config.load import load

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from headrace.base.refusals import Refusals
 from headrace.cluster.kept_records import Kept, KeptRecords
-from headrace.cluster.records import Seals
+from headrace.cluster.records import RecordSeals
 from headrace.identity.names import StrangerError
 from headrace.identity.record_kinds import kind_of
 from headrace.identity.seals import ENDED
@@ -41,7 +41,7 @@ class Held:
 class Beliefs:
     """mirror: what followers were told. seals None: everything is believed. kept: for the next run."""
 
-    def __init__(self, seals: Seals | None, kept: KeptRecords | None, mirror: dict[str, bytes]) -> None:
+    def __init__(self, seals: RecordSeals | None, kept: KeptRecords | None, mirror: dict[str, bytes]) -> None:
         self._seals = seals
         self._kept = kept
         self._mirror = mirror

@@ -22,7 +22,7 @@ from headrace.cluster.beliefs import NOTHING, Beliefs
 from headrace.cluster.etcd_client import EtcdAccess, EtcdConnector
 from headrace.cluster.kept_records import KeptRecords
 from headrace.cluster.lease import LeaseKeeper
-from headrace.cluster.records import Followers, Heard, Seals
+from headrace.cluster.records import Followers, Heard, RecordSeals
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class EtcdRecords:
         prefix: str,
         lease_s: float,
         access: EtcdAccess | None = None,
-        seals: Seals | None = None,
+        seals: RecordSeals | None = None,
         kept: KeptRecords | None = None,
     ) -> None:
         self._connector = EtcdConnector(access or EtcdAccess(), timeout_s=CALL_S)

@@ -40,7 +40,7 @@ class Records(Protocol):
         ...
 
 
-class Seals(Protocol):
+class RecordSeals(Protocol):
     """What makes records that nobody else can make. See identity/seals.py."""
 
     def may_close(self, key: str) -> bool: ...

@@ -17,7 +17,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.dataplane.readahead import ReadAhead, whole_order
 from headrace.dataplane.room import with_room
-from headrace.dataplane.source import Source
+from headrace.dataplane.source import ByteSource
 from headrace.store.store import Store
 from headrace.store.writer import CacheWriter
 
@@ -34,7 +34,7 @@ class Fill:
     def __init__(
         self,
         entry: Entry,
-        source: Source,
+        source: ByteSource,
         writer: CacheWriter,
         *,
         store: Store,

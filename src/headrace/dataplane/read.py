@@ -49,7 +49,7 @@ from headrace.dataplane.compare import (
 from headrace.dataplane.fill import Fill
 from headrace.dataplane.readahead import ReadAhead
 from headrace.dataplane.room import with_room
-from headrace.dataplane.source import OriginSource, Source, Sources
+from headrace.dataplane.source import ByteSource, OriginSource, SourceFactory
 from headrace.namespace.tree import Namespace
 from headrace.origin.digest import Digest
 from headrace.store.schema import CachedFile
@@ -106,7 +106,7 @@ class ReadPath:
         self,
         namespace: Namespace,
         store: Store,
-        sources: Sources,
+        sources: SourceFactory,
         disk: Executor,
         settings: ReadSettings,
         *,
@@ -416,7 +416,7 @@ class ReadPath:
 
     async def _fetch_small(
         self,
-        source: Source,
+        source: ByteSource,
         entry: Entry,
         path: bytes,
         comparison: SmallComparison,

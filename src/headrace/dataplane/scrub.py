@@ -44,7 +44,7 @@ DAMAGED_KEPT = 16
 META = b"scrub"
 
 
-class Progress(msgspec.Struct):
+class ScrubProgress(msgspec.Struct):
     """Kept in the index. after: the id that was checked last; 0: no pass is under way. files, size_bytes: of this pass.
     ended: the last whole pass; ended_at: the same for people."""
 
@@ -63,7 +63,7 @@ class _StoppedError(Exception):
     """The node ends."""
 
 
-class Pace:
+class ScrubPace:
     """Lets the scrub's thread read so many bytes a second."""
 
     def __init__(self, bytes_s: float) -> None:
@@ -99,7 +99,7 @@ class Scrub:
     ) -> None:
         self._store = store
         self._bytes_s = bytes_s
-        self._pace = Pace(bytes_s)
+        self._pace = ScrubPace(bytes_s)
         self._load, self._on_damaged = load, on_damaged
         self._entry_of, self._written = entry_of, written
         self._pass_s_min = pass_s_min
@@ -249,8 +249,8 @@ class Scrub:
         self._store.index.put_meta(META, msgspec.msgpack.encode(self._progress))
 
 
-def _saved(store: Store) -> Progress:
+def _saved(store: Store) -> ScrubProgress:
     try:
-        return decode_msgpack(store.index.meta(META) or b"", Progress)
+        return decode_msgpack(store.index.meta(META) or b"", ScrubProgress)
     except msgspec.MsgspecError:
-        return Progress()
+        return ScrubProgress()

@@ -57,7 +57,7 @@ HANDING_OVER_S = 60.0
 """How long they are looked for there first."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """One version of one file, elsewhere."""
 
     def read(
@@ -105,7 +105,7 @@ class OriginSource:
                 return
 
 
-class Sources:
+class SourceFactory:
     """Builds the source of a file. gate: of reads from origins. lane_bytes: parts of a file of this size come from
     places of their own; 0: all of it from one."""
 
@@ -115,7 +115,7 @@ class Sources:
         self._gate = gate
         self._timeout_s = timeout_s
 
-    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
+    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> ByteSource:
         """key: at the mount's origin; path: in the namespace."""
         return self.origin_of(mount, key, entry)
 
@@ -139,7 +139,7 @@ class Sources:
         return False
 
 
-class ClusterSources(Sources):
+class ClusterSourceFactory(SourceFactory):
     """peer_gate: of reads from peers. view: the current one."""
 
     lane_bytes = SEGMENT_BYTES
@@ -178,10 +178,10 @@ class ClusterSources(Sources):
         self._in_vain: dict[str, int] = {}
         self._at_origin: dict[tuple[bytes, Version], list[tuple[int, int]]] = {}
 
-    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> Source:
+    def of(self, mount: Mount, key: str, entry: Entry, path: bytes) -> ByteSource:
         if is_pending(entry.version):
-            return WrittenSource(self, path, entry, mount, key)
-        return PeersFirst(self, path, entry.version, self.origin_of(mount, key, entry))
+            return PendingFileSource(self, path, entry, mount, key)
+        return PeerThenOrigin(self, path, entry.version, self.origin_of(mount, key, entry))
 
     def in_flight_max(self) -> float:
         return max(self._gate.window.limit, min(PEER_RANGES, self.peer_gate.window.limit))
@@ -273,11 +273,11 @@ class ClusterSources(Sources):
 
 
 @dataclass(frozen=True, slots=True)
-class PeersFirst:
+class PeerThenOrigin:
     """Whatever a peer does wrong costs time only: the next one is asked, and the origin in the end, which also has
     the last word on what version there is."""
 
-    sources: ClusterSources
+    sources: ClusterSourceFactory
     path: bytes
     version: Version
     origin: OriginSource
@@ -368,11 +368,11 @@ class PeersFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenSource:
+class PendingFileSource:
     """A file that another node wrote and no origin has yet: from that node, or one that has a copy of it. Where neither
     has it any more, as it is persisted by now: as any other file of the origin."""
 
-    sources: ClusterSources
+    sources: ClusterSourceFactory
     path: bytes
     entry: Entry
     mount: Mount

@@ -43,7 +43,7 @@ from headrace.layer.upper import Upper, base_version
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
-from headrace.origin.source import FileSource
+from headrace.origin.source import FilePutSource
 
 COMPARE_BYTES = 8 << 20
 CONTENT_BYTES_MAX = 256 << 10
@@ -74,7 +74,7 @@ class _Opened:
     """base: what the file replaces. extras: what its object is to have beside its bytes."""
 
     path: bytes
-    source: FileSource
+    source: FilePutSource
     found: os.stat_result
     base: Version | None
     extras: ObjectMetadata | None
@@ -238,7 +238,7 @@ class Uploader:
         return puts
 
     async def _same_at_origin(
-        self, origin: Origin, key: str, source: FileSource, deadline: Deadline
+        self, origin: Origin, key: str, source: FilePutSource, deadline: Deadline
     ) -> Version | None:
         """The origin's version when its bytes are ours: then we put it ourselves, before a crash, or somebody else
         put the same."""
@@ -289,7 +289,7 @@ def _settled(path: bytes, fd: int, *, later: bool) -> _Opened | HeadraceError:
         content = os.pread(fd, found.st_size, 0) if found.st_size <= CONTENT_BYTES_MAX else None
         if content is not None and len(content) != found.st_size:
             content = None
-        source = FileSource(fd, found.st_size, name=name, content=content, sync=later)
+        source = FilePutSource(fd, found.st_size, name=name, content=content, sync=later)
         return _Opened(path, source, found, base_version(fd, path), extras_of(fd, found))
     except OSError as error:
         os.close(fd)

@@ -15,8 +15,8 @@ from itertools import pairwise
 from headrace.diagnose.causes import Cause, gain_of
 from headrace.diagnose.evidence import evidence_of
 from headrace.diagnose.frames import (
-    Phase,
-    Work,
+    TrainerPhase,
+    WorkerActivity,
     asks_headrace,
     in_torch,
     innermost_own,
@@ -25,7 +25,15 @@ from headrace.diagnose.frames import (
     waits,
     work_of,
 )
-from headrace.diagnose.recording import Call, Moment, Place, Recording, Storage, Thread, Worker
+from headrace.diagnose.recording import (
+    FileSystemUsage,
+    KernelCall,
+    Recording,
+    Storage,
+    Thread,
+    TimelineSample,
+    Worker,
+)
 
 HEALTHY_BELOW = 0.10
 """Of the time lost to all causes together."""
@@ -40,17 +48,24 @@ give or take 0.1 in two seconds: Python stacks are taken at random moments, as o
 pair of looks in e has no new stack between them."""
 SPARE_CORES_FROM = 0.75
 
-_LOADER = (Phase.LOADER_START, Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
-_TRAINING = (*_LOADER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COPY, Phase.CHECKPOINT)
-_ASKS = (Phase.FETCH, Phase.UNPACK, Phase.WAIT_DATA)
-_STEP = (*_ASKS, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.CHECKPOINT)
+_LOADER = (TrainerPhase.LOADER_START, TrainerPhase.FETCH, TrainerPhase.UNPACK, TrainerPhase.WAIT_DATA)
+_TRAINING = (
+    *_LOADER,
+    TrainerPhase.FORWARD,
+    TrainerPhase.BACKWARD,
+    TrainerPhase.OPTIMIZER,
+    TrainerPhase.COPY,
+    TrainerPhase.CHECKPOINT,
+)
+_ASKS = (TrainerPhase.FETCH, TrainerPhase.UNPACK, TrainerPhase.WAIT_DATA)
+_STEP = (*_ASKS, TrainerPhase.FORWARD, TrainerPhase.BACKWARD, TrainerPhase.OPTIMIZER, TrainerPhase.CHECKPOINT)
 """None is seen before the first batch is asked for. A step may show none of them, so that a first one proves that
 steps began at it or before it."""
-_SETUP = (Phase.LOADER_START, Phase.IMPORT)
+_SETUP = (TrainerPhase.LOADER_START, TrainerPhase.IMPORT)
 SETUP_GAP = 10
 """Looks between two of _SETUP that still are no step, at least: as many as the setup took until then."""
-_FILES = (Call.READ, Call.OPEN, Call.FAULT, Call.WRITE)
-_ANSWERS = (Call.SOCKET, Call.WAIT, Call.LOCK)
+_FILES = (KernelCall.READ, KernelCall.OPEN, KernelCall.FAULT, KernelCall.WRITE)
+_ANSWERS = (KernelCall.SOCKET, KernelCall.WAIT, KernelCall.LOCK)
 _UNSETTLED = "one core"
 _RIVALS = "rivals"
 """Other Python threads are ready to run when the trainer's is: one of them has the interpreter's lock, unless they are
@@ -78,7 +93,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Finding:
     """gain: the speed-up to expect of the remedy."""
 
     cause: Cause
@@ -97,7 +112,7 @@ class Diagnosis:
     before_s: float
     steps_share: float
     healthy: bool
-    causes: tuple[Found, ...]
+    causes: tuple[Finding, ...]
     recording: Recording
 
 
@@ -108,7 +123,7 @@ def attribute(recording: Recording) -> Diagnosis:
     wall_s = sum(one.span_s for one in moments)
     blames = _settled(_blames(trained), trained)
     found = [
-        Found(
+        Finding(
             cause=cause,
             share=blame.seconds / wall_s,
             seconds=blame.seconds,
@@ -130,12 +145,12 @@ def attribute(recording: Recording) -> Diagnosis:
     )
 
 
-def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
+def training_part(recording: Recording) -> tuple[tuple[TimelineSample, ...], float]:
     """Without what came before, and the seconds of that, of the trainer that took longest. Of a job whose imports were
     seen: from its first step on, as benchmarks leave out the first batch, too; imports, the building of a model and the
     start of an accelerator may follow the start of the loader. Else from the first sight of a loader on. Of a job that
     ended, without what came after its last batch: an interpreter takes its time to end."""
-    kept: list[Moment] = []
+    kept: list[TimelineSample] = []
     before_s = 0.0
     for trainer in sorted({one.trainer for one in recording.moments}):
         moments = [one for one in recording.moments if one.trainer == trainer]
@@ -145,34 +160,36 @@ def training_part(recording: Recording) -> tuple[tuple[Moment, ...], float]:
     return tuple(kept), before_s
 
 
-def _training(moments: list[Moment], *, ended: bool) -> tuple[int, int]:
+def _training(moments: list[TimelineSample], *, ended: bool) -> tuple[int, int]:
     """Of one trainer, as a range."""
     phases = [phase_of(one.main.stack) for one in moments]
     seen = [at for at, one in enumerate(phases) if one in _LOADER or moments[at].workers]
     if seen:
         first, last = seen[0], max(at for at, one in enumerate(phases) if one in _TRAINING or at == seen[-1])
         step = _first_step(moments, phases, first, last)
-        if Phase.IMPORT in phases[:step]:
+        if TrainerPhase.IMPORT in phases[:step]:
             first = next((at for at in range(step, last) if phases[at] not in (*_LOADER, None)), step)
     else:
-        known = [at for at, one in enumerate(phases) if one not in (None, Phase.IMPORT)]
+        known = [at for at, one in enumerate(phases) if one not in (None, TrainerPhase.IMPORT)]
         first, last = (known[0], known[-1]) if known else (0, len(moments))
     return first, last + 1 if ended else len(moments)
 
 
-def _first_step(moments: list[Moment], phases: list[Phase | None], start: int, last: int) -> int:
+def _first_step(
+    moments: list[TimelineSample], phases: list[TrainerPhase | None], start: int, last: int
+) -> int:
     """Return where steps begin, the wait for the first batch among them. start: the first sight of a loader. Code of
     the script's own is a step where its line is seen again after the first sure sign of steps; else it is setup."""
     sign = next((at for at in range(start, last + 1) if phases[at] in _STEP or moments[at].marked), None)
     if sign is None:
         return _end_of_setup(phases, start)
     repeated = {_line(one.main) for one in moments[sign + 1 :]}
-    own = (Phase.OWN, Phase.COPY)
+    own = (TrainerPhase.OWN, TrainerPhase.COPY)
     steps = (at for at in range(start, sign) if phases[at] in own and _line(moments[at].main) in repeated)
     return next(steps, sign)
 
 
-def _end_of_setup(phases: list[Phase | None], start: int) -> int:
+def _end_of_setup(phases: list[TrainerPhase | None], start: int) -> int:
     """Return where imports and the start of workers end, for a job of which no phase of a step is known."""
     end = start
     for at in range(start, len(phases)):
@@ -183,16 +200,18 @@ def _end_of_setup(phases: list[Phase | None], start: int) -> int:
     return min(end, len(phases) - 1)
 
 
-def trainer_does(moment: Moment) -> Phase:
+def trainer_does(moment: TimelineSample) -> TrainerPhase:
     """The phase of a moment; where no stack is known, by what the kernel says alone."""
     phase = phase_of(moment.main.stack)
-    if phase in (Phase.OWN, Phase.COPY, Phase.IMPORT) and moment.marked:
-        return Phase.FORWARD
+    if phase in (TrainerPhase.OWN, TrainerPhase.COPY, TrainerPhase.IMPORT) and moment.marked:
+        return TrainerPhase.FORWARD
     if phase is not None:
         return phase
     if moment.marked:
-        return Phase.FORWARD
-    return Phase.WAIT_DATA if moment.workers and moment.main.call is Call.WAIT else Phase.OWN
+        return TrainerPhase.FORWARD
+    return (
+        TrainerPhase.WAIT_DATA if moment.workers and moment.main.call is KernelCall.WAIT else TrainerPhase.OWN
+    )
 
 
 def _blames(recording: Recording) -> dict[str, Blame]:
@@ -209,28 +228,28 @@ Blamed = tuple[str, float, tuple[tuple[str, str], ...]]
 """A cause, the part of the moment, and details: pairs of what kind of detail and its text."""
 
 
-def _blamed(moment: Moment, recording: Recording, places: Places) -> Iterator[Blamed]:
+def _blamed(moment: TimelineSample, recording: Recording, places: Places) -> Iterator[Blamed]:
     phase = trainer_does(moment)
     where = (("line", _line(moment.main)),)
-    if phase is Phase.CHECKPOINT:
+    if phase is TrainerPhase.CHECKPOINT:
         yield Cause.CHECKPOINT, 1.0, (*where, ("call", moment.main.call), ("file", moment.main.path))
-    elif phase is Phase.LOADER_START:
+    elif phase is TrainerPhase.LOADER_START:
         yield Cause.RESTARTS, 1.0, where
-    elif phase is Phase.COPY:
+    elif phase is TrainerPhase.COPY:
         if not _gpu_is_busy(moment):  # a copy also waits for what the GPU was given before
             yield Cause.COPIES, 1.0, where
-    elif phase in (Phase.UNPACK, Phase.WAIT_DATA):
+    elif phase in (TrainerPhase.UNPACK, TrainerPhase.WAIT_DATA):
         yield from _waiting(moment, recording, places)
-    elif phase is Phase.FETCH or moment.main.call in _FILES:
+    elif phase is TrainerPhase.FETCH or moment.main.call in _FILES:
         yield from _fetching(moment.main, 1.0, places, in_main=True)
     else:
         yield from _computing(moment, phase, recording)
 
 
-def _waiting(moment: Moment, recording: Recording, places: Places) -> Iterator[Blamed]:
+def _waiting(moment: TimelineSample, recording: Recording, places: Places) -> Iterator[Blamed]:
     """The trainer's main thread asks its loader, and does nothing else. While it takes a batch apart it waits as well:
     tensors are fetched from the worker, which has to have a moment for it."""
-    if moment.main.call is Call.RUN and not polls(moment.main.stack):
+    if moment.main.call is KernelCall.RUN and not polls(moment.main.stack):
         yield Cause.HAND_OVER, 1.0, (("line", _line(moment.main)),)
         return
     if not moment.workers:
@@ -239,7 +258,7 @@ def _waiting(moment: Moment, recording: Recording, places: Places) -> Iterator[B
     busy = [one for one in moment.workers if not _idle(one)]
     idle = len(moment.workers) - len(busy)
     if not busy:
-        packing = [one for one in (*moment.others, *_others(moment.workers)) if one.call is Call.RUN]
+        packing = [one for one in (*moment.others, *_others(moment.workers)) if one.call is KernelCall.RUN]
         lines = tuple(("line", _line(one)) for one in packing if one.stack)
         yield (Cause.HAND_OVER if packing else Cause.STARVED), 1.0, (*lines, ("idle", "all"))
         return
@@ -258,40 +277,46 @@ def _fetching(thread: Thread, part: float, places: Places, *, in_main: bool) -> 
     work = work_of(thread.stack)
     if thread.call in _FILES or (thread.call in _ANSWERS and asks_headrace(thread.stack)):
         yield from places.blamed(thread, part)
-    elif thread.call is Call.SOCKET or (work is Work.NETWORK and thread.call is not Call.RUN):
+    elif thread.call is KernelCall.SOCKET or (
+        work is WorkerActivity.NETWORK and thread.call is not KernelCall.RUN
+    ):
         yield Cause.DIRECT, part, (line,)
     elif in_main:
         yield Cause.IN_MAIN, part, (("work", work), line)
-    elif work is Work.PACK:
+    elif work is WorkerActivity.PACK:
         yield Cause.HAND_OVER, part, (line,)
-    elif thread.call is Call.RUN or (thread.call is Call.UNKNOWN and work is not Work.OWN):
+    elif thread.call is KernelCall.RUN or (
+        thread.call is KernelCall.UNKNOWN and work is not WorkerActivity.OWN
+    ):
         yield Cause.PROCESSOR, part, (("work", work), line)
     else:
         yield Cause.BLOCKED, part, (("call", thread.call), line)
 
 
-def _computing(moment: Moment, phase: Phase, recording: Recording) -> Iterator[Blamed]:
+def _computing(moment: TimelineSample, phase: TrainerPhase, recording: Recording) -> Iterator[Blamed]:
     main = moment.main
     if _gpu_is_busy(moment):
         return
-    if main.call is Call.LOCK and main.stack and not waits(main.stack):
-        others = [one for one in moment.others if one.call is Call.RUN and one.stack]
+    if main.call is KernelCall.LOCK and main.stack and not waits(main.stack):
+        others = [one for one in moment.others if one.call is KernelCall.RUN and one.stack]
         if others:
             yield Cause.LOCK, 1.0, (("line", _line(main)), *(("holder", _line(one)) for one in others))
         return
-    if main.call is not Call.RUN or (main.stack and waits(main.stack)):
+    if main.call is not KernelCall.RUN or (main.stack and waits(main.stack)):
         return  # it waits for the accelerator, or for whatever stands in for one, or was woken just now
-    rivals = [one for one in moment.others if one.call is Call.RUN and one.stack and not waits(one.stack)]
+    rivals = [
+        one for one in moment.others if one.call is KernelCall.RUN and one.stack and not waits(one.stack)
+    ]
     if rivals:
         part = len(rivals) / (len(rivals) + 1)
         yield _RIVALS, part, (("line", _line(main)), *(("holder", _line(one)) for one in rivals))
     if moment.running > 1 or recording.cores == 1:
         return
-    kind = "overhead" if phase is Phase.OPTIMIZER or in_torch(main.stack) else "work"
+    kind = "overhead" if phase is TrainerPhase.OPTIMIZER or in_torch(main.stack) else "work"
     yield _UNSETTLED, 1.0, (("kind", kind), ("phase", phase.name.lower()), ("line", _line(main)))
 
 
-def _gpu_is_busy(moment: Moment) -> bool:
+def _gpu_is_busy(moment: TimelineSample) -> bool:
     return moment.gpu_busy is not None and moment.gpu_busy >= GPU_BUSY_FROM
 
 
@@ -331,24 +356,24 @@ def _spare_cores(recording: Recording) -> float:
     if not waited:
         return 0.0
     workers = sum(len(one.workers) for one in waited) / len(waited)
-    computing = sum(one.running for one in waited if one.main.call is Call.RUN) / len(waited)
+    computing = sum(one.running for one in waited if one.main.call is KernelCall.RUN) / len(waited)
     return recording.cores - workers - computing
 
 
 class Places:
     """Which cause a wait for a file is, by where the file lies."""
 
-    def __init__(self, places: tuple[Place, ...]) -> None:
+    def __init__(self, places: tuple[FileSystemUsage, ...]) -> None:
         self._places = sorted(places, key=lambda one: -len(one.mountpoint))
 
-    def of(self, path: str) -> Place | None:
+    def of(self, path: str) -> FileSystemUsage | None:
         """The longest mountpoint above it; of a page fault, whose file isn't told, None."""
         for one in self._places:
             if path == one.mountpoint or path.startswith(one.mountpoint.rstrip("/") + "/"):
                 return one
         return None
 
-    def node(self) -> Place | None:
+    def node(self) -> FileSystemUsage | None:
         """What Headrace's library asks."""
         return next((one for one in self._places if one.storage is Storage.HEADRACE), None)
 
@@ -363,7 +388,7 @@ class Places:
                 yield cause, part * weight, tuple(details)
         elif thread.call in _ANSWERS:
             yield Cause.ORIGIN, part, tuple(details)  # its node could not be asked
-        elif thread.call is Call.OPEN:
+        elif thread.call is KernelCall.OPEN:
             yield Cause.METADATA, part, tuple(details)
         elif place is not None and place.storage is Storage.SHARE:
             yield Cause.SHARE, part, tuple(details)
@@ -371,7 +396,7 @@ class Places:
             yield Cause.DISK, part, tuple(details)
 
 
-def _sources(place: Place) -> list[tuple[Cause, float]]:
+def _sources(place: FileSystemUsage) -> list[tuple[Cause, float]]:
     """Of a wait in a Headrace mount: origin and peers by the bytes that came from them, the disk when none did."""
     whole = place.origin_bytes + place.peer_bytes
     if whole == 0:
@@ -383,13 +408,13 @@ def _sources(place: Place) -> list[tuple[Cause, float]]:
 def _idle(worker: Worker) -> bool:
     """It has no order; or nothing but a wait is known of it."""
     if worker.main.stack:
-        return work_of(worker.main.stack) is Work.IDLE
-    return worker.main.call in (Call.WAIT, Call.UNKNOWN)
+        return work_of(worker.main.stack) is WorkerActivity.IDLE
+    return worker.main.call in (KernelCall.WAIT, KernelCall.UNKNOWN)
 
 
 def _telling(worker: Worker) -> Thread:
     """The thread to judge a worker by: its main one, or one that reads for it while that waits."""
-    if worker.main.call in (Call.LOCK, Call.WAIT):
+    if worker.main.call in (KernelCall.LOCK, KernelCall.WAIT):
         for one in worker.others:
             if one.call in _FILES and one.path:
                 return Thread(one.call, worker.main.stack, one.path)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from headrace.config.sizes import show_size
 from headrace.diagnose.causes import Cause
-from headrace.diagnose.recording import Place, Recording, Storage
+from headrace.diagnose.recording import FileSystemUsage, Recording, Storage
 
 LINES_MAX = 3
 BUSY_FROM = 0.5
@@ -49,7 +49,7 @@ def _places(cause: Cause, details: Details, seconds: float, recording: Recording
                 yield from _speeds(cause, place, wall_s, recording)
 
 
-def _speeds(cause: Cause, place: Place, wall_s: float, recording: Recording) -> Iterator[str]:
+def _speeds(cause: Cause, place: FileSystemUsage, wall_s: float, recording: Recording) -> Iterator[str]:
     link = f"; the link can do {_rate(recording.link_bytes_s)}" if recording.link_bytes_s else ""
     if cause is Cause.ORIGIN:
         each = 1000 * place.origin_latency_s / max(1, place.origin_requests)

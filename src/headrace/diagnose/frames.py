@@ -16,7 +16,7 @@ from headrace.diagnose.recording import Frame
 Stack = tuple[Frame, ...]
 
 
-class Phase(IntEnum):
+class TrainerPhase(IntEnum):
     """What a trainer's main thread does. Of the phases that its frames name, the smallest counts: a transform that is a
     torch module runs below FETCH, and a save below FORWARD."""
 
@@ -33,7 +33,7 @@ class Phase(IntEnum):
     OWN = 11  # the script's own code
 
 
-class Work(StrEnum):
+class WorkerActivity(StrEnum):
     """What a thread that prepares samples is at."""
 
     DECODE = "decoding"
@@ -46,48 +46,68 @@ class Work(StrEnum):
 
 
 _NAME = str
-_PHASES: tuple[tuple[Phase, str, _NAME], ...] = (
-    (Phase.CHECKPOINT, r"torch/serialization\.py", r"save|_save|_legacy_save"),
-    (Phase.CHECKPOINT, r"torch/distributed/checkpoint/.*", r"\w*save\w*|\w*write\w*|\w*stage\w*"),
-    (Phase.CHECKPOINT, r"safetensors/\w+\.py", r"save\w*"),
-    (Phase.CHECKPOINT, r"headrace/checkpoint/.*", r"save|stage|wait"),
-    (Phase.CHECKPOINT, r".*", r"save_checkpoint|_?save_pretrained|dump_checkpoint|save_state_dict"),
-    (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"__init__|_get_iterator|_?shutdown_workers?"),
-    (Phase.LOADER_START, r"torch/utils/data/dataloader\.py", r"_reset|__del__|_shutdown_worker"),
-    (Phase.FETCH, r"torch/utils/data/_utils/fetch\.py", r"fetch"),
-    (Phase.UNPACK, r"torch/multiprocessing/reductions\.py", r"rebuild_\w+"),
-    (Phase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
-    (Phase.WAIT_DATA, r"torch/utils/data/dataloader\.py", r"_next_data|_get_data|_try_get_data|__next__"),
-    (Phase.BACKWARD, r"torch/_tensor\.py|torch/autograd/.*", r"backward|_engine_run_backward"),
-    (Phase.OPTIMIZER, r"torch/optim/.*", r"(?!__init__$|add_param_group$).*"),
-    (Phase.OPTIMIZER, r"torch/nn/utils/clip_grad\.py", r".*"),
-    (Phase.FORWARD, r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl"),
-    (Phase.COPY, r"torch/nn/modules/module\.py", r"to|cuda|convert"),
-    (Phase.COPY, r".*", r"send_to_device|move_data_to_device|batch_to_device|_prepare_inputs"),
-    (Phase.COPY, r"torch/utils/data/_utils/pin_memory\.py", r"pin_memory"),
-    (Phase.IMPORT, r"<frozen importlib\._bootstrap.*", r".*"),
+_PHASES: tuple[tuple[TrainerPhase, str, _NAME], ...] = (
+    (TrainerPhase.CHECKPOINT, r"torch/serialization\.py", r"save|_save|_legacy_save"),
+    (TrainerPhase.CHECKPOINT, r"torch/distributed/checkpoint/.*", r"\w*save\w*|\w*write\w*|\w*stage\w*"),
+    (TrainerPhase.CHECKPOINT, r"safetensors/\w+\.py", r"save\w*"),
+    (TrainerPhase.CHECKPOINT, r"headrace/checkpoint/.*", r"save|stage|wait"),
+    (TrainerPhase.CHECKPOINT, r".*", r"save_checkpoint|_?save_pretrained|dump_checkpoint|save_state_dict"),
+    (
+        TrainerPhase.LOADER_START,
+        r"torch/utils/data/dataloader\.py",
+        r"__init__|_get_iterator|_?shutdown_workers?",
+    ),
+    (TrainerPhase.LOADER_START, r"torch/utils/data/dataloader\.py", r"_reset|__del__|_shutdown_worker"),
+    (TrainerPhase.FETCH, r"torch/utils/data/_utils/fetch\.py", r"fetch"),
+    (TrainerPhase.UNPACK, r"torch/multiprocessing/reductions\.py", r"rebuild_\w+"),
+    (TrainerPhase.UNPACK, r"torch/utils/data/dataloader\.py", r"_process_data"),
+    (
+        TrainerPhase.WAIT_DATA,
+        r"torch/utils/data/dataloader\.py",
+        r"_next_data|_get_data|_try_get_data|__next__",
+    ),
+    (TrainerPhase.BACKWARD, r"torch/_tensor\.py|torch/autograd/.*", r"backward|_engine_run_backward"),
+    (TrainerPhase.OPTIMIZER, r"torch/optim/.*", r"(?!__init__$|add_param_group$).*"),
+    (TrainerPhase.OPTIMIZER, r"torch/nn/utils/clip_grad\.py", r".*"),
+    (TrainerPhase.FORWARD, r"torch/nn/modules/module\.py", r"_call_impl|_wrapped_call_impl"),
+    (TrainerPhase.COPY, r"torch/nn/modules/module\.py", r"to|cuda|convert"),
+    (TrainerPhase.COPY, r".*", r"send_to_device|move_data_to_device|batch_to_device|_prepare_inputs"),
+    (TrainerPhase.COPY, r"torch/utils/data/_utils/pin_memory\.py", r"pin_memory"),
+    (TrainerPhase.IMPORT, r"<frozen importlib\._bootstrap.*", r".*"),
 )
 
-_WORKS: tuple[tuple[Work, str, _NAME], ...] = (
-    (Work.DECODE, r"(PIL|cv2|imageio|simplejpeg|turbojpeg|nibabel|pydicom|soundfile|librosa|av)/.*", r".*"),
-    (Work.DECODE, r"torchvision/(io|datasets)/.*|torchaudio/.*|torchcodec/.*", r".*"),
-    (Work.DECODE, r"numpy/lib/(_?npyio|_?format)\w*\.py", r".*"),
-    (Work.DECODE, r"(gzip|bz2|lzma|zipfile|tarfile|pickle|json/\w+|_compression)\.py", r".*"),
-    (Work.DECODE, r"(pyarrow|h5py|zarr|numcodecs|tensorflow|tfrecord|webdataset)/.*", r".*"),
-    (Work.TRANSFORM, r"torchvision/transforms/.*|(albumentations|kornia|imgaug|monai|skimage)/.*", r".*"),
-    (Work.TRANSFORM, r"(transformers|tokenizers|sentencepiece)/.*", r".*"),
-    (Work.TRANSFORM, r".*", r"\w*(transform|augment|normali[sz]e|resize|crop|tokenize)\w*"),
-    (Work.DECODE, r".*", r"\w*(decode|decompress|parse|unpack)\w*"),
-    (Work.COLLATE, r"torch/utils/data/_utils/collate\.py", r".*"),
-    (Work.COLLATE, r".*", r"\w*collate\w*"),
+_WORKS: tuple[tuple[WorkerActivity, str, _NAME], ...] = (
     (
-        Work.PACK,
+        WorkerActivity.DECODE,
+        r"(PIL|cv2|imageio|simplejpeg|turbojpeg|nibabel|pydicom|soundfile|librosa|av)/.*",
+        r".*",
+    ),
+    (WorkerActivity.DECODE, r"torchvision/(io|datasets)/.*|torchaudio/.*|torchcodec/.*", r".*"),
+    (WorkerActivity.DECODE, r"numpy/lib/(_?npyio|_?format)\w*\.py", r".*"),
+    (WorkerActivity.DECODE, r"(gzip|bz2|lzma|zipfile|tarfile|pickle|json/\w+|_compression)\.py", r".*"),
+    (WorkerActivity.DECODE, r"(pyarrow|h5py|zarr|numcodecs|tensorflow|tfrecord|webdataset)/.*", r".*"),
+    (
+        WorkerActivity.TRANSFORM,
+        r"torchvision/transforms/.*|(albumentations|kornia|imgaug|monai|skimage)/.*",
+        r".*",
+    ),
+    (WorkerActivity.TRANSFORM, r"(transformers|tokenizers|sentencepiece)/.*", r".*"),
+    (WorkerActivity.TRANSFORM, r".*", r"\w*(transform|augment|normali[sz]e|resize|crop|tokenize)\w*"),
+    (WorkerActivity.DECODE, r".*", r"\w*(decode|decompress|parse|unpack)\w*"),
+    (WorkerActivity.COLLATE, r"torch/utils/data/_utils/collate\.py", r".*"),
+    (WorkerActivity.COLLATE, r".*", r"\w*collate\w*"),
+    (
+        WorkerActivity.PACK,
         r"multiprocessing/(reduction|connection|queues)\.py",
         r"dumps|_?send\w*|_feed|put|send_bytes",
     ),
-    (Work.NETWORK, r"(fsspec|s3fs|gcsfs|adlfs|boto3|botocore|aiobotocore|obstore|smart_open)/.*", r".*"),
-    (Work.NETWORK, r"(urllib3|requests|aiohttp|httpx|httpcore|http|urllib)/.*", r".*"),
-    (Work.NETWORK, r"(socket|ssl)\.py", r".*"),
+    (
+        WorkerActivity.NETWORK,
+        r"(fsspec|s3fs|gcsfs|adlfs|boto3|botocore|aiobotocore|obstore|smart_open)/.*",
+        r".*",
+    ),
+    (WorkerActivity.NETWORK, r"(urllib3|requests|aiohttp|httpx|httpcore|http|urllib)/.*", r".*"),
+    (WorkerActivity.NETWORK, r"(socket|ssl)\.py", r".*"),
 )
 _IDLE = re.compile(r"(.*/)?multiprocessing/(queues|connection)\.py")
 _WORKER_LOOP = re.compile(r"(.*/)?torch/utils/data/_utils/worker\.py")
@@ -113,37 +133,39 @@ def last_word(name: str) -> str:
 
 
 @lru_cache(maxsize=65_536)
-def phase_of(stack: Stack) -> Phase | None:
+def phase_of(stack: Stack) -> TrainerPhase | None:
     """Of a trainer's main thread; None when nothing is known of it."""
     if not stack:
         return None
-    found = min((phase for frame in stack for phase in _phases(frame.file, frame.name)), default=Phase.OWN)
-    if found is Phase.IMPORT or found > Phase.FORWARD:
+    found = min(
+        (phase for frame in stack for phase in _phases(frame.file, frame.name)), default=TrainerPhase.OWN
+    )
+    if found is TrainerPhase.IMPORT or found > TrainerPhase.FORWARD:
         line = stack[-1].text
         if _SAVE_LINE.search(line):
-            return Phase.CHECKPOINT
-        if found is Phase.OWN and _COPY_LINE.search(line):
-            return Phase.COPY
+            return TrainerPhase.CHECKPOINT
+        if found is TrainerPhase.OWN and _COPY_LINE.search(line):
+            return TrainerPhase.COPY
     return found
 
 
 @lru_cache(maxsize=65_536)
-def work_of(stack: Stack) -> Work:
+def work_of(stack: Stack) -> WorkerActivity:
     """Of a thread that prepares samples: the innermost frame that a rule knows decides."""
     if not stack:
-        return Work.OWN
+        return WorkerActivity.OWN
     if _DECODE_LINE.search(stack[-1].text):
-        return Work.DECODE
+        return WorkerActivity.DECODE
     for at in range(len(stack) - 1, -1, -1):
         frame = stack[at]
         if _WORKER_LOOP.fullmatch(frame.file):
-            return Work.IDLE if at + 1 < len(stack) and _idle(stack[at + 1]) else Work.OWN
+            return WorkerActivity.IDLE if at + 1 < len(stack) and _idle(stack[at + 1]) else WorkerActivity.OWN
         for work, file, name in _compiled_works():
             if name.fullmatch(last_word(frame.name)) and file.fullmatch(frame.file):
-                if work is Work.PACK and _gets(stack):
+                if work is WorkerActivity.PACK and _gets(stack):
                     break
                 return work
-    return Work.OWN
+    return WorkerActivity.OWN
 
 
 def is_worker(stack: Stack) -> bool:
@@ -193,21 +215,21 @@ def _gets(stack: Stack) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _compiled_phases() -> tuple[tuple[Phase, re.Pattern[str], re.Pattern[str]], ...]:
+def _compiled_phases() -> tuple[tuple[TrainerPhase, re.Pattern[str], re.Pattern[str]], ...]:
     return tuple((phase, re.compile(f"(.*/)?({file})"), re.compile(name)) for phase, file, name in _PHASES)
 
 
 @lru_cache(maxsize=1)
-def _compiled_works() -> tuple[tuple[Work, re.Pattern[str], re.Pattern[str]], ...]:
+def _compiled_works() -> tuple[tuple[WorkerActivity, re.Pattern[str], re.Pattern[str]], ...]:
     return tuple((work, re.compile(f"(.*/)?({file})"), re.compile(name)) for work, file, name in _WORKS)
 
 
 @lru_cache(maxsize=16_384)
-def _phases(file: str, name: str) -> tuple[Phase, ...]:
+def _phases(file: str, name: str) -> tuple[TrainerPhase, ...]:
     return tuple(_matching(file, last_word(name)))
 
 
-def _matching(file: str, word: str) -> Iterator[Phase]:
+def _matching(file: str, word: str) -> Iterator[TrainerPhase]:
     for phase, files, names in _compiled_phases():
         if names.fullmatch(word) and files.fullmatch(file):
             yield phase

@@ -1,7 +1,7 @@
 """What the kernel says of processes and their threads, from /proc: states, system calls and what they are about.
 
 Reading another process's `syscall`, `fd` and `mem` needs the right to trace it (the same user, and ptrace_scope 0 or
-CAP_SYS_PTRACE); without it a thread that sleeps is Call.UNKNOWN. Sources: proc(5), and the tables of system calls in
+CAP_SYS_PTRACE); without it a thread that sleeps is KernelCall.UNKNOWN. Sources: proc(5), and the tables of system calls in
 the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
 """
 
@@ -11,7 +11,7 @@ import os
 import platform
 from dataclasses import dataclass
 
-from headrace.diagnose.recording import Call
+from headrace.diagnose.recording import KernelCall
 
 THREADS_MAX = 64
 """Of a process that are looked at, the oldest first; a trainer on a large machine has hundreds that only compute."""
@@ -19,23 +19,23 @@ CALLS_MAX = 24
 """Of them whose system call is asked for."""
 _WORKER_NAME = b"pt_data_worker"
 
-_X86: dict[Call, tuple[int, ...]] = {
-    Call.READ: (0, 17, 19, 295, 327, 40, 326, 275),
-    Call.OPEN: (2, 3, 4, 5, 6, 21, 78, 89, 217, 257, 262, 267, 269, 332, 437, 439),
-    Call.WRITE: (1, 18, 20, 74, 75, 77, 82, 83, 87, 263, 264, 277, 285, 296, 306, 316, 328),
-    Call.SOCKET: (42, 43, 44, 45, 46, 47, 288, 299, 307),
-    Call.WAIT: (7, 23, 61, 232, 270, 271, 281, 247, 441),
-    Call.LOCK: (202, 449, 454, 455, 456),
-    Call.SLEEP: (35, 230),
+_X86: dict[KernelCall, tuple[int, ...]] = {
+    KernelCall.READ: (0, 17, 19, 295, 327, 40, 326, 275),
+    KernelCall.OPEN: (2, 3, 4, 5, 6, 21, 78, 89, 217, 257, 262, 267, 269, 332, 437, 439),
+    KernelCall.WRITE: (1, 18, 20, 74, 75, 77, 82, 83, 87, 263, 264, 277, 285, 296, 306, 316, 328),
+    KernelCall.SOCKET: (42, 43, 44, 45, 46, 47, 288, 299, 307),
+    KernelCall.WAIT: (7, 23, 61, 232, 270, 271, 281, 247, 441),
+    KernelCall.LOCK: (202, 449, 454, 455, 456),
+    KernelCall.SLEEP: (35, 230),
 }
-_GENERIC: dict[Call, tuple[int, ...]] = {
-    Call.READ: (63, 65, 67, 69, 71, 76, 285, 286),
-    Call.OPEN: (17, 48, 56, 57, 61, 78, 79, 80, 291, 437, 439),
-    Call.WRITE: (34, 35, 38, 46, 47, 64, 66, 68, 70, 81, 82, 83, 84, 276, 287),
-    Call.SOCKET: (202, 203, 206, 207, 211, 212, 242, 243, 269),
-    Call.WAIT: (20, 21, 22, 72, 73, 95, 260, 441),
-    Call.LOCK: (98, 449, 454, 455, 456),
-    Call.SLEEP: (101, 115),
+_GENERIC: dict[KernelCall, tuple[int, ...]] = {
+    KernelCall.READ: (63, 65, 67, 69, 71, 76, 285, 286),
+    KernelCall.OPEN: (17, 48, 56, 57, 61, 78, 79, 80, 291, 437, 439),
+    KernelCall.WRITE: (34, 35, 38, 46, 47, 64, 66, 68, 70, 81, 82, 83, 84, 276, 287),
+    KernelCall.SOCKET: (202, 203, 206, 207, 211, 212, 242, 243, 269),
+    KernelCall.WAIT: (20, 21, 22, 72, 73, 95, 260, 441),
+    KernelCall.LOCK: (98, 449, 454, 455, 456),
+    KernelCall.SLEEP: (101, 115),
 }
 _TABLE = _X86 if platform.machine() in ("x86_64", "AMD64") else _GENERIC
 _CALL = {number: call for call, numbers in _TABLE.items() for number in numbers}
@@ -55,7 +55,7 @@ _PATH_BYTES_MAX = 512
 @dataclass(frozen=True, slots=True)
 class ThreadState:
     tid: int
-    call: Call
+    call: KernelCall
     path: str = ""
 
 
@@ -68,7 +68,7 @@ class ProcessState:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JobProcess:
     """A process of the job."""
 
     pid: int
@@ -79,9 +79,9 @@ class Found:
     python: bool
 
 
-def tree(root: int) -> list[Found]:
+def tree(root: int) -> list[JobProcess]:
     """The process and all below it, parents before their children. Those that end meanwhile may be left out."""
-    found: list[Found] = []
+    found: list[JobProcess] = []
     pending = [(root, 0)]
     while pending:
         pid, parent = pending.pop(0)
@@ -138,25 +138,25 @@ def _other_threads(pid: int) -> list[ThreadState]:
 
 def _thread(pid: int, tid: int, state: str, *, asked: bool = True) -> ThreadState:
     if state == "R":
-        return ThreadState(tid, Call.RUN)
+        return ThreadState(tid, KernelCall.RUN)
     if not asked:
-        return ThreadState(tid, Call.UNKNOWN)
+        return ThreadState(tid, KernelCall.UNKNOWN)
     try:
         with open(f"/proc/{pid}/task/{tid}/syscall", "rb") as file:
             words = file.read().split()
     except OSError:
-        return ThreadState(tid, Call.UNKNOWN)
+        return ThreadState(tid, KernelCall.UNKNOWN)
     if not words or words[0] == b"running":
-        return ThreadState(tid, Call.RUN)
+        return ThreadState(tid, KernelCall.RUN)
     number = int(words[0])
     if number == -1:  # asleep, and not in a call: it waits for a page
-        return ThreadState(tid, Call.FAULT)
-    call = _CALL.get(number, Call.OTHER)
+        return ThreadState(tid, KernelCall.FAULT)
+    call = _CALL.get(number, KernelCall.OTHER)
     path = _path(pid, number, words)
     if path.startswith(("pipe:", "anon_inode:")):
-        return ThreadState(tid, Call.WAIT)
+        return ThreadState(tid, KernelCall.WAIT)
     if path.startswith("socket:"):
-        return ThreadState(tid, Call.SOCKET)
+        return ThreadState(tid, KernelCall.SOCKET)
     return ThreadState(tid, call, path)
 
 
@@ -206,7 +206,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _look(pid: int, parent: int) -> Found | None:
+def _look(pid: int, parent: int) -> JobProcess | None:
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             name = file.read().strip()
@@ -215,4 +215,4 @@ def _look(pid: int, parent: int) -> Found | None:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     except OSError:
         return None
-    return Found(pid, parent, command, name.startswith(_WORKER_NAME), program.startswith("python"))
+    return JobProcess(pid, parent, command, name.startswith(_WORKER_NAME), program.startswith("python"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.diagnose.recording import Loader
+from headrace.diagnose.recording import LoaderFacts
 
 PAGE_NAME = "headrace-diagnose"
 PAGE_BYTES = 4096
@@ -28,17 +28,17 @@ _COUNTS_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class StepMarks:
     """What the page says."""
 
     process: int
     in_step: bool
     steps: int
     samples: int
-    loader: Loader | None
+    loader: LoaderFacts | None
 
 
-class Watch:
+class StepHook:
     """What `watch` returns; close() takes the hooks away again."""
 
     def __init__(self) -> None:
@@ -86,11 +86,11 @@ class Watch:
             self._descriptor = -1
 
 
-def watch(model: Any = None, optimizer: Any = None, loader: Any = None) -> Watch:
+def watch(model: Any = None, optimizer: Any = None, loader: Any = None) -> StepHook:
     """model: a torch module, whose first tensor argument has the samples along its first dimension. optimizer: a torch
     optimizer. loader: a torch DataLoader. Any of them may be left out; without model and optimizer call step_begins and
     step_ends. Linux only."""
-    watching = Watch()
+    watching = StepHook()
     if model is not None:
 
         def begins(module: Any, arguments: tuple[Any, ...]) -> None:
@@ -127,8 +127,8 @@ class MarksReader:
             pass
         return None
 
-    def read(self) -> Marks:
+    def read(self) -> StepMarks:
         magic, process, in_step, steps, samples = _HEAD.unpack_from(self._page)
         workers, prefetch, batch, persistent, flags = _LOADER.unpack_from(self._page, _HEAD.size)
-        loader = Loader(workers, prefetch, batch, bool(persistent), bool(flags & 2)) if flags else None
-        return Marks(process if magic == _MAGIC else 0, bool(in_step), steps, samples, loader)
+        loader = LoaderFacts(workers, prefetch, batch, bool(persistent), bool(flags & 2)) if flags else None
+        return StepMarks(process if magic == _MAGIC else 0, bool(in_step), steps, samples, loader)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.diagnose.recording import Place, Storage
+from headrace.diagnose.recording import FileSystemUsage, Storage
 
 StatusOf = Callable[[str], dict[str, Any] | None]
 """Mountpoint → what the node says of itself, or None. "" is the node that Headrace's library would find."""
@@ -65,7 +65,9 @@ class PlaceWatch:
             one.mountpoint: status_of(one.mountpoint) for one in self._mounts if one.kind == _HEADRACE
         }
 
-    def seen(self, paths: Iterable[str], wall_s: float, *, by_library: bool = False) -> tuple[Place, ...]:
+    def seen(
+        self, paths: Iterable[str], wall_s: float, *, by_library: bool = False
+    ) -> tuple[FileSystemUsage, ...]:
         """The places that the paths lie on, by the mounts of the process; by those of its start if it has ended.
         by_library: the node, too, as the job asked it without a mount."""
         try:
@@ -83,17 +85,17 @@ class PlaceWatch:
             found.append(self._headrace(_Mount(_LIBRARY, "", _HEADRACE, "this host's node")))
         return tuple(found)
 
-    def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> Place:
+    def _place(self, mount: _Mount, disks: dict[str, _Disk], wall_s: float) -> FileSystemUsage:
         if mount.kind == _HEADRACE:
             return self._headrace(mount)
         if mount.kind in _SHARES or mount.kind.startswith("fuse"):
-            return Place(mount.mountpoint, Storage.SHARE, mount.kind, mount.source)
+            return FileSystemUsage(mount.mountpoint, Storage.SHARE, mount.kind, mount.source)
         if mount.kind in _MEMORY:
-            return Place(mount.mountpoint, Storage.MEMORY, mount.kind, mount.source)
+            return FileSystemUsage(mount.mountpoint, Storage.MEMORY, mount.kind, mount.source)
         now, before = disks.get(mount.device), self._began.get(mount.device, _Disk(0, 0))
         if now is None:
-            return Place(mount.mountpoint, Storage.DISK, mount.kind, mount.source)
-        return Place(
+            return FileSystemUsage(mount.mountpoint, Storage.DISK, mount.kind, mount.source)
+        return FileSystemUsage(
             mountpoint=mount.mountpoint,
             storage=Storage.DISK,
             kind=mount.kind,
@@ -102,14 +104,14 @@ class PlaceWatch:
             busy=min(1.0, (now.busy_ms - before.busy_ms) / 1000 / max(wall_s, 0.001)),
         )
 
-    def _headrace(self, mount: _Mount) -> Place:
+    def _headrace(self, mount: _Mount) -> FileSystemUsage:
         by_library = mount.mountpoint == _LIBRARY
         before = _counters(self._node if by_library else self._nodes.get(mount.mountpoint))
         status = self._status_of("" if by_library else mount.mountpoint)
         now = _counters(status)
         source = ", ".join(one["url"] for one in (status or {}).get("mounts", ())) or mount.source
         grown = {name: max(0, value - before.get(name, 0)) for name, value in now.items()}
-        return Place(
+        return FileSystemUsage(
             mountpoint=mount.mountpoint,
             storage=Storage.HEADRACE,
             kind="headrace",

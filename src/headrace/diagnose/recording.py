@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Call(StrEnum):
+class KernelCall(StrEnum):
     """What a thread has asked the kernel for. Of a thread that runs, RUN."""
 
     RUN = "run"
@@ -42,7 +42,7 @@ class Frame:
 class Thread:
     """stack: outermost frame first; empty when it is not known. path: the file that `call` is about, where known."""
 
-    call: Call
+    call: KernelCall
     stack: tuple[Frame, ...] = ()
     path: str = ""
 
@@ -57,7 +57,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineSample:
     """at_s: since the sampling began. span_s: how long the moment stands for. running: threads of the trainer's process
     that ran or were ready to. marked: the hook's word on whether the trainer is in a step; None without the hook."""
 
@@ -82,7 +82,7 @@ class Storage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileSystemUsage:
     """A mounted file system and what it did while the job was sampled. source: the device, the server, or the origin's
     URL. busy: share of the time that a disk had work, None where that is not known. origin_* and peer_*: what
     Headrace's node asked for meanwhile."""
@@ -101,7 +101,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class LoaderFacts:
     """What the hook was told of the loader."""
 
     workers: int = 0
@@ -117,15 +117,15 @@ class Recording:
     network card that says it, 0 when none does. bytes_read: that trainer and workers read by calls, sockets and pipes
     with it. steps, samples: counted by the hook. missing: what could not be seen, in words for the user."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[TimelineSample, ...]
     cores: int
     ended: bool = False
-    places: tuple[Place, ...] = ()
+    places: tuple[FileSystemUsage, ...] = ()
     link_bytes_s: int = 0
     bytes_read: int = 0
     steps: int | None = None
     samples: int | None = None
-    loader: Loader | None = None
+    loader: LoaderFacts | None = None
     gpus: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from headrace.diagnose.attribute import HEALTHY_BELOW, Diagnosis, Found
+from headrace.diagnose.attribute import HEALTHY_BELOW, Diagnosis, Finding
 from headrace.diagnose.causes import REMEDIES
 
 WIDTH = 100
@@ -73,7 +73,7 @@ def _summary(diagnosis: Diagnosis) -> str:
     return f"{REMEDIES[first.cause].title} ({first.share:.0%} of the time); {steps}"
 
 
-def _cause(number: int, found: Found) -> list[str]:
+def _cause(number: int, found: Finding) -> list[str]:
     remedy = REMEDIES[found.cause]
     indent = " " * 4
     lines = textwrap.wrap(

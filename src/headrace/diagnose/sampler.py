@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from headrace.diagnose import kernel
 from headrace.diagnose.frames import asks_headrace, is_worker
 from headrace.diagnose.gpus import GpuWatch
-from headrace.diagnose.kernel import Found, ProcessState, ThreadState
+from headrace.diagnose.kernel import JobProcess, ProcessState, ThreadState
 from headrace.diagnose.marks import MarksReader
 from headrace.diagnose.places import PlaceWatch, StatusOf, link_bytes_s
-from headrace.diagnose.recording import Call, Moment, Recording, Thread, Worker
+from headrace.diagnose.recording import KernelCall, Recording, Thread, TimelineSample, Worker
 from headrace.diagnose.stacks import Line, StackSampler
 
 RATE_HZ = 10
@@ -26,7 +26,7 @@ NAME_MAX = 200
 """Letters of a command on the time line."""
 SPIED_WORKERS_MAX = 8
 """Of a trainer's workers, whose stacks are taken: they do the same work, and each costs a py-spy."""
-_TOLD = (Call.RUN, Call.READ, Call.OPEN, Call.WRITE, Call.FAULT)
+_TOLD = (KernelCall.RUN, KernelCall.READ, KernelCall.OPEN, KernelCall.WRITE, KernelCall.FAULT)
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Sampler:
         self._stacks = StackSampler(rate_hz)
         self._gpus = GpuWatch()
         self._places = PlaceWatch(status_of, root)
-        self._processes: dict[int, Found] = {}
+        self._processes: dict[int, JobProcess] = {}
         self._marks: dict[int, MarksReader] = {}
         self._marked_before: dict[int, tuple[int, int]] = {}
         self._untraceable: set[int] = set()
@@ -164,7 +164,7 @@ class Sampler:
 
     def _moments(
         self, trainer: int, workers: dict[int, int], lines: dict[tuple[int, int], Line]
-    ) -> list[Moment]:
+    ) -> list[TimelineSample]:
         own = [pid for pid, parent in workers.items() if parent == trainer]
         looks = [one for one in self._looks if trainer in one.states]
         moments = []
@@ -173,7 +173,7 @@ class Sampler:
             state = look.states[trainer]
             threads = self._threads(state, look.at_s, lines)
             moments.append(
-                Moment(
+                TimelineSample(
                     at_s=look.at_s - self._began_s,
                     span_s=span_s,
                     main=threads[0],
@@ -181,7 +181,7 @@ class Sampler:
                         self._worker(look.states[pid], look.at_s, lines) for pid in own if pid in look.states
                     ),
                     others=tuple(threads[1:]),
-                    running=sum(one.call is Call.RUN for one in state.threads),
+                    running=sum(one.call is KernelCall.RUN for one in state.threads),
                     marked=look.marked.get(trainer),
                     trainer=trainer,
                     gpu_busy=look.gpu_busy,
@@ -236,7 +236,7 @@ def _told(state: ProcessState) -> ProcessState:
     return ProcessState(state.pid, (main, *kept))
 
 
-def _threads_of(moments: tuple[Moment, ...]) -> set[Thread]:
+def _threads_of(moments: tuple[TimelineSample, ...]) -> set[Thread]:
     return {
         thread
         for one in moments

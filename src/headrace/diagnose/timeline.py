@@ -11,29 +11,29 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.diagnose.attribute import trainer_does
-from headrace.diagnose.frames import Phase, Work, innermost_own, work_of
-from headrace.diagnose.recording import Call, Moment, Recording, Thread
+from headrace.diagnose.frames import TrainerPhase, WorkerActivity, innermost_own, work_of
+from headrace.diagnose.recording import KernelCall, Recording, Thread, TimelineSample
 
 _PHASES = {
-    Phase.CHECKPOINT: "checkpoint",
-    Phase.LOADER_START: "workers start or end",
-    Phase.FETCH: "prepares samples itself",
-    Phase.UNPACK: "unpacks a batch",
-    Phase.WAIT_DATA: "waits for data",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER: "optimizer",
-    Phase.FORWARD: "forward",
-    Phase.COPY: "copies",
-    Phase.IMPORT: "imports",
-    Phase.OWN: "own code",
+    TrainerPhase.CHECKPOINT: "checkpoint",
+    TrainerPhase.LOADER_START: "workers start or end",
+    TrainerPhase.FETCH: "prepares samples itself",
+    TrainerPhase.UNPACK: "unpacks a batch",
+    TrainerPhase.WAIT_DATA: "waits for data",
+    TrainerPhase.BACKWARD: "backward",
+    TrainerPhase.OPTIMIZER: "optimizer",
+    TrainerPhase.FORWARD: "forward",
+    TrainerPhase.COPY: "copies",
+    TrainerPhase.IMPORT: "imports",
+    TrainerPhase.OWN: "own code",
 }
 _CALLS = {
-    Call.READ: "reads",
-    Call.OPEN: "opens",
-    Call.FAULT: "waits for a page",
-    Call.WRITE: "writes",
-    Call.SOCKET: "network",
-    Call.SLEEP: "sleeps",
+    KernelCall.READ: "reads",
+    KernelCall.OPEN: "opens",
+    KernelCall.FAULT: "waits for a page",
+    KernelCall.WRITE: "writes",
+    KernelCall.SOCKET: "network",
+    KernelCall.SLEEP: "sleeps",
 }
 
 
@@ -61,7 +61,7 @@ Seen = tuple[float, float, str, dict[str, str]]
 """When, how long, what, and where."""
 
 
-def _worker(moments: Iterable[Moment], pid: int) -> Iterator[Seen]:
+def _worker(moments: Iterable[TimelineSample], pid: int) -> Iterator[Seen]:
     for one in moments:
         for worker in one.workers:
             if worker.pid == pid:
@@ -70,7 +70,7 @@ def _worker(moments: Iterable[Moment], pid: int) -> Iterator[Seen]:
 
 def _work(thread: Thread) -> str:
     work = work_of(thread.stack)
-    if work is Work.IDLE or (not thread.stack and thread.call is Call.WAIT):
+    if work is WorkerActivity.IDLE or (not thread.stack and thread.call is KernelCall.WAIT):
         return "idle"
     return _CALLS.get(thread.call, str(work))
 
@@ -100,7 +100,7 @@ def _slices(seen: Iterable[Seen], pid: int) -> Iterator[dict[str, Any]]:
         yield current
 
 
-def _idle_counter(moments: Iterable[Moment], trainer: int) -> Iterator[dict[str, Any]]:
+def _idle_counter(moments: Iterable[TimelineSample], trainer: int) -> Iterator[dict[str, Any]]:
     before = -1
     for one in moments:
         idle = sum(_work(worker.main) == "idle" for worker in one.workers)

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from signal import SIGCHLD, SIGCONT, SIGKILL, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH
 from typing import NamedTuple
 
-from headrace.base.turns import Turns
+from headrace.base.fair_queue import FairPool
 from headrace.fuse.operations import Deferred
 from headrace.sdk.cancel import Cancel
 
@@ -56,7 +56,7 @@ class WaitingCalls:
     def __init__(self, run: Callable[[WaitingCall], None], disk: Executor) -> None:
         self._run = run
         self._disk = disk
-        self._turns: Turns[int] = Turns(
+        self._turns: FairPool[int] = FairPool(
             ThreadPoolExecutor(THREADS, thread_name_prefix="miss"), share=USER_THREADS_MAX
         )
         self._calls: dict[int, WaitingCall] = {}

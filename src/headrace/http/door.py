@@ -6,7 +6,7 @@ threads at once, outside of the interpreter's lock. Measured: docs/decisions/001
 
 Whoever is slow holds no thread that answers: heads, handshakes, the beginnings of bodies and the room for answers are
 waited for here, each with a deadline as a whole. Who has shown no credential yet is served by threads of its own, after
-those who have, and each address in its turn (`base/turns.py`). Bodies beyond their beginning have a pool of their own,
+those who have, and each address in its turn (`base/fair_queue.py`). Bodies beyond their beginning have a pool of their own,
 and a least rate. Which connections are kept says `admission.py`. Measured: docs/decisions/0046-slow-clients.md and
 0064-each-in-its-turn.md.
 """
@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from headrace.base.errors import HeadraceError
+from headrace.base.fair_queue import FairPool
 from headrace.base.refusals import Refusals
-from headrace.base.turns import Turns
 from headrace.http.admission import Admission, Buffered, reset
 from headrace.http.connection import LINGER_S, ConnectionPhase, HttpServerConnection
 from headrace.http.errors import BadRequestError, HungUpError
@@ -108,11 +108,11 @@ class Door:
         self._working = 0
         self._lingering = 0
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
-        self._newcomers: Turns[str] = Turns(
+        self._newcomers: FairPool[str] = FairPool(
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix=f"{name}-new"),
             share=ADDRESS_NEWCOMERS_MAX,
         )
-        self._bodies: Turns[str] = Turns(
+        self._bodies: FairPool[str] = FairPool(
             ThreadPoolExecutor(BODY_THREADS, thread_name_prefix=f"{name}-body"),
             share=ADDRESS_BODIES_MAX,
         )
@@ -401,7 +401,7 @@ class Door:
         self._pool.submit(self._run, work, connection)
 
     def _submit_in_turn(
-        self, turns: Turns[str], work: Callable[[], None], connection: HttpServerConnection
+        self, turns: FairPool[str], work: Callable[[], None], connection: HttpServerConnection
     ) -> None:
         with self._lock:
             self._working += 1

@@ -1,7 +1,7 @@
 """TLS where both sides show a certificate with a name in it: between nodes, and at their REST APIs.
 
 Who has a certificate of the authority is believed to be whom it names, and nobody else: each connection ends in a
-`Member`, with the identity and the time until which it holds. Host names are not compared: nodes are known by their
+`PeerIdentity`, with the identity and the time until which it holds. Host names are not compared: nodes are known by their
 ids and move between addresses. Files that change are taken for new connections.
 """
 
@@ -35,7 +35,7 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PeerIdentity:
     """The other side of a connection. until_s: when its certificate ends, by the wall clock."""
 
     identity: Identity
@@ -93,7 +93,7 @@ class MutualTls:
         """As a client, of a node. StrangerError, OSError: sock is closed."""
         return self.dial(sock)[0]
 
-    def dial(self, sock: socket.socket, node: str = "") -> tuple[ssl.SSLSocket, Member]:
+    def dial(self, sock: socket.socket, node: str = "") -> tuple[ssl.SSLSocket, PeerIdentity]:
         """node: the id that its certificate must name; "": any. StrangerError, OSError: sock is closed."""
         tls = self._contexts.get().client.wrap_socket(sock)
         try:
@@ -102,7 +102,7 @@ class MutualTls:
             tls.close()
             raise
 
-    def member(self, tls: ssl.SSLSocket | ssl.SSLObject, *roles: str, name: str = "") -> Member:
+    def member(self, tls: ssl.SSLSocket | ssl.SSLObject, *roles: str, name: str = "") -> PeerIdentity:
         """Who is on the other side, after the handshake. StrangerError where it is none of these."""
         member = self._read(tls.getpeercert() or {})
         identity = member.identity
@@ -116,11 +116,11 @@ class MutualTls:
 
     # ------------------------------------------------------------ inside
 
-    def _read(self, certificate: ssl._PeerCertRetDictType) -> Member:
+    def _read(self, certificate: ssl._PeerCertRetDictType) -> PeerIdentity:
         identity = self._form.of_uris(uris_of(certificate))
         if not identity.cluster:
             identity = Identity(self._cluster, identity.role, identity.name)
-        return Member(identity, ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+        return PeerIdentity(identity, ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
     def _build(self) -> _Contexts:
         server = _context(ssl.PROTOCOL_TLS_SERVER, self._files)

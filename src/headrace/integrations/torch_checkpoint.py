@@ -62,19 +62,19 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint import layout, plan, tensors
 from headrace.checkpoint.commit import Attempt
-from headrace.checkpoint.crew import Crew
-from headrace.checkpoint.job import Job, Word
-from headrace.checkpoint.manifest import Leaf, Manifest, Part
+from headrace.checkpoint.job import SaveJob, StageEvent
+from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
 from headrace.checkpoint.part import PartSaver, manifest_of
-from headrace.checkpoint.place import Place, place_of
 from headrace.checkpoint.prune import prune
-from headrace.checkpoint.restore import THREADS, Read, Sources, fetch, open_checkpoint, reads_of
+from headrace.checkpoint.restore import THREADS, PackReaders, Read, fetch, open_checkpoint, reads_of
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.save import available_bytes
-from headrace.checkpoint.saving import SaveOptions, Saving
+from headrace.checkpoint.saving import SaveHandle, SaveOptions
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.tensors import Held
+from headrace.checkpoint.storage import CheckpointStorage, place_of
+from headrace.checkpoint.tensors import HostLeaf
+from headrace.checkpoint.worker_pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SaveOrder:
     """What the coordinator tells a rank with its plan."""
 
     save: layout.SaveId
@@ -95,7 +95,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned(Held):
+class Planned(HostLeaf):
     """A tensor that the planner makes when it is copied. value: the planner and its item."""
 
     def bytes(self) -> Any:
@@ -106,7 +106,7 @@ class Planned(Held):
         return replace(self, value=tensor).plain_bytes()
 
     def plain_bytes(self) -> Any:
-        return Held.bytes(self)
+        return HostLeaf.bytes(self)
 
 
 class HeadraceWriter(StorageWriter):
@@ -116,7 +116,7 @@ class HeadraceWriter(StorageWriter):
     """
 
     def __init__(
-        self, where: str | Place, *, step: int | None = None, options: SaveOptions | None = None
+        self, where: str | CheckpointStorage, *, step: int | None = None, options: SaveOptions | None = None
     ) -> None:
         super().__init__()
         self._place = place_of(where)
@@ -127,7 +127,7 @@ class HeadraceWriter(StorageWriter):
         self._arena = Arena(self._options.slot_bytes, on_new=pin)
         self._parts: PartSaver | None = None
         self._attempt: Attempt | None = None
-        self._part: Part | None = None
+        self._part: RankPart | None = None
         self._committed = False
 
     def reset(self, checkpoint_id: Id = None) -> None:
@@ -154,13 +154,13 @@ class HeadraceWriter(StorageWriter):
         save = layout.save_id(self._step, self._run, self._saves)
         self._saves += 1
         return [
-            replace(one, storage_data=Order(save, self._step, rank, len(plans)))
+            replace(one, storage_data=SaveOrder(save, self._step, rank, len(plans)))
             for rank, one in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Blocks until this rank's part is durable."""
-        order: Order = plan.storage_data
+        order: SaveOrder = plan.storage_data
         self._attempt = Attempt(
             self._place, order.save, order.step, order.rank, order.ranks, self._options.timeout_s
         )
@@ -181,7 +181,7 @@ class HeadraceWriter(StorageWriter):
         future.set_result(results)
         return future
 
-    def _write(self, attempt: Attempt, parts: PartSaver, held: list[Held]) -> Part:
+    def _write(self, attempt: Attempt, parts: PartSaver, held: list[HostLeaf]) -> RankPart:
         """Copies and writes at the same time, in slots: host memory for two of them is enough."""
         size = sum(one.size_bytes for one in held)
         budget = self._options.budget_bytes or plan.budget(
@@ -189,9 +189,9 @@ class HeadraceWriter(StorageWriter):
         )
         self._arena.allow(budget)
         base = parts.claim(attempt, full=False)
-        crew = Crew(self._options.threads, f"checkpoint-{attempt.step}")
+        crew = WorkerPool(self._options.threads, f"checkpoint-{attempt.step}")
         leaves = [Leaf(one.name, one.kind, one.size_bytes, one.dtype, list(one.shape)) for one in held]
-        job = Job(Saving(attempt.step), leaves, self._arena, self._options, crew)
+        job = SaveJob(SaveHandle(attempt.step), leaves, self._arena, self._options, crew)
         staging = threading.Thread(target=self._stage, args=(job, held), name="checkpoint-stage")
         staging.start()
         try:
@@ -203,19 +203,19 @@ class HeadraceWriter(StorageWriter):
             if job.failure is not None:
                 raise job.failure
 
-    def _stage(self, job: Job, held: list[Held]) -> None:
+    def _stage(self, job: SaveJob, held: list[HostLeaf]) -> None:
         with ThreadPoolExecutor(self._options.copy_threads, "checkpoint-copy") as copiers:
             stager = Stager(self._arena, copiers, chunk_bytes=self._options.chunk_bytes)
             try:
-                job.inline = stager.stage(held, job.inbox.put, lambda: job.inbox.put(Word.STARVED))
+                job.inline = stager.stage(held, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED))
             except BaseException as error:
                 job.failure = error
-                job.inbox.put(Word.CANCELLED)
+                job.inbox.put(StageEvent.CANCELLED)
                 if not isinstance(error, Exception):
                     raise
                 log.debug("staging failed", exc_info=True)
                 return
-        job.inbox.put(Word.STAGED)
+        job.inbox.put(StageEvent.STAGED)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The commit; on the coordinator only. On return the checkpoint is there."""
@@ -255,7 +255,7 @@ class HeadraceReader(StorageReader):
 
     def __init__(
         self,
-        where: str | Place,
+        where: str | CheckpointStorage,
         *,
         step: int | None = None,
         threads: int = THREADS,
@@ -267,7 +267,7 @@ class HeadraceReader(StorageReader):
         self._step = step
         self._threads = threads
         self._manifest: Manifest | None = None
-        self._sources = Sources()
+        self._sources = PackReaders()
         self._at: dict[MetadataIndex, tuple[int, int]] = {}
 
     def reset(self, checkpoint_id: Id = None) -> None:
@@ -315,13 +315,13 @@ class HeadraceReader(StorageReader):
                     one.check_pickle()
                 one.give(planner)
         self._sources.close()
-        self._manifest, self._sources = None, Sources()
+        self._manifest, self._sources = None, PackReaders()
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
-    def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[Wanted]]:
-        batch: list[Wanted] = []
+    def _batches(self, items: list[ReadItem], planner: LoadPlanner) -> Iterator[list[WantedItem]]:
+        batch: list[WantedItem] = []
         size = 0
         for item in items:
             one = self._wanted(item, planner)
@@ -333,7 +333,7 @@ class HeadraceReader(StorageReader):
         if batch:
             yield batch
 
-    def _wanted(self, item: ReadItem, planner: LoadPlanner) -> Wanted:
+    def _wanted(self, item: ReadItem, planner: LoadPlanner) -> WantedItem:
         assert self._manifest is not None
         if item.storage_index not in self._at:
             raise CorruptCheckpointError(item.storage_index.fqn, why="the manifest does not name its bytes")
@@ -345,17 +345,17 @@ class HeadraceReader(StorageReader):
             raise CorruptCheckpointError(item.storage_index.fqn, why="its bytes are nowhere") from None
         if item.type == LoadItemType.BYTE_IO:
             memory = page_aligned(leaf.size_bytes)
-            return Wanted(item, leaf, None, memory, 0, _reads(part, leaf, memory))
+            return WantedItem(item, leaf, None, memory, 0, _reads(part, leaf, memory))
         target = planner.resolve_tensor(item).detach()
         if list(target.shape) != list(item.lengths) or str(target.dtype) != f"torch.{leaf.dtype}":
             why = f"saved as {leaf.dtype} {list(item.lengths)}, wanted as {target.dtype} {list(target.shape)}"
             raise CheckpointMismatchError(item.storage_index.fqn, why=why)
         own = tensors.bytes_of_target(target) if list(item.lengths) == leaf.shape else None
         if own is not None:
-            return Wanted(item, leaf, target, own, 0, _reads(part, leaf, own), through_memory=False)
+            return WantedItem(item, leaf, target, own, 0, _reads(part, leaf, own), through_memory=False)
         start, end = _hull(leaf, item)
         memory = page_aligned(end - start)
-        return Wanted(item, leaf, target, memory, start, _reads(part, leaf, memory, start, end))
+        return WantedItem(item, leaf, target, memory, start, _reads(part, leaf, memory, start, end))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Id) -> bool:
@@ -363,7 +363,7 @@ class HeadraceReader(StorageReader):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedItem:
     """What one item of a plan needs. memory: bytes of the leaf from `start` on, the target's own or beside it."""
 
     item: ReadItem
@@ -494,13 +494,13 @@ def _decode_metadata(about: _Metadata) -> Metadata:
     return Metadata(kept, planner_data=planner_data, storage_data=at)
 
 
-def _held_of(item: WriteItem, planner: SavePlanner) -> Held:
+def _held_of(item: WriteItem, planner: SavePlanner) -> HostLeaf:
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         data = planner.resolve_data(item)
         assert isinstance(data, io.BytesIO)
         memory = np.frombuffer(data.getbuffer(), np.uint8)
-        return Held(name, "blob", "", (), memory.nbytes, memory)
+        return HostLeaf(name, "blob", "", (), memory.nbytes, memory)
     about = item.tensor_data
     assert about is not None
     if about.properties.layout != torch.strided:
@@ -511,7 +511,7 @@ def _held_of(item: WriteItem, planner: SavePlanner) -> Held:
     return Planned(name, "torch", str(dtype).removeprefix("torch."), shape, size, (planner, item))
 
 
-def _reads(part: Part, leaf: Leaf, memory: Bytes, start: int = 0, end: int | None = None) -> list[Read]:
+def _reads(part: RankPart, leaf: Leaf, memory: Bytes, start: int = 0, end: int | None = None) -> list[Read]:
     if leaf.inline:
         memory[:] = np.frombuffer(leaf.inline, np.uint8)[start:end]
     return reads_of(part, leaf, memory, start, end)

@@ -6,7 +6,7 @@
     torch.save(loader.state_dict(), …)            # in mid-epoch too: the next run goes on with the next batch
 
 Three kinds of data: `Samples`, a folder with a file for each sample; `Shards`, tar files of samples as WebDataset has
-them (https://github.com/webdataset/webdataset#the-webdataset-format); `Tokens`, large files of numbers that are read in
+them (https://github.com/webdataset/webdataset#the-webdataset-format); `TokenWindows`, large files of numbers that are read in
 windows. Each is a plain data set of torch's. `Loader` shuffles them, deals them to ranks and workers, and resumes.
 """
 
@@ -89,7 +89,7 @@ class Samples(Dataset[Any]):
         return self._class_numbers.get(name.split("/", 1)[0], -1)
 
 
-class Tokens(Dataset[torch.Tensor]):
+class TokenWindows(Dataset[torch.Tensor]):
     """Numbers of one type, in files that are read in windows of `window` of them, `stride` apart (else `window`). An
     item is a tensor of that type, over memory that belongs to nobody else. Of a file that is not cached only the
     windows are fetched. where: as of Samples, or one file; a folder's files are taken in the order of their names, a
@@ -169,14 +169,14 @@ class Shards(IterableDataset[dict[str, Any]]):
             raise PathNotFoundError(self.place.name, why=f"no {pattern} in it")
         self._decode = _tensors if decode is None else decode
         self._buffer = shuffle
-        self._order: Order | None = None
+        self._order: EpochOrder | None = None
 
-    def in_order(self, order: Order) -> None:
+    def in_order(self, order: EpochOrder) -> None:
         """For the next iteration."""
         self._order = order
 
     def __iter__(self) -> Iterator[Any]:
-        order, worker = self._order or Order(), get_worker_info()
+        order, worker = self._order or EpochOrder(), get_worker_info()
         count = 1 if worker is None else worker.num_workers
         number = 0 if worker is None else (worker.id + order.first) % count
         part, parts = order.rank * count + number, order.world * count
@@ -249,7 +249,7 @@ class _Mapped(io.RawIOBase):
         return self._at
 
 
-class Order:
+class EpochOrder:
     """How one epoch goes on one rank. taken: samples that each worker gave out before, in this epoch. first: the one
     that is next: a DataLoader takes batches of its workers in turn, and begins with the first."""
 
@@ -377,7 +377,7 @@ class Loader:
             return iter(DataLoader(self.data, batch_sampler=batches, **options))
         if isinstance(self.data, Shards):
             self.data.in_order(
-                Order(
+                EpochOrder(
                     seed=self._seed,
                     epoch=self.epoch,
                     rank=self._rank,

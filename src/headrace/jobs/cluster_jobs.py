@@ -5,7 +5,7 @@ pin what it owns, of free and unpin what it has. What it did is a record too, un
 nodes have said so for the ring that there is; then the node with the smallest id writes the end. So it survives the
 death of any node, the one that took it included: others own what a dead one owned, and their parts begin anew.
 
-    submit ─► jobs/7 ─► each node: Part ─► jobs/7/parts/<node> ─► all done? ─► the end, in jobs/7
+    submit ─► jobs/7 ─► each node: JobTask ─► jobs/7/parts/<node> ─► all done? ─► the end, in jobs/7
 
 All that is done about records is done by one task (`_conduct`), one after the other; the work itself goes on beside it,
 also while etcd is away: what could not be written is written when it is back.
@@ -30,9 +30,9 @@ from headrace.jobs.job_records import (
     FAILED,
     JOBS,
     RUNNING,
-    Figures,
     JobRecord,
-    PartRecord,
+    TaskProgress,
+    TaskRecord,
     job_key,
     parse_key,
     part_key,
@@ -43,8 +43,8 @@ from headrace.jobs.job_records import (
 )
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
-from headrace.jobs.part import EVERYWHERE, Part
 from headrace.jobs.pins import Pins
+from headrace.jobs.task import EVERYWHERE, JobTask
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.wire.messages import JobRow, JobState
 
@@ -64,11 +64,11 @@ class _Known:
     def __init__(self) -> None:
         self.raw = b""
         self.record: JobRecord | None = None
-        self.parts: dict[str, PartRecord] = {}
-        self.part: Part | None = None
-        self.published: PartRecord | None = None
+        self.parts: dict[str, TaskRecord] = {}
+        self.part: JobTask | None = None
+        self.published: TaskRecord | None = None
         self.published_s = float("-inf")
-        self.shown = Figures()
+        self.shown = TaskProgress()
 
 
 class ClusterJobs:
@@ -216,7 +216,7 @@ class ClusterJobs:
                 return
         raise UsageError(f"job {id}", why="it is gone", hint="see `headrace job list`")
 
-    def _figures(self, known: _Known) -> Figures:
+    def _figures(self, known: _Known) -> TaskProgress:
         """While nodes begin anew by another ring, the last whole figures: sums over two rings count some twice."""
         record = known.record
         assert record is not None
@@ -233,7 +233,7 @@ class ClusterJobs:
             return {member.id for member in view.ring.members}
         return set(view.nodes)
 
-    def _current_parts(self, record: JobRecord, known: _Known) -> list[PartRecord]:
+    def _current_parts(self, record: JobRecord, known: _Known) -> list[TaskRecord]:
         mark, members = self._mark(record.kind), self._members(record)
         return [
             part
@@ -259,7 +259,7 @@ class ClusterJobs:
             else:
                 record = decode_json(value, JobRecord)
                 if known.record is not None and known.record.attempt != record.attempt:
-                    known.shown = Figures()
+                    known.shown = TaskProgress()
                 known.raw, known.record = value, record
         except (ValueError, RecursionError) as error:
             log.warning("job record not understood key=%s error=%s", key, error)
@@ -267,7 +267,7 @@ class ClusterJobs:
 
     def _heard_part(self, known: _Known, node: str, value: bytes | None) -> None:
         if value is not None:
-            known.parts[node] = decode_json(value, PartRecord)
+            known.parts[node] = decode_json(value, TaskRecord)
             return
         known.parts.pop(node, None)
         if node == self._me:
@@ -345,7 +345,7 @@ class ClusterJobs:
             await before.stop()
         carried = await before.carried(ring) if before is not None and again else None
         known.published_s = float("-inf")
-        known.part = Part(
+        known.part = JobTask(
             self._me,
             record,
             self._jobs,
@@ -400,7 +400,7 @@ def _order(id: str) -> tuple[int, str]:
     return (int(id) if id.isdecimal() else 0, id)
 
 
-def _ended(summary: Figures) -> Figures:
+def _ended(summary: TaskProgress) -> TaskProgress:
     return msgspec.structs.replace(
         summary, failed=summary.failed[:FAILED_NAMED_MAX], listing=False, bytes_s=0.0
     )

@@ -11,7 +11,7 @@ from headrace.base.errors import CorruptBlockError, NoSpaceError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
 from headrace.dataplane.read import ReadPath
 from headrace.jobs.options import Priority
-from headrace.jobs.turns import Turns
+from headrace.jobs.priority_semaphore import PrioritySemaphore
 from headrace.store.store import Store
 
 AT_ONCE = 64
@@ -57,7 +57,7 @@ class FileWork:
         self._store = store
         self._reads = reads
         self._disk = disk
-        self._turns = Turns(AT_ONCE)
+        self._turns = PrioritySemaphore(AT_ONCE)
         self._room = _Room(sum(volume.capacity_bytes for volume in store.disks))
 
     async def load(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:

@@ -1,7 +1,7 @@
 """Jobs as the cluster's records have them, and what their parts come to together. Values and pure functions.
 
     jobs/<id>                 JobRecord: one of a job, kept after its end
-    jobs/<id>/parts/<node>    PartRecord: what one node did of it; leased, so that a dead node's part goes with it
+    jobs/<id>/parts/<node>    TaskRecord: what one node did of it; leased, so that a dead node's part goes with it
     pins/<path>               PinRecord: see pins.py
 
 All are JSON. No time of one machine is compared with that of another: durations only.
@@ -29,7 +29,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """Sums of those of all nodes are still numbers that every message can have."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class TaskProgress(msgspec.Struct, frozen=True):
     """How far something is. failed: (path, reason) of the first FAILED_KEPT_MAX of failed_files. listing: more files
     may be found. bytes_s: over the last seconds. took_s: by the clock of the node that says it."""
 
@@ -44,13 +44,13 @@ class Figures(msgspec.Struct, frozen=True):
     took_s: float = 0.0
 
 
-class PartRecord(msgspec.Struct, frozen=True):
+class TaskRecord(msgspec.Struct, frozen=True):
     """ring: by which ring the files were split (`ring_mark`). attempt: of the job, when this was done."""
 
     ring: str
     attempt: Count
     done: bool
-    figures: Figures
+    figures: TaskProgress
 
 
 class JobRecord(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     state: str = RUNNING
     attempt: Count = 1
     paths: list[str] = []
-    summary: Figures | None = None
+    summary: TaskProgress | None = None
 
 
 def job_key(id: str) -> str:
@@ -88,7 +88,7 @@ def ring_mark(ring: Ring) -> str:
     return hashlib.blake2s(told.encode(), digest_size=8).hexdigest()
 
 
-def together(parts: Iterable[Figures]) -> Figures:
+def together(parts: Iterable[TaskProgress]) -> TaskProgress:
     """The sum. A file that failed on two nodes failed once, where both name it."""
     parts = list(parts)
     failed: dict[str, str] = {}
@@ -96,7 +96,7 @@ def together(parts: Iterable[Figures]) -> Figures:
         for path, reason in one.failed:
             failed.setdefault(path, reason)
     twice = sum(len(one.failed) for one in parts) - len(failed)
-    return Figures(
+    return TaskProgress(
         files_done=sum(one.files_done for one in parts),
         files_total=sum(one.files_total for one in parts),
         bytes_done=sum(one.bytes_done for one in parts),
@@ -109,7 +109,7 @@ def together(parts: Iterable[Figures]) -> Figures:
     )
 
 
-def state_of(record: JobRecord, figures: Figures) -> JobState:
+def state_of(record: JobRecord, figures: TaskProgress) -> JobState:
     done = record.state in ENDS
     return JobState(
         done=done,
@@ -125,7 +125,7 @@ def state_of(record: JobRecord, figures: Figures) -> JobState:
     )
 
 
-def row_of(record: JobRecord, figures: Figures, nodes: Mapping[str, PartRecord]) -> JobRow:
+def row_of(record: JobRecord, figures: TaskProgress, nodes: Mapping[str, TaskRecord]) -> JobRow:
     left = figures.bytes_total - figures.bytes_done
     known = record.state == RUNNING and not figures.listing and figures.bytes_s > 0
     return JobRow(

@@ -23,7 +23,7 @@ from headrace.cluster.membership import Membership
 from headrace.config.schema import Config
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.peer_service import NodePeerService
-from headrace.dataplane.source import ClusterSources
+from headrace.dataplane.source import ClusterSourceFactory
 from headrace.entry.peer.server import PeerServer
 from headrace.http.address import is_loopback
 from headrace.identity.mutual import MutualTls, TlsFiles
@@ -85,15 +85,15 @@ class ClusterLink:
         )
         self._server: PeerServer | None = None
         self.elsewhere = DirtyNamesSubscriber(self.info.id, self.records, self.peers, view=self.view)
-        self._sources: ClusterSources | None = None
+        self._sources: ClusterSourceFactory | None = None
 
     def view(self) -> ClusterView:
         """The last one known; before the first, this node alone."""
         return self.membership.view or self._alone
 
-    def sources(self, gate: Gate) -> ClusterSources:
+    def sources(self, gate: Gate) -> ClusterSourceFactory:
         config = self._config
-        self._sources = ClusterSources(
+        self._sources = ClusterSourceFactory(
             gate,
             timeout_s=config.origin_timeout_s,
             me=self.info.id,

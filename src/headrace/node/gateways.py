@@ -13,7 +13,7 @@ from headrace.base.errors import PathNotFoundError
 from headrace.base.model import FileId, ObjectMetadata
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
-from headrace.store.notes import note, noted
+from headrace.store.object_metadata import note, noted
 from headrace.store.store import Store
 from headrace.wire.messages import Described, GatewayCounts
 

@@ -33,7 +33,7 @@ from headrace.config.secret_options import resolve_options
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.scrub import Scrub
-from headrace.dataplane.source import Sources
+from headrace.dataplane.source import SourceFactory
 from headrace.dataplane.writeback import WriteBack
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.jobs import Jobs
@@ -52,7 +52,7 @@ from headrace.node.gateways import Gateways, describe
 from headrace.node.lifecycle import say_failed, say_ready, stop_on_signals
 from headrace.node.writing import build_persister, build_writing
 from headrace.origin.allowed import AllowedOrigins
-from headrace.origin.locate import build_origin, parse_origin
+from headrace.origin.factory import build_origin, parse_origin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import verifies_opens
 from headrace.store.recovery import doubt
@@ -136,7 +136,9 @@ class Node:
         self._allowed = AllowedOrigins(config.allowed_origins, config.mounts)
         self.gate = Gate(Window(maximum=config.fill_concurrency_max), bytes_max=config.fill_bytes_max)
         self.sources = (
-            Sources(self.gate, timeout_s=config.origin_timeout_s) if hood is None else hood.sources(self.gate)
+            SourceFactory(self.gate, timeout_s=config.origin_timeout_s)
+            if hood is None
+            else hood.sources(self.gate)
         )
         self.disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self.namespace = Namespace(

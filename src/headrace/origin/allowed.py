@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from headrace.base.errors import OriginDeniedError, UsageError
 from headrace.config.schema import MountConfig
-from headrace.origin.locate import parse_origin
+from headrace.origin.factory import parse_origin
 from headrace.origin.options import COMMON, STEERING
 
 ANY = "*"

@@ -27,19 +27,19 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.commit_point import CommitPoint, GivenUpError
 from headrace.origin.fsspec_write import info_of, put_file
 from headrace.origin.origin import (
     HIDDEN,
     Condition,
     ListPage,
-    Source,
+    PutSource,
     check_condition,
     check_new_key,
     check_range,
     is_path,
 )
 from headrace.origin.threads import Threads
-from headrace.origin.turn import GivenUpError, Turn
 
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
@@ -175,10 +175,10 @@ class FsspecOrigin:
             yield ListPage(tuple(found[at : at + _PAGE]), tuple(folders[at : at + _PAGE]))
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         """Attributes are dropped: fsspec has no words for them."""
-        what, turn = f"{self.url}/{key}", Turn()
+        what, turn = f"{self.url}/{key}", CommitPoint()
         deadline.check(what)
         check_new_key(what, key)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.base.errors import BucketNotFoundError, IsADirectoryPathError, NotADirectoryPathError
-from headrace.origin.origin import HIDDEN, Source
-from headrace.origin.turn import Turn
+from headrace.origin.commit_point import CommitPoint
+from headrace.origin.origin import HIDDEN, PutSource
 
 SINGLE_MAX_BYTES = 64 << 20
 PART_BYTES = 16 << 20
@@ -29,7 +29,14 @@ def info_of(files: Any, path: str) -> dict[str, Any] | None:
 
 
 def put_file(
-    files: Any, root: str, path: str, what: str, source: Source, *, check: Callable[[], None], turn: Turn
+    files: Any,
+    root: str,
+    path: str,
+    what: str,
+    source: PutSource,
+    *,
+    check: Callable[[], None],
+    turn: CommitPoint,
 ) -> dict[str, Any]:
     """The driver's info of what is there then. check: raises when the condition does not hold."""
     found = info_of(files, path)
@@ -50,7 +57,7 @@ def put_file(
     return after
 
 
-def _write(files: Any, path: str, source: Source, check: Callable[[], None], turn: Turn) -> None:
+def _write(files: Any, path: str, source: PutSource, check: Callable[[], None], turn: CommitPoint) -> None:
     from fsspec import AbstractFileSystem
 
     if type(files).mv is not AbstractFileSystem.mv:
@@ -64,7 +71,9 @@ def _write(files: Any, path: str, source: Source, check: Callable[[], None], tur
         _write_in_parts(files, path, source, check, turn)
 
 
-def _write_and_rename(files: Any, path: str, source: Source, check: Callable[[], None], turn: Turn) -> None:
+def _write_and_rename(
+    files: Any, path: str, source: PutSource, check: Callable[[], None], turn: CommitPoint
+) -> None:
     parent, _, _ = path.rpartition("/")
     hidden = f"{parent}/{HIDDEN}{secrets.token_hex(8)}"
     try:
@@ -89,7 +98,9 @@ def _rename(files: Any, hidden: str, path: str) -> None:
         files.mv(hidden, path)
 
 
-def _write_in_parts(files: Any, path: str, source: Source, check: Callable[[], None], turn: Turn) -> None:
+def _write_in_parts(
+    files: Any, path: str, source: PutSource, check: Callable[[], None], turn: CommitPoint
+) -> None:
     out = files.open(path, "wb", autocommit=False)
     try:
         _copy(out, source, turn)
@@ -104,7 +115,7 @@ def _write_in_parts(files: Any, path: str, source: Source, check: Callable[[], N
         raise
 
 
-def _copy(out: Any, source: Source, turn: Turn) -> None:
+def _copy(out: Any, source: PutSource, turn: CommitPoint) -> None:
     for start in range(0, source.size_bytes, PART_BYTES):
         turn.check()
         out.write(source.pread(start, min(source.size_bytes, start + PART_BYTES)))

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.origin import Condition, ListPage, Origin, Source
+from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 
 LEAST_S = 2.0
 """No read is asked for again sooner. A guess: longer than a busy store takes now and then."""
@@ -120,7 +120,7 @@ class HedgeOrigin:
         return self._inner.list_directory(key, deadline=deadline)
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         return await self._inner.put(
             key, source, condition=condition, attributes=attributes, deadline=deadline

@@ -30,6 +30,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
+from headrace.origin.commit_point import CommitPoint, GivenUpError
 from headrace.origin.local_write import (
     folder_of,
     make_folders,
@@ -43,14 +44,13 @@ from headrace.origin.origin import (
     Body,
     Condition,
     ListPage,
-    Source,
+    PutSource,
     check_condition,
     check_new_key,
     check_range,
     is_path,
 )
 from headrace.origin.threads import Threads
-from headrace.origin.turn import GivenUpError, Turn
 
 _PAGE = 1000
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -115,11 +115,11 @@ class LocalOrigin:
         return Arrived(body)
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         """When a version is to be replaced, the two files change places, and the old one is looked at and put back
         if it is not that version; a file system that can't do that has it compared just before the rename."""
-        what, turn = self._where(key), Turn()
+        what, turn = self._where(key), CommitPoint()
         check_new_key(what, key)
         return await self._writing(
             lambda: self._put(key, source, condition, attributes, turn), what, deadline, turn.give_up
@@ -211,7 +211,7 @@ class LocalOrigin:
         return _info(key, found)
 
     def _put(
-        self, key: str, source: Source, condition: Condition, attributes: Attributes, turn: Turn
+        self, key: str, source: PutSource, condition: Condition, attributes: Attributes, turn: CommitPoint
     ) -> ObjectInfo:
         path = self._path(key)
         found = put_file(

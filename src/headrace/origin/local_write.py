@@ -25,9 +25,9 @@ from headrace.base.errors import (
     OriginReadOnlyError,
 )
 from headrace.base.model import Attributes, Version
-from headrace.origin.origin import HIDDEN, Absent, Condition, Source, check_condition
-from headrace.origin.source import FileSource
-from headrace.origin.turn import Turn
+from headrace.origin.commit_point import CommitPoint
+from headrace.origin.origin import HIDDEN, Absent, Condition, PutSource, check_condition
+from headrace.origin.source import FilePutSource
 
 STALE_S = 24 * 3600
 CHUNK_BYTES = 16 << 20
@@ -40,12 +40,12 @@ _NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 def put_file(
     path: SafePath,
     what: str,
-    source: Source,
+    source: PutSource,
     *,
     top: SafePath,
     condition: Condition,
     attributes: Attributes,
-    turn: Turn,
+    turn: CommitPoint,
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
     """What the new file is, durable with its name. what: the path, for messages. top: the folder that must be there;
@@ -79,11 +79,11 @@ def _put_in(
     folder: Root,
     name: bytes,
     what: str,
-    source: Source,
+    source: PutSource,
     *,
     condition: Condition,
     attributes: Attributes,
-    turn: Turn,
+    turn: CommitPoint,
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
     """name: with the slash before it."""
@@ -118,9 +118,9 @@ def _put_in(
     return found
 
 
-def fill(file: int, source: Source, turn: Turn) -> None:
+def fill(file: int, source: PutSource, turn: CommitPoint) -> None:
     """Of an open file the kernel makes the copy, or shares the extents where the file system can."""
-    ways = [_copy_range, _send, _write] if isinstance(source, FileSource) else [_write]
+    ways = [_copy_range, _send, _write] if isinstance(source, FilePutSource) else [_write]
     at, size = 0, source.size_bytes
     while at < size:
         turn.check()
@@ -130,20 +130,20 @@ def fill(file: int, source: Source, turn: Turn) -> None:
             if len(ways) == 1 or error.errno not in _UNABLE:
                 raise
             ways.pop(0)
-    if isinstance(source, FileSource):
+    if isinstance(source, FilePutSource):
         source.settle()
 
 
-def _copy_range(file: int, source: Source, start: int, end: int) -> int:
-    assert isinstance(source, FileSource)
+def _copy_range(file: int, source: PutSource, start: int, end: int) -> int:
+    assert isinstance(source, FilePutSource)
     count = os.copy_file_range(source.file, file, end - start, start, start)
     if not count:
         raise source.ended(start)
     return count
 
 
-def _send(file: int, source: Source, start: int, end: int) -> int:
-    assert isinstance(source, FileSource)
+def _send(file: int, source: PutSource, start: int, end: int) -> int:
+    assert isinstance(source, FilePutSource)
     os.lseek(file, start, os.SEEK_SET)
     count = os.sendfile(file, source.file, start, end - start)
     if not count:
@@ -151,7 +151,7 @@ def _send(file: int, source: Source, start: int, end: int) -> int:
     return count
 
 
-def _write(file: int, source: Source, start: int, end: int) -> int:
+def _write(file: int, source: PutSource, start: int, end: int) -> int:
     view, done = memoryview(source.pread(start, end)), 0
     while done < len(view):
         done += os.pwrite(file, view[done:], start + done)

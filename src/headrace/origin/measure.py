@@ -12,7 +12,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.circuit import Circuit
 from headrace.origin.hedge import HedgeOrigin
-from headrace.origin.origin import Condition, ListPage, Origin, Source
+from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
 
@@ -107,7 +107,7 @@ class MeasureOrigin:
             raise
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         with self._counting("put"):
             found = await self._inner.put(

@@ -15,7 +15,7 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import (
     Condition,
     ListPage,
-    Source,
+    PutSource,
     check_condition,
     check_new_key,
     check_range,
@@ -113,7 +113,7 @@ class MemoryOrigin:
             yield ListPage(tuple(objects[at : at + size]), tuple(directories)[at : at + size])
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         what = f"{self.url}/{key}"
         deadline.check(what)

@@ -26,11 +26,11 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.metadata import extras_of, from_metadata
+from headrace.origin.non_ascii_headers import read_odd
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
-from headrace.origin.odd_headers import read_odd
-from headrace.origin.origin import HIDDEN, Condition, ListPage, Source, check_range
+from headrace.origin.origin import HIDDEN, Condition, ListPage, PutSource, check_range
 from headrace.origin.retry_after import RetryAfter
 from headrace.origin.upload import Sizes
 
@@ -158,7 +158,7 @@ class ObjectStoreOrigin:
         self._bucket_seen = True
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         return await self._writer.put(
             key, source, condition=condition, attributes=attributes, deadline=deadline

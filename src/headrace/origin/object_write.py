@@ -22,11 +22,18 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.base.model import Attributes, ObjectInfo, Version
-from headrace.origin.conditions import Conditions
+from headrace.origin.conditional_put import ConditionalPuts
 from headrace.origin.metadata import tags_of, to_metadata
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.obstore_errors import translate_put
-from headrace.origin.origin import Absent, Condition, Source, check_condition, check_key_length, check_new_key
+from headrace.origin.origin import (
+    Absent,
+    Condition,
+    PutSource,
+    check_condition,
+    check_key_length,
+    check_new_key,
+)
 from headrace.origin.threads import Threads
 from headrace.origin.upload import ByteBudget, Sizes, Upload
 
@@ -58,10 +65,10 @@ class ObjectWriter:
         self._by_generation = by_generation
         self._threads = Threads()
         self._budget = ByteBudget(sizes.memory_max_bytes)
-        self._conditions = Conditions(url, stores, full, by_generation=by_generation)
+        self._conditions = ConditionalPuts(url, stores, full, by_generation=by_generation)
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         what = f"{self._url}/{key}"
         deadline.check(what)

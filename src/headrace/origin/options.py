@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 
 from headrace.base.errors import UsageError
-from headrace.origin.throttle import Limits
+from headrace.origin.throttle import OriginLimits
 
 TIMEOUT_S = 60.0
 _ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
@@ -40,8 +40,8 @@ class OriginOptions:
     timeout_s: float = TIMEOUT_S
     verify: str = ""
 
-    def limits(self) -> Limits:
-        return Limits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)
+    def limits(self) -> OriginLimits:
+        return OriginLimits(self.request_limit_per_s, self.bytes_limit_per_s, self.concurrency_max)
 
 
 NAMES = tuple(field.name for field in fields(OriginOptions))

@@ -33,7 +33,7 @@ Condition = Version | Absent | None
 """What must be at the origin for a change of ours to take place; None: whatever is there."""
 
 
-class Source(Protocol):
+class PutSource(Protocol):
     """What is put: bytes that are read in parts, when they are needed. Must not change until the put is over."""
 
     @property
@@ -90,7 +90,7 @@ class Origin(Protocol):
         ...
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         """A whole new object, durable at the origin on return; head() then tells the version returned. Readers see
         the old object or the new one, never part. Folders above come into being where there are any.

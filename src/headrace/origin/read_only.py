@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginReadOnlyError
 from headrace.base.model import Attributes, ObjectInfo
-from headrace.origin.origin import Condition, Source
+from headrace.origin.origin import Condition, PutSource
 
 
 class ReadOnlyCalls:
@@ -15,7 +15,7 @@ class ReadOnlyCalls:
     writable = False
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         raise self._refusal(key)
 

@@ -20,7 +20,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, DeadlineExceededError, HeadraceError, PathNotFoundError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.circuit import Circuit
-from headrace.origin.origin import Condition, ListPage, Origin, Source
+from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 
 PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
@@ -91,7 +91,7 @@ class RetryOrigin:
                 return
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         """An attempt whose answer was lost may have taken place: so before the next one, and when that one meets a
         conflict, the object is asked for its put_id. Of an origin that keeps no attributes a lost put whose

@@ -8,7 +8,7 @@ from headrace.base.errors import StoreError
 from headrace.origin.origin import Body
 
 
-class FileSource:
+class FilePutSource:
     """An open file, of which a local folder's kernel makes the copy by itself. The descriptor stays the caller's."""
 
     def __init__(
@@ -56,7 +56,7 @@ class FileSource:
         return StoreError(self._name, why=f"the file to be uploaded ends at {at} of {self.size_bytes} bytes")
 
 
-class BytesSource:
+class BytesPutSource:
     """Bytes that are in memory anyway."""
 
     def __init__(self, data: Body) -> None:

@@ -27,13 +27,13 @@ _FORM = "synthetic://FILES/SIZE?directories=N, as synthetic://1000/4MiB?director
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DataSetShape:
     files: int
     size_bytes: int
     directories: int
 
 
-def parse_shape(url: str) -> Shape:
+def parse_shape(url: str) -> DataSetShape:
     """Of a synthetic URL; UsageError when it isn't one."""
     try:
         parts = urllib.parse.urlsplit(url)
@@ -44,7 +44,7 @@ def parse_shape(url: str) -> Shape:
     directories = query.pop("directories", "0")
     if size is None or query or not parts.netloc.isdigit() or not directories.isdigit():
         raise UsageError(url, why="not a synthetic origin", hint=f"write {_FORM}")
-    return Shape(int(parts.netloc), int(size[1]) * _UNITS[size[2]], int(directories))
+    return DataSetShape(int(parts.netloc), int(size[1]) * _UNITS[size[2]], int(directories))
 
 
 class SyntheticOrigin(ReadOnlyCalls):

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.origin import Body, Condition, ListPage, Origin, Source
+from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
 
 PAID_AT_ONCE_BYTES = 8 << 20
 BURST_S = 0.25  # how much unused allowance is kept: a quarter of a second's worth
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OriginLimits:
     """0 means no limit."""
 
     requests_per_s: float = 0.0
@@ -55,7 +55,7 @@ class TokenBucket:
 class _PacedSource:
     """Pays for what is read, in the thread that reads it."""
 
-    def __init__(self, inner: Source, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
+    def __init__(self, inner: PutSource, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
         self._inner = inner
         self._bucket = bucket
         self._url = url
@@ -77,7 +77,7 @@ class _PacedSource:
 class ThrottleOrigin:
     """An Origin around an Origin. A wait that would pass the deadline is refused at once, and takes nothing."""
 
-    def __init__(self, inner: Origin, limits: Limits) -> None:
+    def __init__(self, inner: Origin, limits: OriginLimits) -> None:
         self._inner = inner
         self._requests = TokenBucket(limits.requests_per_s) if limits.requests_per_s else None
         self._bytes = TokenBucket(limits.bytes_per_s) if limits.bytes_per_s else None
@@ -111,7 +111,7 @@ class ThrottleOrigin:
             await self._pay(0, deadline)
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         """Counts as one request, however many parts it is sent in. The bytes of a large one are paid for part by
         part, as they are read."""

@@ -18,7 +18,7 @@ import obstore
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
-from headrace.origin.origin import Body, Source
+from headrace.origin.origin import Body, PutSource
 from headrace.origin.threads import Threads
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ Tags = dict[str, str] | None
 class Upload:
     """One put. read: makes the call in a thread. The errors of obstore come out as they are."""
 
-    def __init__(self, source: Source, sizes: Sizes, threads: Threads, what: str, deadline: Deadline) -> None:
+    def __init__(
+        self, source: PutSource, sizes: Sizes, threads: Threads, what: str, deadline: Deadline
+    ) -> None:
         self._source = source
         self._sizes = sizes
         self._threads = threads

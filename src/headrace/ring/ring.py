@@ -32,7 +32,7 @@ _EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS, "little")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RingMember:
     """weight: of its share, in any unit that all members use; zone: "" where zones are not given."""
 
     id: str
@@ -49,7 +49,7 @@ class Ring:
     """members: sorted by id; with one id twice, ValueError. before: a ring of mostly the same members, which makes
     this one quicker to build and changes nothing else. Immutable."""
 
-    def __init__(self, members: Iterable[Member], *, before: Ring | None = None) -> None:
+    def __init__(self, members: Iterable[RingMember], *, before: Ring | None = None) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.id))
         if len({member.id for member in self.members}) != len(self.members):
             raise ValueError("two members of one id")
@@ -57,14 +57,14 @@ class Ring:
             raise ValueError(f"{len(self.members)} members, {MEMBERS_MAX} at most")
         self._unit = _unit_of(self.members)
         # the low bits of a point say whose it is: a place here, which a member keeps from ring to ring
-        self._slots: list[Member | None] = []
+        self._slots: list[RingMember | None] = []
         self._points = array("Q")
         self._points_by_zone: dict[str, array[int]] = {}
         if not (before is not None and self._change(before)):
             self._build()
         self._zones = len(self._points_by_zone)
 
-    def owners(self, key: int, count: int = 1) -> tuple[Member, ...]:
+    def owners(self, key: int, count: int = 1) -> tuple[RingMember, ...]:
         """The first is the primary, then its replicas: distinct members, of distinct zones as long as there are any.
         Fewer than count where there are fewer members."""
         count = min(count, len(self.members))
@@ -76,13 +76,13 @@ class Ring:
             return (self._member_at(points[at]),)
         return self._walk(key, at, count)
 
-    def _member_at(self, point: int) -> Member:
+    def _member_at(self, point: int) -> RingMember:
         member = self._slots[point & _INDEX_BITS]
         assert member is not None
         return member
 
-    def _walk(self, key: int, at: int, count: int) -> tuple[Member, ...]:
-        chosen: dict[str, Member] = {}
+    def _walk(self, key: int, at: int, count: int) -> tuple[RingMember, ...]:
+        chosen: dict[str, RingMember] = {}
         if self._zones > 1:
             for member in self._nearest_of_zones(key):
                 chosen[member.id] = member
@@ -90,7 +90,7 @@ class Ring:
                     return tuple(chosen.values())
         return self._fill_up(at, count, chosen)
 
-    def _nearest_of_zones(self, key: int) -> list[Member]:
+    def _nearest_of_zones(self, key: int) -> list[RingMember]:
         """Of each zone the member whose point comes next, the nearest first: what a walk from the key would meet, but a
         walk may be long where a zone has few points."""
         found: list[tuple[int, int]] = []
@@ -99,7 +99,7 @@ class Ring:
             found.append(((points[at] - key) & _PLACES, points[at]))
         return [self._member_at(point) for _, point in sorted(found)]
 
-    def _fill_up(self, at: int, count: int, chosen: dict[str, Member]) -> tuple[Member, ...]:
+    def _fill_up(self, at: int, count: int, chosen: dict[str, RingMember]) -> tuple[RingMember, ...]:
         """Each zone has one: the rest is the next distinct members."""
         points = self._points
         for step in range(len(points)):
@@ -151,7 +151,7 @@ class Ring:
             )
         return True
 
-    def _take_slot(self, member: Member) -> int:
+    def _take_slot(self, member: RingMember) -> int:
         if None not in self._slots:
             self._slots.append(None)
         slot = self._slots.index(None)
@@ -159,13 +159,13 @@ class Ring:
         return slot
 
 
-def _unit_of(members: Sequence[Member]) -> int:
+def _unit_of(members: Sequence[RingMember]) -> int:
     """A power of two, so that few joins change everybody's count."""
     heaviest = max((member.weight for member in members), default=1)
     return 1 << max(0, heaviest - 1).bit_length()
 
 
-def _points_of(member: Member, slot: int, *, unit: int) -> array[int]:
+def _points_of(member: RingMember, slot: int, *, unit: int) -> array[int]:
     """Sorted. All at once as one large number: point by point takes ten times as long."""
     count = max(1, POINTS * member.weight // unit)
     raw = int.from_bytes(hashlib.shake_128(member.id.encode()).digest(8 * count), "little")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.base.namespace_path import check_node_id
-from headrace.ring.ring import Member, Ring, key_of
+from headrace.ring.ring import Ring, RingMember, key_of
 
 SEGMENT_BYTES = 1 << 30
 """Large files are spread by segments of this size; smaller ones belong to their owners whole."""
@@ -86,5 +86,5 @@ def next_view(before: ClusterView | None, nodes: Mapping[str, NodeInfo], *, epoc
     return ClusterView(epoch, dict(nodes), ring, former)
 
 
-def _member(info: NodeInfo) -> Member:
-    return Member(info.id, info.capacity_bytes, info.zone)
+def _member(info: NodeInfo) -> RingMember:
+    return RingMember(info.id, info.capacity_bytes, info.zone)

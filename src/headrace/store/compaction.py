@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 from headrace.base import failpoint
 from headrace.layer.syscalls import sync_folder
-from headrace.store.checkpoint import newest_meta, write_page
+from headrace.store.index_checkpoint import newest_meta, write_page
 
 PATIENCE_S = 1.0
 PAUSE_S = 0.005

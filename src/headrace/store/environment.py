@@ -16,7 +16,7 @@ from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.private_folder import private
 from headrace.layer.reserve import is_full
-from headrace.store import checkpoint, compaction
+from headrace.store import compaction, index_checkpoint
 from headrace.store.growth import Growth
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ class Environment:
     def _open(self, data: str) -> None:
         if self._writable:
             compaction.recover(self.folder)
-            self.restored = checkpoint.restore(self.folder, self._boot_id)
+            self.restored = index_checkpoint.restore(self.folder, self._boot_id)
         if os.path.exists(data):
-            checkpoint.newest_meta(data)
+            index_checkpoint.newest_meta(data)
         self.env = lmdb.open(
             self.folder,
             map_size=MAP_BYTES,
@@ -73,7 +73,7 @@ class Environment:
             stat = os.stat(data)
             self._identity = stat.st_dev, stat.st_ino
             info = self.env.info()
-            checkpoint.check_length(data, info["last_pgno"])
+            index_checkpoint.check_length(data, info["last_pgno"])
             self.is_new = info["last_txnid"] == 0
             self.databases = [self.env.open_db(name, create=self._writable) for name in DATABASES]
             if self._writable:
@@ -129,11 +129,11 @@ class Environment:
                 self.env.reader_check()  # slots of clients that were killed: they keep pages, and there are 1024
                 with self._lock:
                     pin = self.env.begin()  # before the old one goes, so that no page is free between
-                    page = checkpoint.newest_meta(f"{self.folder}/data.mdb")
+                    page = index_checkpoint.newest_meta(f"{self.folder}/data.mdb")
                 try:
                     self.env.sync(True)
                     failpoint.hit("checkpoint.synced")
-                    checkpoint.write_checkpoint(self.folder, self._boot_id, page)
+                    index_checkpoint.write_checkpoint(self.folder, self._boot_id, page)
                 except BaseException:
                     pin.abort()
                     raise

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Iterator
 
-from headrace.store.checkpoint import PAGE_BYTES, newest_of
+from headrace.store.index_checkpoint import PAGE_BYTES, newest_of
 
 SLACK_PAGES_MIN = 2048
 WAIT_PAGES_MIN = 16384

@@ -33,8 +33,8 @@ from headrace.base.model import FILE_ID_MAX, ROOT_ID, Attributes, Entry, FileId,
 from headrace.base.private_folder import make_private
 from headrace.base.trusted_owner import is_trusted
 from headrace.store import compaction
-from headrace.store.checkpoint import PAGE_BYTES
 from headrace.store.environment import Environment, translated
+from headrace.store.index_checkpoint import PAGE_BYTES
 from headrace.store.listing import ListingWriter
 from headrace.store.schema import (
     COMPLETE,

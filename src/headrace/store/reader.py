@@ -6,7 +6,7 @@ import os
 
 from headrace.base.errors import PathNotFoundError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.store.files import HEADER_BYTES, BlockMap
+from headrace.store.block_map import HEADER_BYTES, BlockMap
 from headrace.store.schema import CachedFile
 from headrace.store.volume import data_path, map_path, part_path
 

@@ -19,8 +19,8 @@ from msgspec import structs
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, Version
+from headrace.store.block_map import BlockMap
 from headrace.store.checksum import verify_file
-from headrace.store.files import BlockMap
 from headrace.store.index import Index
 from headrace.store.schema import CachedFile
 from headrace.store.volume import Volume

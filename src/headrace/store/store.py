@@ -24,14 +24,14 @@ from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
 from headrace.layer.reserve import Reserve
-from headrace.store.accounts import Accounts, allocated_bytes
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
-from headrace.store.notes import numbers_of, unnote
+from headrace.store.object_metadata import numbers_of, unnote
 from headrace.store.recovery import FsckProgress, FsckReport, OnSound, bad_blocks, fsck, recover, version_of
 from headrace.store.room import choose_volume, keep_index_room, reserve_readers
 from headrace.store.schema import CachedFile
 from headrace.store.spill import close_volumes, forget_spilled, note_spilled, open_spill
+from headrace.store.usage import Accounts, allocated_bytes
 from headrace.store.victims import Victims
 from headrace.store.volume import Volume
 from headrace.store.writer import (

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from headrace.base.model import FileId
-from headrace.store.accounts import Accounts
 from headrace.store.index import Index
+from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
 Step = Callable[[Volume, int, FileId | None], list[FileId]]

@@ -17,8 +17,8 @@ from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectMetadata, Version, block_count, block_range
 from headrace.layer.object_metadata import note_told
+from headrace.store.block_map import BlockMap
 from headrace.store.checksum import block_checksum
-from headrace.store.files import BlockMap
 from headrace.store.volume import Volume
 
 Body = bytes | bytearray | memoryview

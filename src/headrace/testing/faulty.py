@@ -17,12 +17,12 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
-from headrace.origin.origin import Condition, ListPage, Origin, Source
+from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 
 CALLS = ("head", "list", "read", "put", "remove", "directory")
 
 
-class Fault(Enum):
+class PlannedFault(Enum):
     """UNAVAILABLE: 503. HALF: the answer breaks off half-way (of a listing: after its first page). HANG: nothing
     comes until the deadline. DENIED: 403. CHANGED: the object was replaced.
     CONFLICT: a put or remove met another version. LOST: a put, remove or directory call took place, and its answer
@@ -44,8 +44,8 @@ class FaultyOrigin:
 
     def __init__(self, inner: Origin) -> None:
         self._inner = inner
-        self._plan: dict[tuple[str, int], Fault | HeadraceError] = {}
-        self._always: dict[str, Fault | HeadraceError] = {}
+        self._plan: dict[tuple[str, int], PlannedFault | HeadraceError] = {}
+        self._always: dict[str, PlannedFault | HeadraceError] = {}
         self.asked: list[tuple[str, str]] = []
         self.hanging = 0
 
@@ -57,7 +57,7 @@ class FaultyOrigin:
     def writable(self) -> bool:
         return self._inner.writable
 
-    def fail(self, call: str, fault: Fault | HeadraceError, *, at: int | range | None = None) -> None:
+    def fail(self, call: str, fault: PlannedFault | HeadraceError, *, at: int | range | None = None) -> None:
         """call: one of CALLS. at: which of these calls fail, the next one being 0; None for all from now on."""
         assert call in CALLS, call
         if at is None:
@@ -85,15 +85,15 @@ class FaultyOrigin:
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
         fault = self._next("read", key)
-        if fault is not None and fault is not Fault.SHORT:
+        if fault is not None and fault is not PlannedFault.SHORT:
             await self._raise(fault, key, deadline)
         arrived = await self._inner.read_range(key, start, end, version=version, deadline=deadline)
         body = arrived.body
-        return Arrived(body[: len(body) // 2]) if fault is Fault.SHORT else arrived
+        return Arrived(body[: len(body) // 2]) if fault is PlannedFault.SHORT else arrived
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         fault = self._next("list", key)
-        if fault is not None and fault is not Fault.HALF:
+        if fault is not None and fault is not PlannedFault.HALF:
             await self._raise(fault, key, deadline)
         async for page in self._inner.list_directory(key, deadline=deadline):
             yield page
@@ -101,7 +101,7 @@ class FaultyOrigin:
                 await self._raise(fault, key, deadline)
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         async with self._changing("put", key, deadline):
             return await self._inner.put(
@@ -123,7 +123,7 @@ class FaultyOrigin:
     @contextlib.asynccontextmanager
     async def _changing(self, call: str, key: str, deadline: Deadline) -> AsyncIterator[None]:
         fault = self._next(call, key)
-        if fault is not None and fault is not Fault.LOST:
+        if fault is not None and fault is not PlannedFault.LOST:
             await self._raise(fault, key, deadline)
         yield
         if fault is not None:
@@ -132,23 +132,23 @@ class FaultyOrigin:
     async def close(self) -> None:
         await self._inner.close()
 
-    def _next(self, call: str, key: str) -> Fault | HeadraceError | None:
+    def _next(self, call: str, key: str) -> PlannedFault | HeadraceError | None:
         number = self.count(call)
         self.asked.append((call, key))
         return self._plan.get((call, number), self._always.get(call))
 
-    async def _raise(self, fault: Fault | HeadraceError, key: str, deadline: Deadline) -> None:
+    async def _raise(self, fault: PlannedFault | HeadraceError, key: str, deadline: Deadline) -> None:
         what = f"{self.url}/{key}"
         if isinstance(fault, HeadraceError):
             raise fault
-        if fault is Fault.HANG:
+        if fault is PlannedFault.HANG:
             await self._hang(deadline)
             raise DeadlineExceededError(what, why="hangs by plan")
-        if fault is Fault.DENIED:
+        if fault is PlannedFault.DENIED:
             raise OriginDeniedError(what, why="denied by plan")
-        if fault is Fault.CHANGED:
+        if fault is PlannedFault.CHANGED:
             raise VersionChangedError(what, why="changed by plan")
-        if fault is Fault.CONFLICT:
+        if fault is PlannedFault.CONFLICT:
             raise ConflictError(what, why="changed by plan")
         raise OriginUnavailableError(what, why=f"{fault.value} by plan")
 

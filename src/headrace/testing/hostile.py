@@ -30,7 +30,7 @@ FLOOD = bytes(64 << 10)
 
 
 @dataclass(frozen=True)
-class Kind:
+class HostileKind:
     """first: what is sent at once. slowly: a byte of it a second, for ever. flood: as much as the server takes."""
 
     first: bytes = b""
@@ -48,29 +48,31 @@ def client_hello() -> bytes:
     return outgoing.read()
 
 
-def kinds_of(target: str) -> dict[str, Kind]:
+def kinds_of(target: str) -> dict[str, HostileKind]:
     """What is done to an HTTP server. target: of uploads that it refuses, such as /bucket/key."""
     head = f"PUT {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     upload = head + b"Content-Length: 1000000000\r\n\r\n"
     return {
-        "silent": Kind(),
-        "slow-head": Kind(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", b"x"),
-        "large-slow-head": Kind(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 60_000, b"x"),
-        "slow-body": Kind(upload, b"x"),
-        "slow-chunks": Kind(head + b"Transfer-Encoding: chunked\r\n\r\n", b"1"),
-        "half-handshake": Kind(client_hello()),
-        "refused-upload": Kind(upload, flood=True),
+        "silent": HostileKind(),
+        "slow-head": HostileKind(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ", b"x"),
+        "large-slow-head": HostileKind(
+            b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 60_000, b"x"
+        ),
+        "slow-body": HostileKind(upload, b"x"),
+        "slow-chunks": HostileKind(head + b"Transfer-Encoding: chunked\r\n\r\n", b"1"),
+        "half-handshake": HostileKind(client_hello()),
+        "refused-upload": HostileKind(upload, flood=True),
     }
 
 
-def kinds_for_peers() -> dict[str, Kind]:
+def kinds_for_peers() -> dict[str, HostileKind]:
     hello = encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), "another-cluster", "mallory"))
     return {
-        "silent": Kind(),
-        "slow-hello": Kind(hello[:3], hello[3:4]),
-        "large-hello": Kind((4 << 20).to_bytes(4, "little") + FLOOD, b"x"),
-        "half-handshake": Kind(client_hello()),
-        "refused-hello": Kind(hello, flood=True),
+        "silent": HostileKind(),
+        "slow-hello": HostileKind(hello[:3], hello[3:4]),
+        "large-hello": HostileKind((4 << 20).to_bytes(4, "little") + FLOOD, b"x"),
+        "half-handshake": HostileKind(client_hello()),
+        "refused-hello": HostileKind(hello, flood=True),
     }
 
 
@@ -80,7 +82,7 @@ class Hostile:
     def __init__(
         self,
         address: tuple[str, int],
-        kinds: list[Kind],
+        kinds: list[HostileKind],
         count: int,
         sources: list[str],
         *,

@@ -121,7 +121,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class CollectedListing:
     objects: dict[str, Version]
     directories: frozenset[str]
     pages: int
@@ -142,7 +142,7 @@ def run(attach: Callable[[], Origin], body: Callable[[Origin], Awaitable[Result]
     return asyncio.run(whole())
 
 
-async def listing_of(origin: Origin, key: str) -> Listing:
+async def listing_of(origin: Origin, key: str) -> CollectedListing:
     """All pages, checked: nothing twice, keys directly below, pages of a bounded length."""
     objects: dict[str, Version] = {}
     directories: set[str] = set()
@@ -159,7 +159,7 @@ async def listing_of(origin: Origin, key: str) -> Listing:
             assert name not in directories, f"listed twice: {name}/"
             assert name and "/" not in name
             directories.add(name)
-    return Listing(objects, frozenset(directories), pages)
+    return CollectedListing(objects, frozenset(directories), pages)
 
 
 def soon() -> Deadline:

@@ -34,7 +34,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Attributes, ObjectInfo, ObjectMetadata, Version
 from headrace.origin.origin import HIDDEN, Absent, Body, Condition, Origin
-from headrace.origin.source import BytesSource, FileSource
+from headrace.origin.source import BytesPutSource, FilePutSource
 from headrace.testing.origin_suite import NAMES, Subject, listing_of, read, run, soon
 
 MULTIPART = random.Random(11).randbytes((40 << 20) + 3)
@@ -49,7 +49,7 @@ async def put(
     attributes: Attributes = Attributes(),  # noqa: B008 - frozen
 ) -> ObjectInfo:
     return await origin.put(
-        key, BytesSource(data), condition=condition, attributes=attributes, deadline=Deadline.after(WAIT_S)
+        key, BytesPutSource(data), condition=condition, attributes=attributes, deadline=Deadline.after(WAIT_S)
     )
 
 
@@ -150,7 +150,7 @@ class OriginWriteSuite:
             with tempfile.TemporaryFile() as file:
                 file.write(data)
                 file.flush()
-                source = FileSource(file.fileno())
+                source = FilePutSource(file.fileno())
                 info = await origin.put(
                     "f", source, condition=Absent(), attributes=Attributes(), deadline=soon()
                 )
@@ -386,7 +386,7 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             with (tmp_path / "short").open("rb") as file:
-                source = FileSource(file.fileno(), 10)
+                source = FilePutSource(file.fileno(), 10)
                 with pytest.raises(StoreError):
                     await origin.put("f", source, condition=None, attributes=Attributes(), deadline=soon())
             assert not (await listing_of(origin, "")).objects
@@ -398,7 +398,7 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             passed = Deadline.after(-1)
-            source = BytesSource(b"x")
+            source = BytesPutSource(b"x")
             with pytest.raises(DeadlineExceededError):
                 await origin.put("n", source, condition=None, attributes=Attributes(), deadline=passed)
             with pytest.raises(DeadlineExceededError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.ring.ring import Member, Ring, key_of
+from headrace.ring.ring import Ring, RingMember, key_of
 from headrace.ring.view import SEGMENT_BYTES
 
 MEMBERS_MAX_AGE_S = 5.0
@@ -69,7 +69,7 @@ class Locations:
         self._ring = None
         if len(members) > 1:
             self._ring = Ring(
-                Member(str(row["id"]), int(row["capacity_bytes"]), str(row["zone"])) for row in owning
+                RingMember(str(row["id"]), int(row["capacity_bytes"]), str(row["zone"])) for row in owning
             )
         self._until_s = time.monotonic() + MEMBERS_MAX_AGE_S
 

@@ -87,7 +87,7 @@ class Resolve(Message, frozen=True):
 
 
 class MountAdd(Message, frozen=True):
-    """Attach an origin. options: of `origin/locate.py` (endpoint, region, …), never secrets in logs. restricted: only
+    """Attach an origin. options: of `origin/factory.py` (endpoint, region, …), never secrets in logs. restricted: only
     where `allowed_origins` has it, as another host asks. → Done."""
 
     path: str

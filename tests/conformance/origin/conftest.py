@@ -11,15 +11,15 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.origin import cloud
+from headrace.origin.factory import build_origin
 from headrace.origin.fsspec_adapter import FsspecOrigin
-from headrace.origin.locate import build_origin
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.options import parse_options
 from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
-from headrace.origin.throttle import Limits, ThrottleOrigin
+from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 from headrace.origin.upload import Sizes
 from headrace.testing import servers
 from headrace.testing.origin_suite import Subject, Traits
@@ -157,7 +157,7 @@ def subject(request: pytest.FixtureRequest, folder: str) -> Subject:
         assert isinstance(found, Server)
         return found
 
-    limits = Limits(requests_per_s=1e6, bytes_per_s=1e12, concurrency_max=3)
+    limits = OriginLimits(requests_per_s=1e6, bytes_per_s=1e12, concurrency_max=3)
     makers: dict[str, Callable[[], Subject]] = {
         "memory": lambda: in_memory(lambda inner: inner),
         "retry": lambda: in_memory(RetryOrigin),

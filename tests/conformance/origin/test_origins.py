@@ -9,7 +9,7 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError, OriginError, PathNotFoundError, VersionChangedError
 from headrace.base.model import Version
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.origin.origin import Origin
 from headrace.testing.origin_suite import OriginSuite, listing_of, read, run, soon
 from headrace.testing.origin_write_suite import OriginWriteSuite

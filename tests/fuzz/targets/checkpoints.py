@@ -13,7 +13,7 @@ import torch
 from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptCheckpointError, NotSupportedError
 from headrace.checkpoint import compression, layout, manifest, manifest_check, tensors
-from headrace.checkpoint.manifest import Chunk, Head, Leaf, Part
+from headrace.checkpoint.manifest import Chunk, Head, Leaf, RankPart
 from headrace.integrations import safetensors
 from headrace.integrations.torch_checkpoint import decode_metadata
 from tests.fuzz.fuzzer import Fuzzer
@@ -33,7 +33,7 @@ _TREE = [
     [[["s", "w"], ["a", 0]], [["s", "l"], ["l", [["a", 1], ["i", "0x1"], ["f", "1.5"], ["y", "YQ=="]]]]],
 ]
 _HEAD = Head(1, "000000000001-run-0", 5, 1, True, 59, 59, [_PACK], [4096], metadata={"epoch": 3})
-_BODY = manifest.Body([Part(0, _TREE, _LEAVES, [_PACK], [4096], 59)])
+_BODY = manifest.Body([RankPart(0, _TREE, _LEAVES, [_PACK], [4096], 59)])
 _DCP = {
     "tensors": {
         "w": {

@@ -17,9 +17,9 @@ from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Versio
 from headrace.fuse import abi, codec, handover_state
 from headrace.layer import object_metadata, upper
 from headrace.s3 import object_attributes, uploads
-from headrace.store import checkpoint, schema
+from headrace.store import index_checkpoint, schema
+from headrace.store.block_map import BlockMap, map_bytes
 from headrace.store.checksum import block_checksum
-from headrace.store.files import BlockMap, map_bytes
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_tree
 
@@ -51,11 +51,11 @@ def _index_values(data: bytes) -> None:
 def _checkpoint(data: bytes) -> None:
     """The file that an index is restored from after a power loss."""
     with tempfile.TemporaryDirectory(dir=_MEMORY) as folder:
-        for name, content in (("data.mdb", bytes(2 * checkpoint.PAGE_BYTES)), ("checkpoint", data)):
+        for name, content in (("data.mdb", bytes(2 * index_checkpoint.PAGE_BYTES)), ("checkpoint", data)):
             with open(f"{folder}/{name}", "wb") as file:
                 file.write(content)
-        checkpoint.restore(folder, "boot")
-    checkpoint.newest_of(data)
+        index_checkpoint.restore(folder, "boot")
+    index_checkpoint.newest_of(data)
 
 
 def _block_map(data: bytes) -> None:
@@ -123,10 +123,10 @@ def _upload(data: bytes) -> None:
 
 
 _MSGPACK = mutate_tree(msgspec.msgpack.decode, msgspec.msgpack.encode)
-_META = bytes(16) + checkpoint._META.pack(checkpoint._META_MAGIC, checkpoint._META_VERSION)
-_PAGE = _META.ljust(checkpoint.PAGE_BYTES, b"\0")
+_META = bytes(16) + index_checkpoint._META.pack(index_checkpoint._META_MAGIC, index_checkpoint._META_VERSION)
+_PAGE = _META.ljust(index_checkpoint.PAGE_BYTES, b"\0")
 _BOOT = b"other".ljust(64, b"\0")
-_KEPT = checkpoint._HEADER.pack(b"HRCHECK1", block_checksum(_BOOT + _PAGE), _BOOT) + _PAGE
+_KEPT = index_checkpoint._HEADER.pack(b"HRCHECK1", block_checksum(_BOOT + _PAGE), _BOOT) + _PAGE
 _MAP = b"HRMAP\0\0\1" + b"".join(number.to_bytes(8, "little") for number in (_BLOCKS_BYTES, 7, 5))
 _RECORD = ["etag", 3, 0, "", None, []]
 
@@ -144,7 +144,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "index-checkpoint",
-        "what an index is restored from after a power loss (store/checkpoint.py)",
+        "what an index is restored from after a power loss (store/index_checkpoint.py)",
         _checkpoint,
         (CorruptIndexError,),
         [_KEPT],
@@ -152,7 +152,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "block-maps",
-        "the map beside a cache file (store/files.py)",
+        "the map beside a cache file (store/block_map.py)",
         _block_map,
         (ValueError,),
         [_MAP.ljust(map_bytes(5), b"\x05")],

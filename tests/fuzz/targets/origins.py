@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from headrace.base.model import Attributes, Kind, Version
-from headrace.origin import digest, metadata, odd_headers, retry_after, web
+from headrace.origin import digest, metadata, non_ascii_headers, retry_after, web
 from headrace.store import schema
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text
@@ -38,7 +38,7 @@ def _metadata(data: bytes) -> None:
         again = metadata.from_metadata(metadata.to_metadata(found))
         assert again is not None or found == Attributes()
         schema.pack_entry(Kind.FILE, 5, Version(1, 2, "x"), found)
-    odd_headers._metadata({name: value for name, value in told.items() if _is_latin(value)})
+    non_ascii_headers._metadata({name: value for name, value in told.items() if _is_latin(value)})
 
 
 def _is_latin(value: str) -> bool:

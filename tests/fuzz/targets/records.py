@@ -13,7 +13,7 @@ from headrace.base.errors import ClusterUnavailableError
 from headrace.cluster import membership
 from headrace.cluster.last_view import LastView
 from headrace.jobs import job_records
-from headrace.jobs.job_records import Figures, JobRecord, PartRecord
+from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
 from headrace.layer.pending_version import PendingVersion
 from headrace.namespace.dirty_scope import DirtyScope
@@ -26,9 +26,9 @@ from tests.fuzz.mutations import mutate_tree
 _ME = NodeInfo("me", "instance", "127.0.0.1:1", "zone-a", 1 << 40, "0.1", 3)
 _OTHER = NodeInfo("other", "instance", "127.0.0.2:1", "zone-b", 1 << 41, "0.1", 3, api="http://127.0.0.2:2")
 _JOB = JobRecord(
-    "j1", "load", "/data", {"replicas": "2"}, "me", summary=Figures(1, 2, 3, 4, 1, [("/a", "why")])
+    "j1", "load", "/data", {"replicas": "2"}, "me", summary=TaskProgress(1, 2, 3, 4, 1, [("/a", "why")])
 )
-_PART = PartRecord("mark", 1, True, Figures(files_done=2, bytes_total=5, bytes_s=1.5))
+_PART = TaskRecord("mark", 1, True, TaskProgress(files_done=2, bytes_total=5, bytes_s=1.5))
 _MUTATE = mutate_tree(json.loads, lambda tree: json.dumps(tree).encode())
 
 
@@ -45,10 +45,10 @@ def _node(data: bytes) -> None:
 
 
 def _job(data: bytes) -> None:
-    record, part = _taken(data, JobRecord), _taken(data, PartRecord)
+    record, part = _taken(data, JobRecord), _taken(data, TaskRecord)
     if record is not None:
-        job_records.state_of(record, record.summary or Figures())
-        row = job_records.row_of(record, record.summary or Figures(), {})
+        job_records.state_of(record, record.summary or TaskProgress())
+        row = job_records.row_of(record, record.summary or TaskProgress(), {})
         _tell(messages.JobRows([row]))
     if part is not None:
         together = job_records.together([part.figures, part.figures])

@@ -12,7 +12,7 @@ from headrace.config.load import load, variable_of
 from headrace.config.schema import Config
 from headrace.config.sizes import parse_size, show_size
 from headrace.http.address import split_address
-from headrace.origin.locate import parse_origin
+from headrace.origin.factory import parse_origin
 from headrace.origin.options import parse_options
 from tests.fuzz.fuzzer import Fuzzer
 from tests.fuzz.mutations import mutate_text

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import NotSupportedError, UsageError
-from headrace.bench.places import where
+from headrace.bench.storage import where
 from headrace.bench.training import TrainingPlan, run
 
 pytestmark = pytest.mark.timeout(110)

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.base.errors import UsageError
 from headrace.bench import dataset, workloads
-from headrace.bench.places import where
+from headrace.bench.storage import where
 from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server, ServerMissing, free_ports, seaweedfs_s3
 from tests.integration.cli.host import Host

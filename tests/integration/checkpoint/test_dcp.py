@@ -13,7 +13,7 @@ from headrace.base.errors import CheckpointMismatchError
 from headrace.checkpoint import folder as checkpoint_folder
 from headrace.checkpoint import load, verify
 from headrace.checkpoint.export import export
-from headrace.checkpoint.place import PosixPlace
+from headrace.checkpoint.storage import PosixStorage
 from tests.integration.gloo import run_ranks
 
 pytestmark = pytest.mark.timeout(200)
@@ -35,14 +35,14 @@ def test_four_ranks_save_and_two_load(saved: Path) -> None:
 
 
 def test_the_second_save_is_incremental_and_whole(saved: Path) -> None:
-    place = PosixPlace(str(saved / "fsdp"))
+    place = PosixStorage(str(saved / "fsdp"))
     first, second = (checkpoint_folder.head(place, step) for step in (2, 3))
     assert (first.kind, first.ranks, first.full, second.full) == ("dcp", 4, True, False)
     assert first.written_bytes - second.written_bytes >= 400_000  # the tensor that no step changes
     for step in (2, 3):
         verify(place, step)
     for name in ("fsdp", "ddp", "tensors"):
-        there = PosixPlace(str(saved / name))
+        there = PosixStorage(str(saved / name))
         assert there.names("saves") == []
         heads = [checkpoint_folder.head(there, step) for step in checkpoint_folder.steps(there)]
         assert {pack for head in heads for pack in head.packs} == set(there.names("packs"))
@@ -50,13 +50,13 @@ def test_the_second_save_is_incremental_and_whole(saved: Path) -> None:
 
 def test_shards_are_put_together_by_export(saved: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "model.safetensors")
-    done = export(PosixPlace(str(saved / "fsdp")), file, only=["model.*"])
+    done = export(PosixStorage(str(saved / "fsdp")), file, only=["model.*"])
     expected = torch.load(saved / "fsdp-3-0.pt", weights_only=False)["model"]
     found = load_file(file)
     assert done.tensors == len(expected) == 4
     for name, tensor in expected.items():
         assert torch.equal(found[f"model.{name}"], tensor)
-    export(PosixPlace(str(saved / "tensors")), file)
+    export(PosixStorage(str(saved / "tensors")), file)
     found = load_file(file)
     numbers = torch.arange(90 * 70).reshape(90, 70)
     assert torch.equal(found["columns"], numbers.double())

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from headrace.checkpoint import PosixPlace, steps
+from headrace.checkpoint import PosixStorage, steps
 
 SCRIPT = Path(__file__).parents[3] / "docs/examples/trainer.py"
 pytestmark = pytest.mark.timeout(300)
@@ -32,13 +32,13 @@ def test_killed_and_resumed(trainer: ModuleType, tmp_path: Path, capfd: pytest.C
     undisturbed = trainer.main([str(tmp_path / "whole"), "--steps", "60", "--every", "7"])
     killed = str(tmp_path / "killed")
     kill_at("save.manifest:3", killed)
-    assert steps(PosixPlace(killed)) == [7, 14]
+    assert steps(PosixStorage(killed)) == [7, 14]
     kill_at("save.renamed:4", killed)  # resumed from 14: at 21, 28, 35 and 42
-    assert steps(PosixPlace(killed)) == [28, 35, 42]
+    assert steps(PosixStorage(killed)) == [28, 35, 42]
     capfd.readouterr()
     assert trainer.main([killed, "--steps", "60", "--every", "7"]) == undisturbed
     assert capfd.readouterr().out.startswith("from step 42\n")
-    assert steps(PosixPlace(killed)) == [49, 56]
+    assert steps(PosixStorage(killed)) == [49, 56]
 
 
 def kill_at(failpoint: str, folder: str) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.cli.examples import FIELDS
 from headrace.cli.exit_codes import SOME_FAILED
-from headrace.cli.manual import FIELDS
 from tests.integration.cli.conftest import MakeHost
 from tests.integration.cli.host import MIB, Host, wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.manual import FIELDS
+from headrace.cli.examples import FIELDS
 from headrace.config.secret_options import option_words
 from headrace.testing.servers import S3Server
 from tests.integration.cli.host import Host, wait_until

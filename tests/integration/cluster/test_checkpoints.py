@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.checkpoint import PosixPlace, load, steps, verify
+from headrace.checkpoint import PosixStorage, load, steps, verify
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until
 from tests.unit.checkpoint.states import same, state_of
@@ -97,7 +97,7 @@ def test_a_checkpoint_outlives_the_node_that_saved_it(
     assert not (town.truth / "runs").exists()  # so they came from the copies
     if take_over_s == NEVER_S:
         return
-    there = PosixPlace(str(town.truth / "runs/7"))
+    there = PosixStorage(str(town.truth / "runs/7"))
     wait_until(lambda: (town.truth / "runs/7").exists() and steps(there) == [2, 3], 60.0)
     wait_until(lambda: not any(holds(host) for host in others), 60.0)
     for step in (2, 3):

@@ -14,10 +14,10 @@ from headrace.base.errors import (
     NodeUnavailableError,
     ReadOnlyError,
 )
-from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, save, steps, verify
+from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, save, steps, verify
 from headrace.checkpoint.foreign_claims import ABANDONED_AFTER_S
 from headrace.checkpoint.layout import SaveId, claim_name
-from headrace.checkpoint.node_place import NodePlace
+from headrace.checkpoint.node_storage import NodeStorage
 from tests.integration.door.conftest import MakeDoor, settled, tree_of
 from tests.unit.checkpoint.states import same, state_of
 
@@ -33,8 +33,8 @@ def test_saved_by_the_door_and_loaded_from_the_origin(make_door: MakeDoor) -> No
         for step in range(1, 5):
             saver.save(state_of(7, step, 0), step)
             saver.wait()
-    assert steps(NodePlace(URL)) == [3, 4]
-    there = PosixPlace(str(host.truth / "saved/run7"))
+    assert steps(NodeStorage(URL)) == [3, 4]
+    there = PosixStorage(str(host.truth / "saved/run7"))
     assert steps(there) == [3, 4]
     for where in (URL, there):
         assert same(load(where), state_of(7, 4, 0))
@@ -62,7 +62,7 @@ def test_what_only_the_origin_has_is_loaded_by_the_cache(make_door: MakeDoor) ->
 
 def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fs = make_door(write="local")
-    place = NodePlace(URL)
+    place = NodeStorage(URL)
     place.make_folder("saves/x")
     name = claim_name(SaveId("x"), 0)
     assert not place.is_claimed(name)
@@ -73,7 +73,7 @@ def test_a_claim_holds_as_long_as_its_owner(make_door: MakeDoor, monkeypatch: py
     child = os.fork()
     if child == 0:
         held = place.claim(name, b"of a child")
-        os._exit(0 if NodePlace(URL).is_claimed(name) and held else 1)
+        os._exit(0 if NodeStorage(URL).is_claimed(name) and held else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert not place.is_claimed(name)
     fs.pipe(f"{URL}/{name}", b"of another host\nwords")

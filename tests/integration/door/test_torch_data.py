@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from headrace.base.errors import PathNotFoundError, UsageError
-from headrace.integrations.torch_data import Loader, Samples, Shards, Tokens
+from headrace.integrations.torch_data import Loader, Samples, Shards, TokenWindows
 from tests.integration.door.conftest import Host, forget, start
 
 pytestmark = pytest.mark.timeout(90)
@@ -200,7 +200,7 @@ def test_a_shard_that_is_none(host: Host, tmp_path: Path) -> None:
 
 def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
     truth = np.fromfile(host.truth / "tokens.bin", dtype=np.uint16)
-    data = Tokens(at("tokens.bin"), window=513, stride=512)
+    data = TokenWindows(at("tokens.bin"), window=513, stride=512)
     assert len(data) == (TOKENS - 513) // 512 + 1
     for index in (0, 1, 1000, len(data) - 1):
         assert np.array_equal(data[index].numpy(), truth[index * 512 : index * 512 + 513])
@@ -210,7 +210,7 @@ def test_windows_of_tokens(host: Host, at: Callable[[str], str]) -> None:
         assert batch.shape == (64, 513)
         break
     with pytest.raises(PathNotFoundError, match="window"):
-        Tokens(at("tokens.bin"), window=TOKENS + 1)
+        TokenWindows(at("tokens.bin"), window=TOKENS + 1)
 
 
 def test_of_tokens_only_the_windows_are_fetched(host: Host) -> None:
@@ -221,7 +221,7 @@ def test_of_tokens_only_the_windows_are_fetched(host: Host) -> None:
     (host.truth / "many.bin").write_bytes(chance.randbytes(100 << 20))
     host.ok("sync", "/")
     before = origin_bytes()
-    data = Tokens("headrace:///many.bin", window=8192)
+    data = TokenWindows("headrace:///many.bin", window=8192)
     with (host.truth / "many.bin").open("rb") as source:
         for index in (5, len(data) - 1):
             source.seek(index * 16384)

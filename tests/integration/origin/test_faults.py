@@ -16,8 +16,8 @@ from headrace.base.errors import (
     OriginUnavailableError,
 )
 from headrace.base.model import ObjectInfo
+from headrace.origin.factory import build_origin, check_origin
 from headrace.origin.hedge import LEAST_S
-from headrace.origin.locate import build_origin, check_origin
 from headrace.origin.origin import Origin
 from headrace.testing.fault_proxy import FaultProxy
 from headrace.testing.origin_suite import listing_of, run, soon

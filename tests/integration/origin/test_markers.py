@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import PathNotFoundError
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.origin.object_store import EMPTY_MAX, PAGE, WASTE_MAX
 from headrace.origin.origin import Origin
 from headrace.testing import servers

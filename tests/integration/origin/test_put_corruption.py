@@ -16,7 +16,7 @@ from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.options import parse_options
 from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin
-from headrace.origin.source import BytesSource
+from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
 from headrace.testing.origin_suite import run, soon
@@ -39,7 +39,7 @@ def origin_of(proxy: FaultProxy, **options: str) -> Origin:
 
 
 async def put(origin: Origin, key: str, body: bytes) -> None:
-    await origin.put(key, BytesSource(body), condition=None, attributes=Attributes(), deadline=soon())
+    await origin.put(key, BytesPutSource(body), condition=None, attributes=Attributes(), deadline=soon())
 
 
 @pytest.mark.parametrize("kind", SIZES)

@@ -16,13 +16,13 @@ import pytest
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ConflictError, OriginUnavailableError
 from headrace.base.model import Attributes, ObjectInfo
-from headrace.origin import cloud, conditions
-from headrace.origin.locate import build_origin
+from headrace.origin import cloud, conditional_put
+from headrace.origin.factory import build_origin
 from headrace.origin.object_store import ObjectStoreOrigin
 from headrace.origin.options import parse_options
 from headrace.origin.origin import HIDDEN, Absent, Condition, Origin
 from headrace.origin.retry import RetryOrigin
-from headrace.origin.source import BytesSource
+from headrace.origin.source import BytesPutSource
 from headrace.origin.upload import Sizes
 from headrace.testing import servers
 from headrace.testing.fault_proxy import FaultProxy, fault_proxy
@@ -124,7 +124,7 @@ def test_a_server_that_heeds_no_conditions_is_found_out(
         assert set((await listing_of(origin, "")).objects) == {"theirs", "new"}
         assert await content(origin, "theirs") == b"ours"
 
-    with caplog.at_level(logging.WARNING, logger="headrace.origin.conditions"):
+    with caplog.at_level(logging.WARNING, logger="headrace.origin.conditional_put"):
         run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert [record for record in caplog.records if "heeds no conditions" in record.message]
 
@@ -168,7 +168,7 @@ def test_what_killed_trials_left_is_removed_a_day_later(
 
     run(lambda: build_origin(proxy.url(place), proxy.options()), body)
     assert kept() == sorted([*left, *stays]), "they may be of a trial under way"
-    monkeypatch.setattr(conditions, "STALE", timedelta(seconds=-1))  # stands for the day
+    monkeypatch.setattr(conditional_put, "STALE", timedelta(seconds=-1))  # stands for the day
     run(lambda: build_origin(proxy.url(place), proxy.options()), again)
     assert kept() == sorted(stays)
 
@@ -299,7 +299,7 @@ def test_a_server_that_fails_for_good_is_unavailable(proxy: FaultProxy, place: s
         proxy.mode = "503"
         with pytest.raises(OriginUnavailableError):
             await origin.put(
-                "f", BytesSource(b"ours"), condition=None, attributes=Attributes(), deadline=soon()
+                "f", BytesPutSource(b"ours"), condition=None, attributes=Attributes(), deadline=soon()
             )
         proxy.mode = "pass"
         assert await content(origin, "f") == b"old"
@@ -329,7 +329,9 @@ def test_gcs_keeps_no_parts_either() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert not server.front.uploads
-            await origin.put("f", BytesSource(DATA), condition=None, attributes=Attributes(), deadline=soon())
+            await origin.put(
+                "f", BytesPutSource(DATA), condition=None, attributes=Attributes(), deadline=soon()
+            )
             assert await content(origin, "f") == DATA and not server.front.uploads
 
         run(lambda: ObjectStoreOrigin(url, stores, "p", sizes=PARTS), body)

@@ -22,7 +22,7 @@ from headrace.base.errors import HeadraceError, OriginUnavailableError, PathNotF
 from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, FileId, ObjectInfo, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
-from headrace.dataplane.source import Sources
+from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -82,7 +82,7 @@ class World:
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            Sources(Gate(Window(maximum=16), bytes_max=64 << 20), timeout_s=20),
+            SourceFactory(Gate(Window(maximum=16), bytes_max=64 << 20), timeout_s=20),
             self.disk,
             ReadSettings(
                 range_bytes=2 * MIB,

@@ -27,7 +27,7 @@ from headrace.layer.upper import Upper, join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.local import LocalOrigin, version_of
-from headrace.origin.origin import Condition, ListPage, Source
+from headrace.origin.origin import Condition, ListPage, PutSource
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.sdk.readdir import merge_listing
@@ -69,7 +69,7 @@ class Moody(LocalOrigin):
         return await self._with_moods(key, super().head(key, deadline=deadline))
 
     async def put(
-        self, key: str, source: Source, *, condition: Condition, attributes: Attributes, deadline: Deadline
+        self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         await self._mood(key)
         return await self._with_moods(

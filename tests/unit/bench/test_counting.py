@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.bench.counting import CountingProxy, Counts
+from headrace.bench.counting import CountingProxy, StoreCounts
 from headrace.bench.prices import DEFAULT, Price, price, read
 
 BODY = random.Random(1).randbytes((5 << 20) + 17)
@@ -82,7 +82,7 @@ def ask(connection: http.client.HTTPConnection, method: str, path: str, body: by
     return connection.getresponse().read()
 
 
-def counts_when(proxy: CountingProxy, wanted: Counts) -> Counts:
+def counts_when(proxy: CountingProxy, wanted: StoreCounts) -> StoreCounts:
     """What it says once it is that, or after 10 s: the last bytes are counted once they are sent."""
     until_s = time.monotonic() + 10
     while (found := proxy.counts()) != wanted and time.monotonic() < until_s:
@@ -100,11 +100,11 @@ def test_what_passes_is_whole_and_counted(endpoint: str) -> None:
     assert ask(connection, "PUT", "/b", BODY) == hashlib.sha256(BODY).hexdigest().encode()
     assert ask(connection, "GET", "/missing") == b"none"
     connection.close()
-    wanted = Counts(gets=3, lists=1, heads=1, others=1, bytes_out=3 * len(BODY) + 64 + 4, errors=1)
+    wanted = StoreCounts(gets=3, lists=1, heads=1, others=1, bytes_out=3 * len(BODY) + 64 + 4, errors=1)
     found = counts_when(proxy, wanted)
     assert found == wanted
     assert found.requests == 6
-    assert found.since(Counts(gets=1, bytes_out=10)).gets == 2
+    assert found.since(StoreCounts(gets=1, bytes_out=10)).gets == 2
 
 
 def test_many_at_a_time(endpoint: str) -> None:
@@ -122,7 +122,7 @@ def test_many_at_a_time(endpoint: str) -> None:
     for one in threads:
         one.join()
     assert wrong == []
-    wanted = Counts(gets=18, bytes_out=18 * len(BODY))
+    wanted = StoreCounts(gets=18, bytes_out=18 * len(BODY))
     assert counts_when(proxy, wanted) == wanted
 
 
@@ -140,7 +140,7 @@ def test_it_is_as_slow_as_it_is_told_to_be(endpoint: str) -> None:
 
 
 def test_costs_are_those_of_the_table() -> None:
-    counts = Counts(gets=2000, heads=500, lists=100, others=50, bytes_out=3 << 30, errors=9)
+    counts = StoreCounts(gets=2000, heads=500, lists=100, others=50, bytes_out=3 << 30, errors=9)
     one = Price(get=0.4, list=5.0, out=0.09)
     assert one.of(counts) == pytest.approx(2.5 * 0.4 + 0.15 * 5.0 + 3 * 0.09)
     assert DEFAULT in read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.bench.figures import EpochTimes, epoch_of, utilization
+from headrace.bench.metrics import EpochTimes, epoch_of, utilization
 
 
 def times(load: list[float], compute: list[float], *, wall: float, bytes_each: int = 100) -> EpochTimes:

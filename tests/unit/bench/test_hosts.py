@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import UsageError
-from headrace.bench.hosts import Hosts, address, first_of, of_slurm, over_ssh, words_without_ssh
+from headrace.bench.hosts import BenchHosts, address, first_of, of_slurm, over_ssh, words_without_ssh
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_task_of_a_step_knows_its_place() -> None:
         "SLURM_PROCID": "2", "SLURM_NODEID": "2", "SLURM_NNODES": "4", "SLURM_NTASKS": "4",
         "SLURM_JOB_NODELIST": "gpu[01-04]",
     }  # fmt: skip
-    assert of_slurm(environment) == Hosts(4, 2, "gpu01:29540")
+    assert of_slurm(environment) == BenchHosts(4, 2, "gpu01:29540")
     assert of_slurm({**environment, "SLURM_NNODES": "1", "SLURM_NTASKS": "1"}) is None
     assert of_slurm({name: value for name, value in environment.items() if name != "SLURM_PROCID"}) is None
     with pytest.raises(UsageError, match="ntasks-per-node"):
@@ -38,7 +38,7 @@ def test_a_task_of_a_step_knows_its_place() -> None:
 
 
 def test_accelerators_meet_beside_their_hosts() -> None:
-    assert Hosts(2, 0, "gpu1:100").accelerators_meet == "gpu1:101"
+    assert BenchHosts(2, 0, "gpu1:100").accelerators_meet == "gpu1:101"
     for wrong in ("gpu1", ":5", "gpu1:x"):
         with pytest.raises(UsageError):
             address(wrong)

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from headrace.bench.meeting import Meeting
+from headrace.bench.barrier import Barrier
 from headrace.testing.servers import free_ports
 
 WORLD = 4
 
 
-def together(work: Callable[[Meeting, int], Any], world: int = WORLD) -> list[Any]:
+def together(work: Callable[[Barrier, int], Any], world: int = WORLD) -> list[Any]:
     """In a thread each; what each returned, or the OSError that it saw."""
     meet, found = f"127.0.0.1:{free_ports(1)[0]}", [None] * world
 
     def one(rank: int) -> None:
-        meeting = Meeting(meet, rank, world)
+        meeting = Barrier(meet, rank, world)
         try:
             found[rank] = work(meeting, rank)
         except OSError as error:
@@ -38,7 +38,7 @@ def together(work: Callable[[Meeting, int], Any], world: int = WORLD) -> list[An
 def test_nobody_goes_on_before_the_last() -> None:
     arrived, lock = [0] * 50, threading.Lock()
 
-    def work(meeting: Meeting, rank: int) -> list[int]:
+    def work(meeting: Barrier, rank: int) -> list[int]:
         seen = []
         for turn in range(50):
             with lock:
@@ -58,7 +58,7 @@ def test_the_first_gets_what_everybody_has_in_their_order() -> None:
 
 @pytest.mark.parametrize("dying", [0, 2])
 def test_one_that_has_gone_is_an_error_for_all(dying: int) -> None:
-    def work(meeting: Meeting, rank: int) -> str:
+    def work(meeting: Barrier, rank: int) -> str:
         meeting.wait()
         if rank == dying:
             return "gone"
@@ -73,6 +73,6 @@ def test_one_that_has_gone_is_an_error_for_all(dying: int) -> None:
 
 
 def test_one_alone_waits_for_nobody() -> None:
-    meeting = Meeting("", 0, 1)
+    meeting = Barrier("", 0, 1)
     meeting.wait()
     assert meeting.gather("mine") == ["mine"]

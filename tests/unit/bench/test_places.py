@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import OriginDeniedError, OriginError, OriginUnavailableError, UsageError
 from headrace.bench import dataset
-from headrace.bench.places import FolderPlace, Where, open_place, s3fs_options, where
+from headrace.bench.storage import DirectoryStorage, Where, open_place, s3fs_options, where
 
 
 def test_words_are_folders_or_urls() -> None:
@@ -39,7 +39,7 @@ def test_options_of_an_origin_in_the_words_of_s3fs() -> None:
 
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
-    place = FolderPlace(str(tmp_path))
+    place = DirectoryStorage(str(tmp_path))
     out = place.create("train/a")
     out.write(b"half")
     assert place.names("train") == {}

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.errors import NotADirectoryPathError, PathNotFoundError, UsageError
 from headrace.bench import checkpoints, compare, training
-from headrace.bench.places import where
+from headrace.bench.storage import where
 from headrace.bench.training import TrainingPlan
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.base.errors import UsageError
 from headrace.bench.dataset import data_set
-from headrace.bench.feed import Feed
-from headrace.bench.places import where
+from headrace.bench.loader_spec import LoaderSpec
+from headrace.bench.storage import where
 from headrace.bench.workloads import OURS, SCALED, UNSCALED, WORKLOADS, Setting, called, rules, workload
 
 
@@ -54,7 +54,7 @@ def test_files_are_enough_for_the_steps_of_every_accelerator(
     data = data_set(one, steps=steps, accelerators=accelerators, seed=1)
     taken: list[int] = []
     for rank in range(accelerators):
-        feed = Feed(
+        feed = LoaderSpec(
             where=where("/nowhere"), data=data, files=data.files, samples=one.samples(steps, accelerators), rank=rank,
             world=accelerators, batch=one.batch, readers=one.readers, steps=steps, handed_bytes=0,
             shuffle=one.shuffled, seed=1,
@@ -78,7 +78,7 @@ def test_orders_change_only_where_they_should() -> None:
     data = data_set(one, steps=50, accelerators=1, seed=1)
 
     def order(epoch: int, *, shuffle: bool) -> list[int]:
-        feed = Feed(
+        feed = LoaderSpec(
             where=where("/nowhere"), data=data, files=50, samples=50, rank=0, world=1, batch=1, readers=1, steps=50,
             handed_bytes=0, shuffle=shuffle, seed=9,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from headrace.base import failpoint
 from headrace.base.errors import CheckpointFailedError
 from headrace.checkpoint import Retention, SaveOptions, Saver
-from headrace.checkpoint.saving import Saving
+from headrace.checkpoint.saving import SaveHandle
 from tests.unit.checkpoint.states import state_of
 
 RETENTION = Retention(last=3, every=4)
@@ -37,7 +37,7 @@ def options_of(choose: random.Random) -> SaveOptions:
 def saves(order: dict[str, Any], tell: int) -> None:
     """Some saves, one or two under way at a time; tells each that is acknowledged."""
     choose = random.Random(f"{order['seed']}/{order['attempt']}")
-    waiting: list[Saving] = []
+    waiting: list[SaveHandle] = []
     with Saver(order["folder"], options=options_of(choose)) as saver:
         for step in order["steps"]:
             waiting.append(saver.save(state_of(order["seed"], step, order["attempt"]), step))
@@ -47,7 +47,7 @@ def saves(order: dict[str, Any], tell: int) -> None:
             acknowledge(one, tell)
 
 
-def acknowledge(saving: Saving, tell: int) -> None:
+def acknowledge(saving: SaveHandle, tell: int) -> None:
     saving.wait()
     os.write(tell, f"{saving.step}\n".encode())
 

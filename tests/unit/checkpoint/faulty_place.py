@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.checkpoint.place import PosixPlace
+from headrace.checkpoint.storage import PosixStorage
 
 
 class FaultyPlace:
@@ -16,7 +16,7 @@ class FaultyPlace:
     CHANGES = ("create", "rename", "make_folder", "sync_folder", "claim")
 
     def __init__(self, folder: str, error: Exception, *, fail_at: int = 0, stays: bool = False) -> None:
-        self._real = PosixPlace(folder)
+        self._real = PosixStorage(folder)
         self._error = error
         self.fail_at = fail_at
         self.stays = stays
@@ -63,7 +63,7 @@ class GatedPlace:
     """Files can be made at once, but not written before `open_gate`."""
 
     def __init__(self, folder: str) -> None:
-        self._real = PosixPlace(folder)
+        self._real = PosixStorage(folder)
         self._gate = threading.Event()
         self.waiting = threading.Event()
 

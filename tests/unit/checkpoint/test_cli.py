@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.checkpoint import SaveOptions, Saver, load, save, steps
-from headrace.checkpoint.place import PosixPlace
+from headrace.checkpoint.storage import PosixStorage
+from headrace.cli.examples import FIELDS
 from headrace.cli.main import main
-from headrace.cli.manual import FIELDS
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -104,7 +104,7 @@ def test_prune(run: Run, run_json: Callable[..., Any], folder: str) -> None:
     assert would["steps"] == [1, 3]
     assert len(os.listdir(f"{folder}/packs")) == 4
     assert run_json("prune", folder, "--last", 1) == would
-    assert steps(PosixPlace(folder)) == [2, 4]
+    assert steps(PosixStorage(folder)) == [2, 4]
     assert sorted(os.listdir(f"{folder}/packs")) == sorted(
         set(run_json("show", folder, 2)["packs"]) | set(run_json("show", folder, 4)["packs"])
     )

@@ -18,7 +18,7 @@ import pytest
 
 from headrace.base.errors import CheckpointNotFoundError
 from headrace.checkpoint import folder, load, save, steps, verify
-from headrace.checkpoint.place import PosixPlace
+from headrace.checkpoint.storage import PosixStorage
 from tests.unit.checkpoint.crasher import RETENTION, options_of
 from tests.unit.checkpoint.states import same, state_of
 
@@ -68,7 +68,7 @@ class History:
 
     def __init__(self, where: Path, seed: int) -> None:
         self.where, self.seed = str(where), seed
-        self.place = PosixPlace(self.where)
+        self.place = PosixStorage(self.where)
         self.tried: dict[int, list[int]] = {}
         self.acknowledged: dict[int, int] = {}
 

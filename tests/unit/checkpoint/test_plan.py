@@ -19,7 +19,7 @@ ALIGN, CHUNK, SLOT = 4, 8, 32
 @given(st.lists(st.integers(0, 100), max_size=12))
 def test_every_byte_has_one_place_and_chunks_keep_theirs(sizes: list[int]) -> None:
     """Leaves of these sizes into slots, one after the other: no overlap, no gap, chunks never cut by a slot."""
-    slots: list[list[plan.Piece]] = []
+    slots: list[list[plan.LeafRange]] = []
     used = SLOT
     for leaf, size in enumerate(sizes):
         at = 0

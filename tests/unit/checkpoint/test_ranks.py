@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import CheckpointFailedError, CheckpointNoSpaceError
-from headrace.checkpoint import PosixPlace, Retention, SaveOptions, Saver, load, steps, verify
+from headrace.checkpoint import PosixStorage, Retention, SaveOptions, Saver, load, steps, verify
 from headrace.checkpoint import folder as checkpoint_folder
 from headrace.checkpoint.prune import prune
 from tests.unit.checkpoint.faulty_place import FaultyPlace
@@ -41,15 +41,15 @@ def test_each_rank_gets_its_own_state_back(tmp_path: Path) -> None:
         under_way = [one.save(of_rank(rank, step), step) for rank, one in enumerate(group)]
         for saving in reversed(under_way):
             saving.wait()
-        assert steps(PosixPlace(str(tmp_path))) == list(range(1, step + 1))
+        assert steps(PosixStorage(str(tmp_path))) == list(range(1, step + 1))
     for one in group:
         one.close()
     for step in (1, 2, 3):
         verify(str(tmp_path), step)
         assert all(same(load(str(tmp_path), step, rank=rank), of_rank(rank, step)) for rank in range(RANKS))
-    head = checkpoint_folder.head(PosixPlace(str(tmp_path)), 3)
+    head = checkpoint_folder.head(PosixStorage(str(tmp_path)), 3)
     assert (head.ranks, head.full) == (RANKS, False)
-    prune(PosixPlace(str(tmp_path)), Retention())
+    prune(PosixStorage(str(tmp_path)), Retention())
     assert os.listdir(tmp_path / "saves") == []
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_there_until_the_last_rank_has_delivered(tmp_path: Path) -> N
     first = [group[rank].save(of_rank(rank, 1), 1) for rank in (0, 2)]
     parts = tmp_path / "saves"
     reached(lambda: parts.exists() and len(list(parts.rglob("*.part"))) == 2)
-    assert steps(PosixPlace(str(tmp_path))) == [] and not any(one.done for one in first)
+    assert steps(PosixStorage(str(tmp_path))) == [] and not any(one.done for one in first)
     group[1].save(of_rank(1, 1), 1).wait()
     for one in group:
         one.close()
@@ -83,16 +83,16 @@ def test_a_rank_whose_disk_is_full_fails_the_save_for_all_at_once(tmp_path: Path
             CheckpointFailedError, match="the disk is full" if rank == 1 else "rank 1 failed: the disk"
         ):
             saving.wait()
-    assert steps(PosixPlace(str(tmp_path))) == []
+    assert steps(PosixStorage(str(tmp_path))) == []
     full.fail_at = 0
     for saving in [one.save(of_rank(rank, 2), 2) for rank, one in enumerate(group)]:
         saving.wait()
     for one in group:
         one.close()
-    assert steps(PosixPlace(str(tmp_path))) == [2]
-    prune(PosixPlace(str(tmp_path)), Retention())
+    assert steps(PosixStorage(str(tmp_path))) == [2]
+    prune(PosixStorage(str(tmp_path)), Retention())
     assert set(os.listdir(tmp_path / "packs")) == set(
-        checkpoint_folder.head(PosixPlace(str(tmp_path)), 2).packs
+        checkpoint_folder.head(PosixStorage(str(tmp_path)), 2).packs
     )
 
 
@@ -109,7 +109,7 @@ def test_a_missing_rank_costs_its_time_and_that_save(tmp_path: Path) -> None:
         alone[1].wait()
     for one in group:
         one.close()
-    assert steps(PosixPlace(str(tmp_path))) == []
+    assert steps(PosixStorage(str(tmp_path))) == []
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_claim_that_was_never_written_is_pruned(tmp_path: Path, name: str) -> 
     left = tmp_path / "saves" / "000000000002-run0-0"
     left.mkdir(parents=True)
     (left / name).touch()
-    assert prune(PosixPlace(str(tmp_path)), Retention()).saves == [left.name]
+    assert prune(PosixStorage(str(tmp_path)), Retention()).saves == [left.name]
     assert os.listdir(tmp_path / "saves") == []
 
 
@@ -142,7 +142,7 @@ def test_killed_ranks_and_the_run_after_them(crasher: Crasher, tmp_path: Path, k
         )  # fmt: skip
         assert answer["status"] == -signal.SIGKILL, point
         acknowledged.update(answer["acknowledged"])
-        there = steps(PosixPlace(str(tmp_path)))
+        there = steps(PosixStorage(str(tmp_path)))
         assert acknowledged <= set(there)
         for step in there:
             verify(str(tmp_path), step)
@@ -153,8 +153,8 @@ def test_killed_ranks_and_the_run_after_them(crasher: Crasher, tmp_path: Path, k
         saving.wait()
     for one in group:
         one.close()
-    prune(PosixPlace(str(tmp_path)), Retention(last=1))
-    place = PosixPlace(str(tmp_path))
+    prune(PosixStorage(str(tmp_path)), Retention(last=1))
+    place = PosixStorage(str(tmp_path))
     assert (place.names("saves"), steps(place)) == ([], [99])
     assert set(place.names("packs")) == set(checkpoint_folder.head(place, 99).packs)
     assert all(same(load(place, rank=rank), of_rank(rank, 99, 49)) for rank in range(RANKS))

@@ -20,7 +20,7 @@ from headrace.base.errors import (
     UsageError,
 )
 from headrace.checkpoint import (
-    PosixPlace,
+    PosixStorage,
     Retention,
     SaveOptions,
     Saver,
@@ -64,7 +64,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(tmp_path: Path, place: Gate
     state["w"][:] = 0  # the next step of training
     with pytest.raises(DeadlineExceededError):
         saving.wait(timeout_s=0)
-    assert steps(PosixPlace(str(tmp_path))) == []
+    assert steps(PosixStorage(str(tmp_path))) == []
     place.open_gate()
     saver.close()
     assert saving.done
@@ -132,7 +132,7 @@ def test_full_again_when_much_changed_or_the_chain_is_long(tmp_path: Path) -> No
             fulls.append(saver.save(state, step).wait().full)
             assert same(load(str(tmp_path), step), state)
     assert fulls == [True, False, False, True, False, True, False, False]
-    assert len(checkpoint_folder.head(PosixPlace(str(tmp_path)), 3).packs) == 3
+    assert len(checkpoint_folder.head(PosixStorage(str(tmp_path)), 3).packs) == 3
 
 
 def test_the_same_bytes_are_stored_once_in_a_save(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_retention_keeps_what_kept_ones_refer_to(tmp_path: Path) -> None:
     options = SaveOptions(
         chunk_bytes=4 * KIB, slot_bytes=16 * KIB, retention=Retention(last=2, every=4), full_share=1.0
     )
-    place = PosixPlace(str(tmp_path))
+    place = PosixStorage(str(tmp_path))
     state = {f"w{n}": noise(16 * KIB, n) for n in range(10)}
     expected = {}
     with Saver(place, options=options) as saver:
@@ -177,7 +177,7 @@ def test_packs_that_a_save_under_way_refers_to_are_not_pruned(tmp_path: Path, pl
     state["w0"] = noise(16 * KIB, 77)
     saving = saver.save(state, 2)
     assert place.waiting.wait(60)  # the claim is made, the base was looked at
-    done = prune(PosixPlace(str(tmp_path)), Retention(), also=[1])
+    done = prune(PosixStorage(str(tmp_path)), Retention(), also=[1])
     assert (done.steps, done.packs) == ([1], [])
     place.open_gate()
     assert not saving.wait().full
@@ -190,7 +190,7 @@ def test_a_base_that_went_before_the_claim_is_not_referred_to(tmp_path: Path) ->
     state = {"w": noise(64 * KIB)}
     with Saver(str(tmp_path), options=SMALL) as saver:
         saver.save(state, 1).wait()
-        prune(PosixPlace(str(tmp_path)), Retention(), also=[1])
+        prune(PosixStorage(str(tmp_path)), Retention(), also=[1])
         assert saver.save(state, 2).wait().full
     assert same(load(str(tmp_path)), state)
 
@@ -199,7 +199,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
     for attempt in range(3):
         save(state_of(1, 5, attempt), str(tmp_path), 5, options=SMALL)
         assert same(load(str(tmp_path), 5), state_of(1, 5, attempt))
-    assert steps(PosixPlace(str(tmp_path))) == [5]
+    assert steps(PosixStorage(str(tmp_path))) == [5]
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -220,7 +220,7 @@ def test_a_call_that_fails_costs_that_save_only(tmp_path: Path, stays: bool) -> 
             failed = True
         failures += failed
         assert same(load(str(where), 1), state_of(3, 1, 0))
-        there = steps(PosixPlace(str(where)))
+        there = steps(PosixStorage(str(where)))
         if 2 in there:
             assert same(load(str(where), 2), state_of(3, 2, 0))
         assert failed or 2 in there
@@ -247,7 +247,7 @@ def test_an_error_surfaces_at_wait_and_at_the_next_save_but_once(tmp_path: Path)
     with pytest.raises(CheckpointFailedError):
         first.wait()
     saver.close()
-    assert steps(PosixPlace(str(tmp_path))) == [3]
+    assert steps(PosixStorage(str(tmp_path))) == [3]
 
 
 def test_close_raises_what_nobody_was_told(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_manifest_that_rotted_is_noticed_wherever_a_bit_flips(tmp_path: Path) 
 
 
 def test_no_pack_is_deleted_while_a_manifest_cannot_be_read(tmp_path: Path) -> None:
-    place = PosixPlace(str(tmp_path))
+    place = PosixStorage(str(tmp_path))
     for step in (1, 2):
         save({"a": noise(9000, step)}, place, step, options=SMALL)
     path = tmp_path / "manifests" / f"{1:012d}"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import error_classes
-from headrace.cli.describe import pages
+from headrace.cli.examples import EXAMPLES, FIELDS
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
-from headrace.cli.manual import EXAMPLES, FIELDS
+from headrace.cli.gen_docs import pages
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import UsageError
 from headrace.cli.config import hide_secrets
-from headrace.cli.job import Rate, progress_text
+from headrace.cli.job import RateMeter, progress_text
 from headrace.cli.state import RunState
 from headrace.cli.target import _below_mountpoint, _namespace_path
 from headrace.cli.up import origin_options, url_of
@@ -72,7 +72,7 @@ def test_secrets_are_hidden() -> None:
 
 
 def test_rate_is_of_the_last_seconds() -> None:
-    rate = Rate(window_s=5)
+    rate = RateMeter(window_s=5)
     assert rate.seen(0, 10.0) == 0
     assert rate.seen(100, 11.0) == 100
     for second in range(12, 40):

@@ -27,7 +27,7 @@ from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.peer_service import NodePeerService
 from headrace.dataplane.read import ReadPath, ReadSettings
 from headrace.dataplane.rebalance import Rebalance
-from headrace.dataplane.source import ClusterSources
+from headrace.dataplane.source import ClusterSourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.owner_listing import OwnerListingClient
 from headrace.namespace.tree import Namespace
@@ -35,7 +35,7 @@ from headrace.origin.circuit import Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo, next_view
-from headrace.store.notes import noted
+from headrace.store.object_metadata import noted
 from headrace.store.store import Store
 from headrace.store.volume import Volume
 from headrace.wire.peer_messages import FileRange, ListShared, LookupShared, Names, OfferHandover
@@ -145,7 +145,7 @@ class OneNode:
         self.disk = ThreadPoolExecutor(2)
         self.peers = DirectPeers(world)
         gate = Gate(Window(maximum=16), bytes_max=64 * MIB)
-        self.sources = ClusterSources(
+        self.sources = ClusterSourceFactory(
             gate,
             timeout_s=5,
             me=id,

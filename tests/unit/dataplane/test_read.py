@@ -15,7 +15,7 @@ from headrace.base.errors import NoSpaceError, StaleIdError, StoreError, Version
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, Arrived, Entry, FileId, Version
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
-from headrace.dataplane.source import Sources
+from headrace.dataplane.source import SourceFactory
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
@@ -56,7 +56,7 @@ class World:
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            Sources(Gate(Window(maximum=8), bytes_max=64 * MIB), timeout_s=5),
+            SourceFactory(Gate(Window(maximum=8), bytes_max=64 * MIB), timeout_s=5),
             self.disk,
             settings,
             on_complete=self.whole.extend,

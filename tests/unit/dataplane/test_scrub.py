@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId
-from headrace.checkpoint.place import _is_cached
-from headrace.dataplane.scrub import Pace, Progress, Scrub, _StoppedError
+from headrace.checkpoint.storage import _is_cached
+from headrace.dataplane.scrub import Scrub, ScrubPace, ScrubProgress, _StoppedError
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader, verify_on_disk
 from headrace.store.store import Store
@@ -56,7 +56,7 @@ class Host:
             await asyncio.sleep(0.002)
         await self.scrub.stop()
 
-    def progress(self) -> Progress:
+    def progress(self) -> ScrubProgress:
         return self.scrub._progress
 
 
@@ -250,7 +250,7 @@ def test_a_file_that_cannot_be_opened_holds_nobody_up(
 
 
 def test_a_node_that_ends_waits_for_no_pace() -> None:
-    pace = Pace(1.0)
+    pace = ScrubPace(1.0)
     pace.stop()
     with pytest.raises(_StoppedError):
         pace.spend(1000)

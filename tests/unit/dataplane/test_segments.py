@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.model import Arrived
 from headrace.dataplane import rebalance, route
-from headrace.dataplane.source import ClusterSources
+from headrace.dataplane.source import ClusterSourceFactory
 from headrace.ring.view import NodeInfo
 from headrace.wire.peer_messages import FileRange
 from tests.unit.dataplane import test_many_nodes
@@ -23,7 +23,7 @@ SEGMENT = 4 * MIB
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     for room in (route, rebalance, test_many_nodes):
         monkeypatch.setattr(room, "SEGMENT_BYTES", SEGMENT)
-    monkeypatch.setattr(ClusterSources, "lane_bytes", SEGMENT)
+    monkeypatch.setattr(ClusterSourceFactory, "lane_bytes", SEGMENT)
     return World(tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.diagnose.recording import Call, Frame, Moment, Recording, Thread, Worker
+from headrace.diagnose.recording import Frame, KernelCall, Recording, Thread, TimelineSample, Worker
 
 DATALOADER = "/x/site-packages/torch/utils/data/dataloader.py"
 WORKER = "/x/site-packages/torch/utils/data/_utils/worker.py"
@@ -33,19 +33,21 @@ READS = (*FETCHES, Frame("Files.__getitem__", "/home/me/train.py", 9, "file.read
 STEPS = (SCRIPT, Frame("step", "/home/me/train.py", 30, "time.sleep(0.1)"))
 
 
-def worker(call: Call, stack: tuple[Frame, ...], path: str = "", pid: int = 100) -> Worker:
+def worker(call: KernelCall, stack: tuple[Frame, ...], path: str = "", pid: int = 100) -> Worker:
     return Worker(pid, Thread(call, stack, path))
 
 
-def waiting(*workers: Worker, call: Call = Call.WAIT) -> Moment:
-    return Moment(0, 0.02, Thread(call, WAITS), workers, running=0)
+def waiting(*workers: Worker, call: KernelCall = KernelCall.WAIT) -> TimelineSample:
+    return TimelineSample(0, 0.02, Thread(call, WAITS), workers, running=0)
 
 
-def stepping(call: Call = Call.SLEEP, *, running: int = 1, stack: tuple[Frame, ...] = STEPS) -> Moment:
-    return Moment(0, 0.02, Thread(call, stack), running=running)
+def stepping(
+    call: KernelCall = KernelCall.SLEEP, *, running: int = 1, stack: tuple[Frame, ...] = STEPS
+) -> TimelineSample:
+    return TimelineSample(0, 0.02, Thread(call, stack), running=running)
 
 
-def recording(*moments: tuple[int, Moment], cores: int = 8, **more: object) -> Recording:
+def recording(*moments: tuple[int, TimelineSample], cores: int = 8, **more: object) -> Recording:
     """moments: each so many times."""
     return Recording(
         tuple(one for count, moment in moments for one in [moment] * count),

@@ -11,7 +11,16 @@ from hypothesis import strategies as some
 
 from headrace.diagnose.attribute import Diagnosis, attribute
 from headrace.diagnose.causes import REMEDIES, Cause
-from headrace.diagnose.recording import Call, Frame, Moment, Place, Recording, Storage, Thread, Worker
+from headrace.diagnose.recording import (
+    FileSystemUsage,
+    Frame,
+    KernelCall,
+    Recording,
+    Storage,
+    Thread,
+    TimelineSample,
+    Worker,
+)
 from headrace.diagnose.report import lines_of
 
 from .moments import (
@@ -31,7 +40,7 @@ from .moments import (
 )
 
 MIB = 1 << 20
-AT_MOUNT = worker(Call.READ, READS, "/mnt/data/7.bin")
+AT_MOUNT = worker(KernelCall.READ, READS, "/mnt/data/7.bin")
 
 
 def shares(found: Diagnosis) -> dict[str, float]:
@@ -39,7 +48,7 @@ def shares(found: Diagnosis) -> dict[str, float]:
 
 
 def test_a_wait_is_dealt_to_what_the_workers_did() -> None:
-    both = waiting(worker(Call.RUN, DECODES), worker(Call.SOCKET, READS))
+    both = waiting(worker(KernelCall.RUN, DECODES), worker(KernelCall.SOCKET, READS))
     found = attribute(recording((6, both), (4, stepping()), cores=2))
     assert shares(found) == {"loader.processor": 0.3, "storage.network": 0.3}
     assert found.steps_share == pytest.approx(0.4)
@@ -47,14 +56,14 @@ def test_a_wait_is_dealt_to_what_the_workers_did() -> None:
 
 
 def test_free_cores_decide_between_too_few_workers_and_too_few_cores() -> None:
-    moments = ((9, waiting(worker(Call.RUN, AUGMENTS))), (1, stepping()))
+    moments = ((9, waiting(worker(KernelCall.RUN, AUGMENTS))), (1, stepping()))
     assert shares(attribute(recording(*moments, cores=2))) == {"loader.too_few_workers": 0.9}
     assert shares(attribute(recording(*moments, cores=1))) == {"loader.processor": 0.9}
 
 
 def test_idle_workers_are_blamed_only_when_they_are_many() -> None:
-    busy = worker(Call.RUN, AUGMENTS)
-    idle = worker(Call.WAIT, IDLE)
+    busy = worker(KernelCall.RUN, AUGMENTS)
+    idle = worker(KernelCall.WAIT, IDLE)
     found = attribute(recording((8, waiting(busy, idle, idle, idle)), (2, stepping()), cores=4))
     assert shares(found) == {"loader.starved": 0.6, "loader.processor": 0.2}
     few = attribute(recording((8, waiting(busy, busy, busy, idle)), (2, stepping()), cores=4))
@@ -64,31 +73,39 @@ def test_idle_workers_are_blamed_only_when_they_are_many() -> None:
 @pytest.mark.parametrize(
     ("place", "cause"),
     [
-        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=9 * MIB), Cause.ORIGIN),
-        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=9 * MIB), Cause.PEER),
-        (Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b"), Cause.DISK),
-        (Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x"), Cause.SHARE),
-        (Place("/mnt/data", Storage.DISK, "ext4", "/dev/sda1", busy=0.99), Cause.DISK),
-        (Place("/", Storage.DISK, "ext4", "/dev/sda1"), Cause.DISK),
+        (
+            FileSystemUsage("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=9 * MIB),
+            Cause.ORIGIN,
+        ),
+        (
+            FileSystemUsage("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=9 * MIB),
+            Cause.PEER,
+        ),
+        (FileSystemUsage("/mnt/data", Storage.HEADRACE, "headrace", "s3://b"), Cause.DISK),
+        (FileSystemUsage("/mnt/data", Storage.SHARE, "nfs4", "nas:/x"), Cause.SHARE),
+        (FileSystemUsage("/mnt/data", Storage.DISK, "ext4", "/dev/sda1", busy=0.99), Cause.DISK),
+        (FileSystemUsage("/", Storage.DISK, "ext4", "/dev/sda1"), Cause.DISK),
     ],
 )
-def test_where_the_file_lies_decides_which_storage_it_is(place: Place, cause: Cause) -> None:
+def test_where_the_file_lies_decides_which_storage_it_is(place: FileSystemUsage, cause: Cause) -> None:
     found = attribute(recording((9, waiting(AT_MOUNT)), (1, stepping()), places=(place,)))
     assert shares(found) == {cause: 0.9}
     assert place.source in " ".join(found.causes[0].evidence)
 
 
 def test_origin_and_peers_share_a_wait_by_their_bytes() -> None:
-    place = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=3 * MIB, peer_bytes=MIB)
+    place = FileSystemUsage(
+        "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=3 * MIB, peer_bytes=MIB
+    )
     found = attribute(recording((8, waiting(AT_MOUNT)), (2, stepping()), places=(place,)))
     assert shares(found) == {"storage.origin": 0.6, "storage.peer": 0.2}
 
 
 def test_opens_are_names_on_other_storage_and_bytes_on_ours() -> None:
-    opens = waiting(worker(Call.OPEN, READS, "/mnt/data/7.json"))
-    share = Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
+    opens = waiting(worker(KernelCall.OPEN, READS, "/mnt/data/7.json"))
+    share = FileSystemUsage("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
     assert shares(attribute(recording((1, opens), places=(share,)))) == {"storage.metadata": 1.0}
-    ours = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB)
+    ours = FileSystemUsage("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB)
     assert shares(attribute(recording((1, opens), places=(ours,)))) == {"storage.origin": 1.0}
 
 
@@ -98,29 +115,29 @@ def test_what_the_library_waits_for_is_asked_of_the_node() -> None:
         Frame("Client.open", "/x/headrace/sdk/client.py", 3),
         Frame("recv", "/x/socket.py", 1),
     )
-    moment = waiting(worker(Call.SOCKET, library))
-    node = Place("headrace://", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=MIB)
+    moment = waiting(worker(KernelCall.SOCKET, library))
+    node = FileSystemUsage("headrace://", Storage.HEADRACE, "headrace", "s3://b", peer_bytes=MIB)
     assert shares(attribute(recording((1, moment), places=(node,)))) == {"storage.peer": 1.0}
     assert shares(attribute(recording((1, moment)))) == {"storage.origin": 1.0}
 
 
 def test_a_copy_is_no_cause_while_the_gpu_is_busy() -> None:
-    line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
-    assert attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.97)))).healthy
-    assert shares(attribute(recording((1, Moment(0, 0.02, line, gpu_busy=0.1))))) == {"copies": 1.0}
+    line = Thread(KernelCall.RUN, (Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
+    assert attribute(recording((1, TimelineSample(0, 0.02, line, gpu_busy=0.97)))).healthy
+    assert shares(attribute(recording((1, TimelineSample(0, 0.02, line, gpu_busy=0.1))))) == {"copies": 1.0}
 
 
 def test_a_thread_that_reads_for_a_worker_tells_for_it() -> None:
-    pool = Worker(9, Thread(Call.LOCK, READS), (Thread(Call.READ, (), "/mnt/data/1.bin"),))
-    share = Place("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
+    pool = Worker(9, Thread(KernelCall.LOCK, READS), (Thread(KernelCall.READ, (), "/mnt/data/1.bin"),))
+    share = FileSystemUsage("/mnt/data", Storage.SHARE, "nfs4", "nas:/x")
     assert shares(attribute(recording((1, waiting(pool)), places=(share,)))) == {"storage.share": 1.0}
 
 
 def test_what_the_trainer_does_itself() -> None:
     fetch = Frame("fetch", "/x/torch/utils/data/_utils/fetch.py", 54)
-    in_main = stepping(Call.RUN, stack=(*WAITS[:3], fetch, AUGMENTS[-1]))
-    save = stepping(Call.WRITE, stack=(SCRIPT, Frame("save", "/x/torch/serialization.py", 900)))
-    copy = stepping(Call.RUN, stack=(Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
+    in_main = stepping(KernelCall.RUN, stack=(*WAITS[:3], fetch, AUGMENTS[-1]))
+    save = stepping(KernelCall.WRITE, stack=(SCRIPT, Frame("save", "/x/torch/serialization.py", 900)))
+    copy = stepping(KernelCall.RUN, stack=(Frame("train", "/home/me/train.py", 8, "x = x.to(device)"),))
     found = attribute(recording((4, in_main), (3, save), (2, copy), (1, stepping(stack=STARTS))))
     assert shares(found) == {
         "loader.in_main_process": 0.4, "checkpoint": 0.3, "copies": 0.2, "loader.restarts": 0.1,
@@ -133,14 +150,14 @@ def test_a_save_is_one_whatever_it_was_called_from() -> None:
         Frame("save_checkpoint", "/home/me/hooks.py", 3),
         Frame("write", "/home/me/io.py", 4),
     )
-    assert shares(attribute(recording((1, stepping(Call.WRITE, stack=stack))))) == {"checkpoint": 1.0}
+    assert shares(attribute(recording((1, stepping(KernelCall.WRITE, stack=stack))))) == {"checkpoint": 1.0}
 
 
 def test_one_core_is_blamed_only_where_there_are_more() -> None:
-    loop = stepping(Call.RUN, stack=(SCRIPT, Frame("beam", "/home/me/train.py", 3, "a = b")))
+    loop = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("beam", "/home/me/train.py", 3, "a = b")))
     assert shares(attribute(recording((1, loop), cores=8))) == {"compute.unparallel": 1.0}
     assert attribute(recording((1, loop), cores=1)).healthy
-    both = stepping(Call.RUN, running=2, stack=loop.main.stack)
+    both = stepping(KernelCall.RUN, running=2, stack=loop.main.stack)
     assert attribute(recording((1, both), cores=8)).healthy
 
 
@@ -148,8 +165,8 @@ def test_small_steps_are_told_by_their_overhead_and_their_pace() -> None:
     adam = Frame("Adam.step", "/x/torch/optim/adam.py", 100)
     linear = Frame("Linear.forward", "/x/torch/nn/modules/linear.py", 100)
     call = Frame("Module._call_impl", "/x/torch/nn/modules/module.py", 1700)
-    optimizer = stepping(Call.RUN, stack=(SCRIPT, adam))
-    forward = stepping(Call.RUN, stack=(SCRIPT, call, linear))
+    optimizer = stepping(KernelCall.RUN, stack=(SCRIPT, adam))
+    forward = stepping(KernelCall.RUN, stack=(SCRIPT, call, linear))
     turns = recording(*[(1, optimizer), (1, forward)] * 20)
     assert shares(attribute(turns)) == {"compute.small_batches": 1.0}
     runs = recording((20, optimizer), (20, forward))
@@ -162,41 +179,41 @@ def test_small_steps_are_told_by_their_overhead_and_their_pace() -> None:
 
 
 def test_a_busy_gpu_excuses_what_the_trainer_does_beside_it() -> None:
-    loop = Thread(Call.RUN, (SCRIPT,))
-    assert attribute(recording((1, Moment(0, 0.02, loop, gpu_busy=0.95)))).healthy
-    assert not attribute(recording((1, Moment(0, 0.02, loop, gpu_busy=0.2)))).healthy
+    loop = Thread(KernelCall.RUN, (SCRIPT,))
+    assert attribute(recording((1, TimelineSample(0, 0.02, loop, gpu_busy=0.95)))).healthy
+    assert not attribute(recording((1, TimelineSample(0, 0.02, loop, gpu_busy=0.2)))).healthy
 
 
 def test_a_wait_for_the_interpreters_lock_needs_another_python_thread() -> None:
-    main = Thread(Call.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "torch.mm(a, b)")))
-    other = Thread(Call.RUN, (Frame("score", "/home/me/train.py", 4),))
-    native = Thread(Call.RUN)
-    assert shares(attribute(recording((1, Moment(0, 0.02, main, others=(other,)))))) == {
+    main = Thread(KernelCall.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "torch.mm(a, b)")))
+    other = Thread(KernelCall.RUN, (Frame("score", "/home/me/train.py", 4),))
+    native = Thread(KernelCall.RUN)
+    assert shares(attribute(recording((1, TimelineSample(0, 0.02, main, others=(other,)))))) == {
         "compute.interpreter_lock": 1.0
     }
-    assert attribute(recording((1, Moment(0, 0.02, main, others=(native,))))).healthy
-    asked = Thread(Call.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "thread.join()")))
-    assert attribute(recording((1, Moment(0, 0.02, asked, others=(other,))))).healthy
+    assert attribute(recording((1, TimelineSample(0, 0.02, main, others=(native,))))).healthy
+    asked = Thread(KernelCall.LOCK, (SCRIPT, Frame("step", "/home/me/train.py", 9, "thread.join()")))
+    assert attribute(recording((1, TimelineSample(0, 0.02, asked, others=(other,))))).healthy
 
 
 def test_rivals_for_the_lock_count_where_the_trainer_was_seen_to_wait_for_it() -> None:
     line = (SCRIPT, Frame("step", "/home/me/train.py", 9, "torch.mm(a, b)"))
-    other = Thread(Call.RUN, (Frame("score", "/home/me/train.py", 4),))
-    ready = Moment(0, 0.02, Thread(Call.RUN, line), others=(other,), running=2)
-    waits = Moment(0, 0.02, Thread(Call.LOCK, line), others=(other,))
+    other = Thread(KernelCall.RUN, (Frame("score", "/home/me/train.py", 4),))
+    ready = TimelineSample(0, 0.02, Thread(KernelCall.RUN, line), others=(other,), running=2)
+    waits = TimelineSample(0, 0.02, Thread(KernelCall.LOCK, line), others=(other,))
     assert attribute(recording((10, ready))).healthy
     assert shares(attribute(recording((8, ready), (2, waits)))) == {"compute.interpreter_lock": 0.6}
 
 
 def test_the_hook_says_that_a_line_that_looks_like_a_copy_is_the_step() -> None:
-    line = Thread(Call.RUN, (Frame("train", "/home/me/train.py", 8, "y = model(x.to(device))"),))
-    assert shares(attribute(recording((1, Moment(0, 0.02, line))))) == {"copies": 1.0}
-    assert "copies" not in shares(attribute(recording((1, Moment(0, 0.02, line, marked=True)))))
+    line = Thread(KernelCall.RUN, (Frame("train", "/home/me/train.py", 8, "y = model(x.to(device))"),))
+    assert shares(attribute(recording((1, TimelineSample(0, 0.02, line))))) == {"copies": 1.0}
+    assert "copies" not in shares(attribute(recording((1, TimelineSample(0, 0.02, line, marked=True)))))
 
 
 def test_what_comes_before_the_first_batch_and_after_the_last_is_left_out() -> None:
-    imports = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
-    end = stepping(Call.RUN, stack=(SCRIPT,))
+    imports = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+    end = stepping(KernelCall.RUN, stack=(SCRIPT,))
     moments = ((50, imports), (10, waiting(AT_MOUNT)), (30, end))
     ended = attribute(recording(*moments, ended=True))
     assert ended.wall_s == pytest.approx(0.2)
@@ -205,19 +222,19 @@ def test_what_comes_before_the_first_batch_and_after_the_last_is_left_out() -> N
     assert attribute(recording(*moments)).wall_s == pytest.approx(0.8)
 
 
-IMPORTS = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
-LOADER_STARTS = stepping(Call.RUN, stack=STARTS)
+IMPORTS = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+LOADER_STARTS = stepping(KernelCall.RUN, stack=STARTS)
 BUILDS = stepping(
-    Call.RUN, stack=(SCRIPT, Frame("Model.__init__", "/home/me/model.py", 12, "self.x = mix(y)"))
+    KernelCall.RUN, stack=(SCRIPT, Frame("Model.__init__", "/home/me/model.py", 12, "self.x = mix(y)"))
 )
-MOVES = stepping(Call.RUN, stack=(Frame("<module>", "/home/me/train.py", 15, "model.to(device)"),))
-COMPUTES = stepping(Call.RUN, stack=(SCRIPT, Frame("step", "/home/me/train.py", 30, "y = mix(x)")))
+MOVES = stepping(KernelCall.RUN, stack=(Frame("<module>", "/home/me/train.py", 15, "model.to(device)"),))
+COMPUTES = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("step", "/home/me/train.py", 30, "y = mix(x)")))
 
 
 @pytest.mark.parametrize("setup", [(IMPORTS,), (BUILDS,), (MOVES,), (IMPORTS, BUILDS, MOVES)])
 @pytest.mark.parametrize("waits", [0, 5])
 def test_what_comes_between_the_loaders_start_and_the_first_step_is_no_cause(
-    setup: tuple[Moment, ...], waits: int
+    setup: tuple[TimelineSample, ...], waits: int
 ) -> None:
     before = [(20, IMPORTS), (3, LOADER_STARTS), *((40, moment) for moment in setup)]
     steps = [(waits, waiting(AT_MOUNT)), (10, stepping()), (1, waiting(AT_MOUNT)), (29, stepping())]
@@ -250,7 +267,7 @@ def test_of_a_job_that_ran_before_nothing_is_taken_for_its_setup() -> None:
 
 
 def test_each_trainer_has_a_beginning_of_its_own() -> None:
-    imports = stepping(Call.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
+    imports = stepping(KernelCall.RUN, stack=(SCRIPT, Frame("_find", "<frozen importlib._bootstrap>", 1)))
     one = [imports] * 10 + [stepping(), waiting(AT_MOUNT)] * 5
     both = [*one, *(replace(moment, trainer=1) for moment in one)]
     found = attribute(Recording(tuple(both), 8))
@@ -262,9 +279,11 @@ def test_each_trainer_has_a_beginning_of_its_own() -> None:
 
 
 def test_without_stacks_the_kernel_alone_is_asked() -> None:
-    blind = Moment(0, 0.02, Thread(Call.WAIT), (Worker(5, Thread(Call.READ, (), "/mnt/x/1")),), running=0)
+    blind = TimelineSample(
+        0, 0.02, Thread(KernelCall.WAIT), (Worker(5, Thread(KernelCall.READ, (), "/mnt/x/1")),), running=0
+    )
     assert shares(attribute(recording((1, blind)))) == {"storage.disk": 1.0}
-    idle = Moment(0, 0.02, Thread(Call.OTHER), (Worker(5, Thread(Call.WAIT)),), running=0)
+    idle = TimelineSample(0, 0.02, Thread(KernelCall.OTHER), (Worker(5, Thread(KernelCall.WAIT)),), running=0)
     assert attribute(recording((1, idle))).healthy
 
 
@@ -276,12 +295,12 @@ def test_nothing_seen_is_neither_healthy_nor_sick() -> None:
 STACKS = (IDLE, READS, DECODES, AUGMENTS, STEPS, STARTS, WAITS, ())
 threads = some.builds(
     Thread,
-    call=some.sampled_from(Call),
+    call=some.sampled_from(KernelCall),
     stack=some.sampled_from(STACKS),
     path=some.sampled_from(("", "/mnt/data/1", "/home/x")),
 )
 moments = some.builds(
-    Moment,
+    TimelineSample,
     at_s=some.just(0.0),
     span_s=some.floats(0.001, 1),
     main=threads,
@@ -294,8 +313,10 @@ moments = some.builds(
 
 
 @given(some.lists(moments, min_size=1, max_size=20), some.integers(1, 8))
-def test_no_moment_is_blamed_for_more_than_it_is(drawn: list[Moment], cores: int) -> None:
-    place = Place("/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB, peer_bytes=5 * MIB)
+def test_no_moment_is_blamed_for_more_than_it_is(drawn: list[TimelineSample], cores: int) -> None:
+    place = FileSystemUsage(
+        "/mnt/data", Storage.HEADRACE, "headrace", "s3://b", origin_bytes=MIB, peer_bytes=5 * MIB
+    )
     found = attribute(Recording(tuple(drawn), cores, places=(place,)))
     total = sum(one.share for one in found.causes)
     assert total <= 1 + 1e-9

@@ -15,11 +15,11 @@ import pytest
 
 from headrace.diagnose import kernel, watch
 from headrace.diagnose.attribute import attribute
-from headrace.diagnose.frames import Phase, Work, is_worker, phase_of, work_of
+from headrace.diagnose.frames import TrainerPhase, WorkerActivity, is_worker, phase_of, work_of
 from headrace.diagnose.gpus import GpuWatch
 from headrace.diagnose.marks import MarksReader
 from headrace.diagnose.places import PlaceWatch, mounts
-from headrace.diagnose.recording import Call, Frame, Loader, Storage
+from headrace.diagnose.recording import Frame, KernelCall, LoaderFacts, Storage
 from headrace.diagnose.report import lines_of as words_of
 from headrace.diagnose.report import value_of
 from headrace.diagnose.stacks import lines_of
@@ -74,7 +74,7 @@ def test_a_thread_in_an_open_is_seen_with_its_path(opening: tuple[int, str]) -> 
     while True:
         state = kernel.state_of(pid, all_threads=True)
         assert state is not None and time.monotonic() < give_up_s
-        if state.threads[0] == kernel.ThreadState(pid, Call.OPEN, path):
+        if state.threads[0] == kernel.ThreadState(pid, KernelCall.OPEN, path):
             return
         time.sleep(0.01)
 
@@ -123,37 +123,43 @@ def test_stacks_are_rebuilt_from_what_py_spy_writes(tmp_path: Path) -> None:
     assert line.at(11.5, 0.02) == (module,)
     assert line.at(12.5, 0.02) == (Frame("<module>", str(script), 2), Frame("Net.to", "/x/module.py", 5))
     assert line.at(13.5, 0.02) == (module,)
-    assert phase_of((module,)) is Phase.COPY
+    assert phase_of((module,)) is TrainerPhase.COPY
 
 
 @pytest.mark.parametrize(
     ("stack", "phase", "work"),
     [
-        (WAITS, Phase.WAIT_DATA, None),
-        (STARTS, Phase.LOADER_START, None),
-        (IDLE, None, Work.IDLE),
-        (DECODES, None, Work.DECODE),
-        (AUGMENTS, None, Work.TRANSFORM),
+        (WAITS, TrainerPhase.WAIT_DATA, None),
+        (STARTS, TrainerPhase.LOADER_START, None),
+        (IDLE, None, WorkerActivity.IDLE),
+        (DECODES, None, WorkerActivity.DECODE),
+        (AUGMENTS, None, WorkerActivity.TRANSFORM),
         (
             (*FETCHES, Frame("default_collate", "/x/torch/utils/data/_utils/collate.py", 1)),
             None,
-            Work.COLLATE,
+            WorkerActivity.COLLATE,
         ),
         (
             (*FETCHES, Frame("get", "/x/fsspec/asyn.py", 1), Frame("wait", "/x/threading.py", 1)),
             None,
-            Work.NETWORK,
+            WorkerActivity.NETWORK,
         ),
-        ((*FETCHES, Frame("__getitem__", "/home/me/a.py", 1, "zlib.decompress(x)")), None, Work.DECODE),
-        ((SCRIPT, Frame("Tensor.backward", "/x/torch/_tensor.py", 1)), Phase.BACKWARD, None),
-        ((SCRIPT, Frame("SGD.step", "/x/torch/optim/sgd.py", 1)), Phase.OPTIMIZER, None),
-        ((SCRIPT, Frame("f", "/home/me/a.py", 1, "torch.save(x, y)")), Phase.CHECKPOINT, None),
-        ((SCRIPT, Frame("_send_to_device", "/home/me/a.py", 1)), Phase.OWN, None),
-        ((SCRIPT, Frame("send_to_device", "/x/accelerate/utils/operations.py", 1)), Phase.COPY, None),
-        ((), None, Work.OWN),
+        (
+            (*FETCHES, Frame("__getitem__", "/home/me/a.py", 1, "zlib.decompress(x)")),
+            None,
+            WorkerActivity.DECODE,
+        ),
+        ((SCRIPT, Frame("Tensor.backward", "/x/torch/_tensor.py", 1)), TrainerPhase.BACKWARD, None),
+        ((SCRIPT, Frame("SGD.step", "/x/torch/optim/sgd.py", 1)), TrainerPhase.OPTIMIZER, None),
+        ((SCRIPT, Frame("f", "/home/me/a.py", 1, "torch.save(x, y)")), TrainerPhase.CHECKPOINT, None),
+        ((SCRIPT, Frame("_send_to_device", "/home/me/a.py", 1)), TrainerPhase.OWN, None),
+        ((SCRIPT, Frame("send_to_device", "/x/accelerate/utils/operations.py", 1)), TrainerPhase.COPY, None),
+        ((), None, WorkerActivity.OWN),
     ],
 )
-def test_what_stacks_say(stack: tuple[Frame, ...], phase: Phase | None, work: Work | None) -> None:
+def test_what_stacks_say(
+    stack: tuple[Frame, ...], phase: TrainerPhase | None, work: WorkerActivity | None
+) -> None:
     if phase is not None or not stack:
         assert phase_of(stack) is phase
     if work is not None:
@@ -185,7 +191,7 @@ def test_the_hook_writes_what_the_sampler_reads() -> None:
     hooks["step"]()  # type: ignore[operator]
     marks = reader.read()
     assert (marks.in_step, marks.steps, marks.samples) == (False, 1, 32)
-    assert marks.loader == Loader(4, 2, 32, True, True)
+    assert marks.loader == LoaderFacts(4, 2, 32, True, True)
     watching.close()
     watching.close()
     assert hooks == {}
@@ -230,7 +236,7 @@ def test_nvml_is_asked_for_the_gpus_of_the_job(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
     found = attribute(
-        recording((9, waiting(worker(Call.RUN, DECODES))), (1, stepping()), cores=1, missing=("GPUs",))
+        recording((9, waiting(worker(KernelCall.RUN, DECODES))), (1, stepping()), cores=1, missing=("GPUs",))
     )
     text = "\n".join(words_of(found))
     for words in (
@@ -249,7 +255,7 @@ def test_the_report_says_cause_share_evidence_remedy_and_gain() -> None:
 
 
 def test_the_time_line_joins_moments_that_look_alike() -> None:
-    moments = recording((3, waiting(worker(Call.RUN, DECODES, pid=8))), (2, stepping()))
+    moments = recording((3, waiting(worker(KernelCall.RUN, DECODES, pid=8))), (2, stepping()))
     found = [one for one in events_of(moments) if one["ph"] == "X"]
     assert {(one["pid"], one["name"]) for one in found} == {
         (0, "waits for data"),

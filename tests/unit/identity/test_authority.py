@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import PathExistsError, PathNotFoundError, UsageError
+from headrace.cli.examples import FIELDS
 from headrace.cli.main import build_app
-from headrace.cli.manual import FIELDS
 from headrace.identity.authority import Authority, certificates_below, look_at
 from headrace.identity.mutual import MutualTls, TlsFiles
 from headrace.identity.names import Identity

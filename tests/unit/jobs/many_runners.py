@@ -15,7 +15,7 @@ from headrace.base.model import BLOCK_SIZE_BYTES, Arrived, Entry
 from headrace.cluster.records import Records
 from headrace.dataplane.concurrency import Gate, Window
 from headrace.dataplane.read import ReadPath, ReadSettings
-from headrace.dataplane.source import Sources
+from headrace.dataplane.source import SourceFactory
 from headrace.jobs.cluster_jobs import ClusterJobs
 from headrace.jobs.jobs import Jobs
 from headrace.namespace.mounts import Mount, MountTable
@@ -169,7 +169,7 @@ class Runner:
         self.reads = ReadPath(
             self.namespace,
             self.store,
-            Sources(gate, timeout_s=5),
+            SourceFactory(gate, timeout_s=5),
             self.disk,
             settings,
             on_complete=lambda _: None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.jobs.turns import Turns
+from headrace.jobs.priority_semaphore import PrioritySemaphore
 
 
 def test_a_higher_priority_goes_first_and_else_who_came_first() -> None:
     async def test() -> None:
-        turns, order = Turns(1), list[str]()
+        turns, order = PrioritySemaphore(1), list[str]()
 
         async def one(name: str, priority: int) -> None:
             async with turns.take(priority):
@@ -28,7 +28,7 @@ def test_a_higher_priority_goes_first_and_else_who_came_first() -> None:
 
 def test_a_cancelled_wait_takes_no_place() -> None:
     async def test() -> None:
-        turns = Turns(1)
+        turns = PrioritySemaphore(1)
 
         async def one() -> None:
             async with turns.take(1):

@@ -19,7 +19,7 @@ from headrace.dataplane.source import OriginSource
 from headrace.origin.circuit import LIMITS, Circuit
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.virtual_loop import run_virtual
 
 TIMEOUT_S = 60.0
@@ -60,7 +60,7 @@ class World:
     def asked(self) -> int:
         return len(self.faulty.asked)
 
-    def away(self, fault: Fault | HeadraceError = Fault.UNAVAILABLE) -> None:
+    def away(self, fault: PlannedFault | HeadraceError = PlannedFault.UNAVAILABLE) -> None:
         for kind in CALLS:
             self.faulty.fail(kind, fault)
 
@@ -172,7 +172,7 @@ def test_one_call_that_fails_again_and_again_opens_nothing(monkeypatch: pytest.M
     world = World(1)
 
     async def body() -> None:
-        world.faulty.fail("head", Fault.UNAVAILABLE)
+        world.faulty.fail("head", PlannedFault.UNAVAILABLE)
         with pytest.raises(OriginUnavailableError):
             await world.call("head", "k0")
         assert world.faulty.count("head") > LIMITS.failures_max
@@ -187,7 +187,7 @@ def test_a_bad_key_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def body() -> None:
         loop = asyncio.get_running_loop()
-        world.faulty.fail("head", Fault.UNAVAILABLE)
+        world.faulty.fail("head", PlannedFault.UNAVAILABLE)
         bad = [asyncio.ensure_future(world.call("head", "k0", 20.0)) for _ in range(50)]
         await asyncio.sleep(1.0)
         for key in [*world.versions][1:]:
@@ -208,7 +208,7 @@ def test_a_probe_that_hears_nothing_is_followed_by_another(monkeypatch: pytest.M
         world.away()
         calls = [asyncio.ensure_future(world.call("head", key)) for key in world.versions]
         await asyncio.sleep(5.0)
-        world.away(Fault.HANG)
+        world.away(PlannedFault.HANG)
         await asyncio.sleep(5.0)
         assert 1 <= world.faulty.hanging <= 6
         world.faulty.mend()
@@ -252,7 +252,7 @@ def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> N
     world = World(300)
 
     async def body() -> None:
-        world.faulty.fail("read", Fault.UNAVAILABLE, at=range(0, 100_000, 2))
+        world.faulty.fail("read", PlannedFault.UNAVAILABLE, at=range(0, 100_000, 2))
         calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
         await asyncio.sleep(10.0)
         world.faulty.mend()

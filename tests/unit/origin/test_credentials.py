@@ -16,7 +16,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, UsageError
 from headrace.origin.aws_profile import read_profile
 from headrace.origin.cloud import s3_options
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.origin.options import OriginOptions
 
 MARKER = "MARKERsecretMARKER"

@@ -12,7 +12,7 @@ from headrace.base.model import Arrived, Version
 from headrace.origin.hedge import AT_ONCE, FACTOR, KNOWN, LEAST_S, SHARE, HedgeOrigin, Slowest
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.retry import RetryOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.virtual_loop import run_virtual
 
 DATA = bytes(range(200))
@@ -123,8 +123,8 @@ def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent(
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", Fault.HANG, at=0)
-        world.faulty.fail("read", Fault.UNAVAILABLE, at=1)
+        world.faulty.fail("read", PlannedFault.HANG, at=0)
+        world.faulty.fail("read", PlannedFault.UNAVAILABLE, at=1)
         assert await world.read() < LEAST_S + 1.0
         assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
 
@@ -135,8 +135,8 @@ def test_an_answer_that_it_is_another_version_ends_both(monkeypatch: pytest.Monk
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", Fault.HANG, at=0)
-        world.faulty.fail("read", Fault.CHANGED, at=1)
+        world.faulty.fail("read", PlannedFault.HANG, at=0)
+        world.faulty.fail("read", PlannedFault.CHANGED, at=1)
         with pytest.raises(VersionChangedError):
             await world.read()
         assert world.faulty.hanging == 0
@@ -150,7 +150,7 @@ def test_an_origin_that_says_nothing_at_all_is_given_up_at_the_deadline(
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", Fault.HANG)
+        world.faulty.fail("read", PlannedFault.HANG)
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         with pytest.raises((DeadlineExceededError, OriginUnavailableError)):
@@ -165,7 +165,7 @@ def test_a_cancel_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> N
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", Fault.HANG)
+        world.faulty.fail("read", PlannedFault.HANG)
         read = asyncio.ensure_future(world.read())
         await asyncio.sleep(LEAST_S + 1.0)
         assert world.faulty.hanging == 2

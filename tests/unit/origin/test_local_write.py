@@ -19,11 +19,11 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, ConflictError
 from headrace.base.model import Attributes, Version
 from headrace.origin import local_write
+from headrace.origin.commit_point import CommitPoint, GivenUpError
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.local_write import STALE_S, put_file, sweep
 from headrace.origin.origin import HIDDEN, Absent, Condition
-from headrace.origin.source import BytesSource, FileSource
-from headrace.origin.turn import GivenUpError, Turn
+from headrace.origin.source import BytesPutSource, FilePutSource
 from headrace.testing.origin_suite import listing_of, run
 
 NEVER = Deadline.never()
@@ -45,11 +45,11 @@ def put(
     return put_file(
         below(path.parent) / os.fsencode(path.name),
         str(path),
-        BytesSource(data),
+        BytesPutSource(data),
         top=below(path.parent),
         condition=condition,
         attributes=attributes,
-        turn=Turn(),
+        turn=CommitPoint(),
         version_of=version,
     )
 
@@ -150,7 +150,7 @@ def test_every_way_to_copy_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "source").write_bytes(data)
     monkeypatch.setattr(local_write, "CHUNK_BYTES", 1 << 20)
     with (tmp_path / "source").open("rb") as source, (tmp_path / "copy").open("w+b") as copy:
-        local_write.fill(copy.fileno(), FileSource(source.fileno()), Turn())
+        local_write.fill(copy.fileno(), FilePutSource(source.fileno()), CommitPoint())
     assert (tmp_path / "copy").read_bytes() == data
 
 
@@ -180,7 +180,7 @@ def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
         for key in ("f", "a/b/f"):
             with pytest.raises(BucketNotFoundError):
                 await origin.put(
-                    key, BytesSource(b"x"), condition=None, attributes=Attributes(), deadline=NEVER
+                    key, BytesPutSource(b"x"), condition=None, attributes=Attributes(), deadline=NEVER
                 )
             with pytest.raises(BucketNotFoundError):
                 await origin.make_directory(key, deadline=NEVER)
@@ -191,11 +191,11 @@ def test_a_root_that_is_away_is_not_made(tmp_path: Path) -> None:
 
 
 def test_who_comes_first_decides() -> None:
-    given_up = Turn()
+    given_up = CommitPoint()
     given_up.give_up()
     with pytest.raises(GivenUpError):
         given_up.take()
-    taken = Turn()
+    taken = CommitPoint()
     taken.take()
     taken.give_up()
     taken.check()  # goes on
@@ -206,10 +206,10 @@ import asyncio, sys
 from headrace.base.deadline import Deadline
 from headrace.base.model import Attributes
 from headrace.origin.local import LocalOrigin
-from headrace.origin.source import BytesSource
+from headrace.origin.source import BytesPutSource
 
 origin = LocalOrigin(sys.argv[1])
-asyncio.run(origin.put("f", BytesSource(b"ours"), condition=None, attributes=Attributes(), deadline=Deadline.never()))
+asyncio.run(origin.put("f", BytesPutSource(b"ours"), condition=None, attributes=Attributes(), deadline=Deadline.never()))
 """
 
 
@@ -245,7 +245,7 @@ def test_what_crashes_left_is_swept_when_it_is_old(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["stays"]
 
 
-class Settled(FileSource):
+class Settled(FilePutSource):
     """Notes what a folder has when its own file is synced."""
 
     def __init__(self, file: int, target: Path) -> None:
@@ -267,7 +267,7 @@ def test_what_is_put_is_on_its_own_disk_before_it_has_its_name(tmp_path: Path) -
             top=below(tmp_path),
             condition=Absent(),
             attributes=Attributes(),
-            turn=Turn(),
+            turn=CommitPoint(),
             version_of=version_of,
         )
     assert source.settled == [False]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from headrace.base.errors import UsageError
-from headrace.origin.locate import build_origin, parse_origin
+from headrace.origin.factory import build_origin, parse_origin
 
 FORMS = {
     "s3://bucket": "s3://bucket",

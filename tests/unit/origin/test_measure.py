@@ -8,7 +8,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import OriginUnavailableError, PathNotFoundError
 from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.clock import FakeClock
 
 NEVER = Deadline.never()
@@ -27,11 +27,11 @@ def test_calls_errors_bytes_and_pages_are_counted() -> None:
         with pytest.raises(PathNotFoundError):
             await origin.head("none", deadline=NEVER)
         await origin.read_range("f", 2, 9, version=version, deadline=NEVER)
-        faulty.fail("read", Fault.UNAVAILABLE, at=0)
+        faulty.fail("read", PlannedFault.UNAVAILABLE, at=0)
         with pytest.raises(OriginUnavailableError):
             await origin.read_range("f", 0, 10, version=version, deadline=NEVER)
         assert len([page async for page in origin.list_directory("", deadline=NEVER)]) == 3
-        faulty.fail("list", Fault.HALF)
+        faulty.fail("list", PlannedFault.HALF)
         with pytest.raises(OriginUnavailableError):
             _ = [page async for page in origin.list_directory("", deadline=NEVER)]
 
@@ -66,7 +66,7 @@ def test_latency_is_what_the_caller_waits(clock: FakeClock) -> None:
 
 def test_a_cancelled_call_is_no_request() -> None:
     faulty = FaultyOrigin(MemoryOrigin())
-    faulty.fail("head", Fault.HANG)
+    faulty.fail("head", PlannedFault.HANG)
     origin = MeasureOrigin(faulty)
 
     async def body() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.base.errors import HeadraceError, OriginDeniedError, OriginUnavailableError, VersionChangedError
 from headrace.base.model import Arrived, ObjectMetadata, Version
-from headrace.origin.odd_headers import _read
+from headrace.origin.non_ascii_headers import _read
 
 VERSION = Version(10, 0, '"tag"')
 

@@ -20,9 +20,9 @@ from headrace.origin.measure import MeasureOrigin
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Absent, Condition, Origin
 from headrace.origin.retry import PATIENCE_S, RetryOrigin
-from headrace.origin.source import BytesSource
-from headrace.origin.throttle import BURST_S, Limits, ThrottleOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.origin.source import BytesPutSource
+from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.clock import FakeClock
 
 NEVER = Deadline.never()
@@ -31,7 +31,9 @@ FAILURES = 5
 
 async def put(origin: Origin, data: bytes, condition: Condition, deadline: Deadline = NEVER) -> ObjectInfo:
     given = Attributes(mode=0o600)
-    return await origin.put("f", BytesSource(data), condition=condition, attributes=given, deadline=deadline)
+    return await origin.put(
+        "f", BytesPutSource(data), condition=condition, attributes=given, deadline=deadline
+    )
 
 
 class Setting:
@@ -48,8 +50,8 @@ class Setting:
 
 
 @pytest.mark.parametrize("over", ["nothing", "a-version", "anything"])
-@pytest.mark.parametrize("fault", [Fault.LOST, Fault.UNAVAILABLE])
-def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [PlannedFault.LOST, PlannedFault.UNAVAILABLE])
+def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: PlannedFault) -> None:
     setting = Setting()
     condition: Condition = Absent() if over == "nothing" else None
     if over == "a-version":
@@ -62,12 +64,12 @@ def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: F
         assert await setting.now() == b"ours"
 
     asyncio.run(body())
-    assert setting.faulty.count("put") == (1 if fault is Fault.LOST else FAILURES + 1)
+    assert setting.faulty.count("put") == (1 if fault is PlannedFault.LOST else FAILURES + 1)
 
 
 def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
     setting = Setting()
-    setting.faulty.fail("put", Fault.LOST, at=0)
+    setting.faulty.fail("put", PlannedFault.LOST, at=0)
 
     class Meddler(FaultyOrigin):
         async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
@@ -98,7 +100,7 @@ def test_a_conflict_is_not_tried_again(clock: FakeClock) -> None:
 def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock) -> None:
     """Persisting comes back to it by itself, and must not hold a place for as long as the origin may take."""
     setting, begun_s = Setting(), clock.now_s
-    setting.faulty.fail("put", Fault.UNAVAILABLE)
+    setting.faulty.fail("put", PlannedFault.UNAVAILABLE)
     deadline = Deadline.after(600, patience_s=PATIENCE_S)
     with pytest.raises(OriginUnavailableError):
         asyncio.run(put(setting.origin, b"ours", None, deadline))
@@ -109,7 +111,7 @@ def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock
 def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
     setting = Setting()
     version = setting.memory.hold("f", b"old")
-    setting.faulty.fail("remove", Fault.LOST, at=0)
+    setting.faulty.fail("remove", PlannedFault.LOST, at=0)
 
     async def body() -> None:
         await setting.origin.remove("f", condition=version, deadline=NEVER)
@@ -123,11 +125,11 @@ def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
 
 def test_folders_are_tried_again(clock: FakeClock) -> None:
     setting = Setting()
-    setting.faulty.fail("directory", Fault.UNAVAILABLE, at=0)
+    setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, at=0)
 
     async def body() -> None:
         await setting.origin.make_directory("d", deadline=NEVER)
-        setting.faulty.fail("directory", Fault.UNAVAILABLE, at=0)
+        setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, at=0)
         await setting.origin.remove_directory("d", deadline=NEVER)
 
     asyncio.run(body())
@@ -154,7 +156,7 @@ def test_puts_are_measured(clock: FakeClock) -> None:
 
 
 def test_puts_come_at_the_rate(clock: FakeClock) -> None:
-    origin = ThrottleOrigin(MemoryOrigin(), Limits(bytes_per_s=100.0))
+    origin = ThrottleOrigin(MemoryOrigin(), OriginLimits(bytes_per_s=100.0))
     begun_s = clock.now_s
 
     async def body() -> None:
@@ -169,7 +171,7 @@ def test_a_large_put_is_paid_for_part_by_part() -> None:
     """It takes as long as its bytes take at the rate, less what was unused before."""
     size, rate = 24 << 20, 200.0 * (1 << 20)
     memory = MemoryOrigin()
-    origin = ThrottleOrigin(memory, Limits(bytes_per_s=rate))
+    origin = ThrottleOrigin(memory, OriginLimits(bytes_per_s=rate))
     data = bytes(size)
 
     async def body() -> float:
@@ -186,8 +188,8 @@ def test_a_large_put_is_paid_for_part_by_part() -> None:
 
 def test_a_large_put_that_would_be_late_is_refused() -> None:
     memory = MemoryOrigin()
-    origin = ThrottleOrigin(memory, Limits(bytes_per_s=1000.0))
-    source = BytesSource(bytes(9 << 20))
+    origin = ThrottleOrigin(memory, OriginLimits(bytes_per_s=1000.0))
+    source = BytesPutSource(bytes(9 << 20))
 
     async def body() -> None:
         with pytest.raises(DeadlineExceededError):

@@ -18,7 +18,7 @@ from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
 from headrace.origin.origin import Origin
 from headrace.origin.retry import PAUSE_S, PAUSE_S_MAX, RetryOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.clock import FakeClock
 
 DATA = b"0123456789"
@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Origin, Version, Deadline], Coroutine[None, None, Non
 @pytest.mark.parametrize("call", list(CALLS))
 def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
     setting, failures = Setting(), 40
-    setting.faulty.fail(call, Fault.UNAVAILABLE, at=range(failures))
+    setting.faulty.fail(call, PlannedFault.UNAVAILABLE, at=range(failures))
     asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
     assert setting.faulty.count(call) == failures + 1
     assert len(clock.slept) == failures
@@ -66,7 +66,7 @@ def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> No
 @pytest.mark.parametrize("call", list(CALLS))
 def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
     setting, begun_s = Setting(), clock.now_s
-    setting.faulty.fail(call, Fault.UNAVAILABLE)
+    setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     with pytest.raises(OriginUnavailableError):
         asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
     assert 60 - PAUSE_S_MAX <= clock.now_s - begun_s <= 60
@@ -77,7 +77,7 @@ def test_it_goes_on_until_the_deadline(clock: FakeClock, call: str) -> None:
 def test_a_caller_with_little_patience_is_told_soon(clock: FakeClock, call: str) -> None:
     """Patience counts from the first failure: a call may take long before it fails."""
     setting, begun_s = Setting(), clock.now_s
-    setting.faulty.fail(call, Fault.UNAVAILABLE)
+    setting.faulty.fail(call, PlannedFault.UNAVAILABLE)
     deadline = Deadline.after(60, patience_s=1.5)
     clock.now_s += 30
     with pytest.raises(OriginUnavailableError):
@@ -112,7 +112,7 @@ def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeCloc
     drawn: list[list[float]] = []
     for _ in range(60):
         setting = Setting()
-        setting.faulty.fail("head", Fault.UNAVAILABLE, at=range(len(longest)))
+        setting.faulty.fail("head", PlannedFault.UNAVAILABLE, at=range(len(longest)))
         clock.slept.clear()
         asyncio.run(_head(setting.origin, setting.version, Deadline.never()))
         assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.slept, longest, strict=True))
@@ -125,7 +125,7 @@ def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeCloc
 def test_no_wait_goes_beyond_the_deadline(clock: FakeClock) -> None:
     for within_s in (0.01, 0.1, 0.5, 2.0):
         setting = Setting()
-        setting.faulty.fail("head", Fault.UNAVAILABLE)
+        setting.faulty.fail("head", PlannedFault.UNAVAILABLE)
         deadline = Deadline.after(within_s)
         with pytest.raises(OriginUnavailableError):
             asyncio.run(_head(setting.origin, setting.version, deadline))
@@ -140,7 +140,7 @@ def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: Fa
         memory.hold(name, DATA)
     faulty = FaultyOrigin(memory)
     origin = RetryOrigin(faulty)
-    faulty.fail("list", Fault.HALF, at=range(breaks))
+    faulty.fail("list", PlannedFault.HALF, at=range(breaks))
 
     async def body() -> tuple[list[str], list[str]]:
         pages = [page async for page in origin.list_directory("", deadline=Deadline.after(60))]
@@ -156,7 +156,7 @@ def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: Fa
 
 def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock: FakeClock) -> None:
     setting = Setting()
-    setting.faulty.fail("list", Fault.HALF)
+    setting.faulty.fail("list", PlannedFault.HALF)
     with pytest.raises(OriginUnavailableError):
         asyncio.run(_list(setting.origin, setting.version, Deadline.after(30)))
     assert setting.faulty.count("list") <= 30 / (PAUSE_S_MAX / 2) + 6
@@ -164,7 +164,7 @@ def test_a_listing_that_breaks_off_again_and_again_ends_with_the_deadline(clock:
 
 def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
     setting = Setting()
-    setting.faulty.fail("read", Fault.HANG)
+    setting.faulty.fail("read", PlannedFault.HANG)
     with pytest.raises(DeadlineExceededError):
         asyncio.run(_read(setting.origin, setting.version, Deadline.after(0.05)))
     assert setting.faulty.count("read") == 1
@@ -173,7 +173,7 @@ def test_a_call_that_hangs_ends_with_the_deadline_and_is_not_repeated() -> None:
 
 def test_a_cancel_ends_the_wait() -> None:
     setting = Setting()
-    setting.faulty.fail("head", Fault.UNAVAILABLE)
+    setting.faulty.fail("head", PlannedFault.UNAVAILABLE)
 
     async def body() -> None:
         task = asyncio.ensure_future(setting.origin.head("f", deadline=Deadline.never()))

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import BucketNotFoundError, OriginDeniedError, OriginUnavailableError
-from headrace.origin.locate import build_origin
+from headrace.origin.factory import build_origin
 from headrace.origin.retry_after import LONGEST_S, parse_retry_after
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)

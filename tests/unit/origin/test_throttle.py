@@ -8,14 +8,14 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import DeadlineExceededError
 from headrace.base.model import Version
 from headrace.origin.memory import MemoryOrigin
-from headrace.origin.throttle import BURST_S, Limits, ThrottleOrigin
-from headrace.testing.faulty import Fault, FaultyOrigin
+from headrace.origin.throttle import BURST_S, OriginLimits, ThrottleOrigin
+from headrace.testing.faulty import FaultyOrigin, PlannedFault
 from tests.unit.origin.clock import FakeClock
 
 SIZE = 1000
 
 
-def setting(limits: Limits) -> tuple[FaultyOrigin, ThrottleOrigin, Version]:
+def setting(limits: OriginLimits) -> tuple[FaultyOrigin, ThrottleOrigin, Version]:
     memory = MemoryOrigin(page_size=1)
     version = memory.hold("f", b"x" * SIZE)
     memory.hold("g", b"x")
@@ -24,7 +24,7 @@ def setting(limits: Limits) -> tuple[FaultyOrigin, ThrottleOrigin, Version]:
 
 
 def test_no_limit_waits_for_nothing(clock: FakeClock) -> None:
-    _, origin, version = setting(Limits())
+    _, origin, version = setting(OriginLimits())
 
     async def body() -> None:
         for _ in range(100):
@@ -37,7 +37,7 @@ def test_no_limit_waits_for_nothing(clock: FakeClock) -> None:
 
 @pytest.mark.parametrize("rate", [2.0, 10.0, 500.0])
 def test_requests_come_at_the_rate(clock: FakeClock, rate: float) -> None:
-    _, origin, _ = setting(Limits(requests_per_s=rate))
+    _, origin, _ = setting(OriginLimits(requests_per_s=rate))
     begun_s, count = clock.now_s, 200
 
     async def body() -> None:
@@ -53,7 +53,7 @@ def test_requests_come_at_the_rate(clock: FakeClock, rate: float) -> None:
 def test_bytes_come_at_the_rate_also_when_a_read_is_more_than_the_burst(
     clock: FakeClock, rate: float
 ) -> None:
-    _, origin, version = setting(Limits(bytes_per_s=rate))
+    _, origin, version = setting(OriginLimits(bytes_per_s=rate))
     begun_s, count = clock.now_s, 20
 
     async def body() -> None:
@@ -66,7 +66,7 @@ def test_bytes_come_at_the_rate_also_when_a_read_is_more_than_the_burst(
 
 
 def test_idle_time_is_kept_for_a_short_burst_only(clock: FakeClock) -> None:
-    _, origin, _ = setting(Limits(requests_per_s=100.0))
+    _, origin, _ = setting(OriginLimits(requests_per_s=100.0))
     clock.now_s += 3600
 
     async def body() -> None:
@@ -80,7 +80,7 @@ def test_idle_time_is_kept_for_a_short_burst_only(clock: FakeClock) -> None:
 
 
 def test_a_wait_beyond_the_deadline_is_refused_at_once_and_takes_nothing(clock: FakeClock) -> None:
-    faulty, origin, version = setting(Limits(bytes_per_s=100.0))
+    faulty, origin, version = setting(OriginLimits(bytes_per_s=100.0))
 
     async def body() -> None:
         for _ in range(50):
@@ -93,7 +93,7 @@ def test_a_wait_beyond_the_deadline_is_refused_at_once_and_takes_nothing(clock: 
 
 
 def test_what_the_bytes_refuse_costs_no_request(clock: FakeClock) -> None:
-    faulty, origin, version = setting(Limits(requests_per_s=4.0, bytes_per_s=100.0))
+    faulty, origin, version = setting(OriginLimits(requests_per_s=4.0, bytes_per_s=100.0))
 
     async def body() -> None:
         for _ in range(50):
@@ -107,7 +107,7 @@ def test_what_the_bytes_refuse_costs_no_request(clock: FakeClock) -> None:
 
 
 def test_a_page_is_a_request(clock: FakeClock) -> None:
-    _, origin, _ = setting(Limits(requests_per_s=1.0))
+    _, origin, _ = setting(OriginLimits(requests_per_s=1.0))
     begun_s = clock.now_s
 
     async def body() -> int:
@@ -118,8 +118,8 @@ def test_a_page_is_a_request(clock: FakeClock) -> None:
 
 
 def test_no_more_calls_at_one_time_than_allowed() -> None:
-    faulty, origin, version = setting(Limits(concurrency_max=3))
-    faulty.fail("read", Fault.HANG)
+    faulty, origin, version = setting(OriginLimits(concurrency_max=3))
+    faulty.fail("read", PlannedFault.HANG)
     most = 0
 
     async def one() -> None:
@@ -144,8 +144,8 @@ def test_no_more_calls_at_one_time_than_allowed() -> None:
 
 
 def test_a_cancelled_call_gives_its_slot_back() -> None:
-    faulty, origin, version = setting(Limits(concurrency_max=1))
-    faulty.fail("read", Fault.HANG, at=0)
+    faulty, origin, version = setting(OriginLimits(concurrency_max=1))
+    faulty.fail("read", PlannedFault.HANG, at=0)
 
     async def body() -> None:
         calls = [
@@ -163,7 +163,7 @@ def test_a_cancelled_call_gives_its_slot_back() -> None:
 
 
 def test_a_cancelled_wait_gives_its_allowance_back() -> None:
-    _, origin, version = setting(Limits(bytes_per_s=1000.0))
+    _, origin, version = setting(OriginLimits(bytes_per_s=1000.0))
 
     async def body() -> None:
         call = asyncio.ensure_future(

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.ring.ring import MEMBERS_MAX, Member, Ring, key_of
+from headrace.ring.ring import MEMBERS_MAX, Ring, RingMember, key_of
 from headrace.ring.view import NodeInfo, next_view
 
 KEYS = [key_of(b"/data/%d" % number, 0) for number in range(2000)]
 
 ids = st.text("abcdefghij0123456789-", min_size=1, max_size=8)
 members = st.lists(
-    st.builds(Member, ids, st.integers(1, 1 << 45), st.sampled_from(["", "a", "b", "c"])),
+    st.builds(RingMember, ids, st.integers(1, 1 << 45), st.sampled_from(["", "a", "b", "c"])),
     min_size=1,
     max_size=12,
     unique_by=lambda member: member.id,
@@ -32,8 +32,8 @@ def shares(ring: Ring) -> dict[str, float]:
     return {id: share / (1 << 64) for id, share in found.items()}
 
 
-def named(count: int, *, weight: int = 1 << 40) -> list[Member]:
-    return [Member(f"node-{number}", weight) for number in range(count)]
+def named(count: int, *, weight: int = 1 << 40) -> list[RingMember]:
+    return [RingMember(f"node-{number}", weight) for number in range(count)]
 
 
 @pytest.mark.parametrize("count", [2, 8, 64, 1000])
@@ -44,16 +44,16 @@ def test_equal_members_have_equal_shares_within_a_tenth(count: int) -> None:
 
 def test_shares_follow_the_weights() -> None:
     weights = {"small": 1 << 40, "middle": 3 << 39, "large": 4 << 40}
-    found = shares(Ring([Member(id, weight) for id, weight in weights.items()]))
+    found = shares(Ring([RingMember(id, weight) for id, weight in weights.items()]))
     for id, weight in weights.items():
         assert found[id] == pytest.approx(weight / sum(weights.values()), rel=0.1)
 
 
 @settings(max_examples=60, deadline=None)
-@given(members, st.builds(Member, st.just("joins"), st.integers(1, 1 << 40)))
-def test_who_joins_takes_keys_only_for_itself(before: list[Member], joins: Member) -> None:
+@given(members, st.builds(RingMember, st.just("joins"), st.integers(1, 1 << 40)))
+def test_who_joins_takes_keys_only_for_itself(before: list[RingMember], joins: RingMember) -> None:
     heaviest = max(member.weight for member in before)
-    joins = Member(joins.id, min(joins.weight, heaviest))
+    joins = RingMember(joins.id, min(joins.weight, heaviest))
     old, new = Ring(before), Ring([*before, joins])
     for key in KEYS[:300]:
         assert new.owners(key)[0] in (old.owners(key)[0], joins)
@@ -61,7 +61,7 @@ def test_who_joins_takes_keys_only_for_itself(before: list[Member], joins: Membe
 
 @settings(max_examples=60, deadline=None)
 @given(members, st.integers(1, 4))
-def test_who_leaves_gives_away_only_its_own(before: list[Member], count: int) -> None:
+def test_who_leaves_gives_away_only_its_own(before: list[RingMember], count: int) -> None:
     leaves = min(before, key=lambda member: member.weight)
     rest = [member for member in before if member is not leaves]
     old, new = Ring(before), Ring(rest)
@@ -76,7 +76,7 @@ def test_who_leaves_gives_away_only_its_own(before: list[Member], count: int) ->
 @settings(max_examples=100, deadline=None)
 @given(members, st.integers(1, 14))
 def test_owners_are_distinct_and_of_distinct_zones_while_there_are_any(
-    all_members: list[Member], count: int
+    all_members: list[RingMember], count: int
 ) -> None:
     ring = Ring(all_members)
     zones = {member.zone for member in all_members}
@@ -97,12 +97,12 @@ def test_order_of_the_members_is_no_matter_and_ids_are_unique() -> None:
     with pytest.raises(ValueError, match="two members"):
         Ring([*named(2), *named(1)])
     with pytest.raises(ValueError, match="at most"):
-        Ring(Member(str(number), 1) for number in range(MEMBERS_MAX + 1))
+        Ring(RingMember(str(number), 1) for number in range(MEMBERS_MAX + 1))
     assert Ring([]).owners(1, 3) == ()
 
 
 many_members = st.lists(
-    st.builds(Member, ids, st.sampled_from([1, 700, 1024, 1500]), st.sampled_from(["", "a", "b"])),
+    st.builds(RingMember, ids, st.sampled_from([1, 700, 1024, 1500]), st.sampled_from(["", "a", "b"])),
     min_size=8,
     max_size=20,
     unique_by=lambda member: member.id,
@@ -115,7 +115,7 @@ changes = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(many_members, changes)
 def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
-    first: list[Member], steps: list[tuple[int, str]]
+    first: list[RingMember], steps: list[tuple[int, str]]
 ) -> None:
     now, ring = first, Ring(first)
     for number, (place, what) in enumerate(steps):
@@ -124,9 +124,9 @@ def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
         rest = [*now[:at], *now[at + 1 :]]
         now = {
             "leave": rest if len(rest) > 1 else now,
-            "join": [*now, Member(f"NEW-{number}", 1024, one.zone)],
-            "grow": [*rest, Member(one.id, one.weight + 300, one.zone)],
-            "move": [*rest, Member(one.id, one.weight, "c" if one.zone != "c" else "a")],
+            "join": [*now, RingMember(f"NEW-{number}", 1024, one.zone)],
+            "grow": [*rest, RingMember(one.id, one.weight + 300, one.zone)],
+            "move": [*rest, RingMember(one.id, one.weight, "c" if one.zone != "c" else "a")],
         }[what]
         ring = Ring(now, before=ring)
         anew = Ring(now)
@@ -138,15 +138,15 @@ def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
 
 def test_of_many_members_one_that_comes_or_goes_leaves_the_rest_as_it_is() -> None:
     """Through portions and slots: one leaves, another takes its slot."""
-    members = [Member(f"node-{number}", 1 << 40, f"zone-{number % 3}") for number in range(200)]
+    members = [RingMember(f"node-{number}", 1 << 40, f"zone-{number % 3}") for number in range(200)]
     ring = Ring(members)
     without = Ring(members[1:], before=ring)
-    instead = Ring([*members[1:], Member("late", 1 << 40, "zone-0")], before=without)
+    instead = Ring([*members[1:], RingMember("late", 1 << 40, "zone-0")], before=without)
     assert None in without._slots  # not built anew
     assert len(instead._slots) == len(members)
     for built, derived in (
         (Ring(members[1:]), without),
-        (Ring([*members[1:], Member("late", 1 << 40, "zone-0")]), instead),
+        (Ring([*members[1:], RingMember("late", 1 << 40, "zone-0")]), instead),
     ):
         assert [built.owners(key, 5) for key in KEYS] == [derived.owners(key, 5) for key in KEYS]
 

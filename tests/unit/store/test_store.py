@@ -11,7 +11,7 @@ from headrace.base.beneath import Root
 from headrace.base.errors import EvictedError, NoSpaceError, PathNotFoundError, StoreBusyError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, ROOT_ID, FileId, ObjectMetadata, Version
 from headrace.store.checksum import block_checksum
-from headrace.store.notes import noted
+from headrace.store.object_metadata import noted
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile
 from headrace.store.store import Store

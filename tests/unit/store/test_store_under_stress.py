@@ -302,7 +302,7 @@ def test_a_repair_survives_a_power_loss(open_store: OpenStore) -> None:
 def test_a_part_of_a_large_file_has_its_place_in_the_policy(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.store.accounts.SPREAD_BYTES", 4 * MIB)
+    monkeypatch.setattr("headrace.store.usage.SPREAD_BYTES", 4 * MIB)
     store = open_store(64 * MIB, policy="lru")
     older = [fill(store, b"older%d" % n, MIB) for n in range(20)]
     entry, small = named(store, b"spread", 40 * MIB), named(store, b"part", 4 * MIB)

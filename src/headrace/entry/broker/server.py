@@ -25,8 +25,8 @@ import time
 from collections import Counter
 
 from headrace.base.errors import ProtocolError, UsageError
+from headrace.base.fair_queue import FairQueue
 from headrace.base.trusted_owner import check_above
-from headrace.base.turns import Queue
 from headrace.entry.broker.access import User, user_of
 from headrace.entry.broker.service import BrokerService, Reply
 from headrace.wire.broker_messages import REQUEST_BYTES_MAX, Request, decode_request, encode
@@ -51,7 +51,7 @@ class Broker:
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._of_users: Counter[int] = Counter()
-        self._readable: Queue[int, _Connection] = Queue()
+        self._readable: FairQueue[int, _Connection] = FairQueue()
         self._waiting: dict[int, asyncio.Semaphore] = {}
         self._path = ""
 

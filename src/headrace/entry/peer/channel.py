@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from headrace.http.admission import reset
-from headrace.identity.mutual import Member, MutualTls
+from headrace.identity.mutual import MutualTls, PeerIdentity
 from headrace.identity.names import NODE
 from headrace.wire import peer_frame
 from headrace.wire.messages import Message
@@ -62,7 +62,7 @@ class Channel:
         """What is kept of a request that is not whole yet."""
         return len(self._received)
 
-    def handshake(self) -> Steps[Member | None]:
+    def handshake(self) -> Steps[PeerIdentity | None]:
         """The node on the other side, by its certificate; None where none is asked for. StrangerError. Begun when the
         peer has spoken: OpenSSL's part of who is silent would cost memory."""
         if self._certificates is None:

@@ -11,7 +11,7 @@ from headrace.base.errors import HeadraceError, NotAllowedError, ProtocolError
 from headrace.entry.peer.channel import REQUEST_BYTES_MAX, Channel, PeerGoneError, Result, Steps
 from headrace.entry.peer.service import WORK_LIMIT_S, LoopBridge
 from headrace.entry.peer.transfer import Transfer
-from headrace.identity.mutual import Member
+from headrace.identity.mutual import PeerIdentity
 from headrace.identity.names import StrangerError
 from headrace.wire.messages import Done, Message
 from headrace.wire.peer_frame import common_protocol, failure_of
@@ -92,7 +92,7 @@ class PeerProtocol:
                 raise StrangerError(f"node {self._asker} speaks for node {request.writer}")
             yield from self._answer(self._serve, request)
 
-    def _know(self, member: Member | None, hello: PeerRequest) -> None:
+    def _know(self, member: PeerIdentity | None, hello: PeerRequest) -> None:
         """Who asks, from here to the end of the connection."""
         if not isinstance(hello, PeerHello):
             return

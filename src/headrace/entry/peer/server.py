@@ -26,8 +26,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from headrace.base.errors import HeadraceError, UsageError
+from headrace.base.fair_queue import FairPool, FairQueue
 from headrace.base.refusals import Refusals, reason_of
-from headrace.base.turns import Queue, Turns
 from headrace.entry.peer.channel import Channel, Need, PeerGoneError
 from headrace.entry.peer.protocol import PeerProtocol
 from headrace.entry.peer.service import LoopBridge, OpenFileRange, PeerService
@@ -156,14 +156,14 @@ class PeerServer:
         self._accepting = False
         self._listening: socket.socket | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="peer-serve")
-        self._newcomers: Turns[str] = Turns(
+        self._newcomers: FairPool[str] = FairPool(
             ThreadPoolExecutor(NEWCOMER_THREADS, thread_name_prefix="peer-greet"),
             share=ADDRESS_NEWCOMERS_MAX,
         )
         self._admission: Admission[ServerConnection] = Admission(self._displace)
         self._buffered: Buffered[ServerConnection] = Buffered(BUFFERED_BYTES_MAX)
         self._refusals = Refusals(log, "peers")
-        self._later: Queue[str, ServerConnection] = Queue()
+        self._later: FairQueue[str, ServerConnection] = FairQueue()
         self._door = threading.Thread(target=self._wait_for_all, name="peer-door", daemon=True)
 
     def start(self, host: str, port: int) -> str:

@@ -9,7 +9,7 @@ class GivenUpError(Exception):
     """Out of a put whose caller has gone."""
 
 
-class Turn:
+class CommitPoint:
     """Whether a put takes place: decided once, between its thread, which is about to, and its caller, who leaves."""
 
     def __init__(self) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId
 from headrace.ring.view import SEGMENT_BYTES
+from headrace.store.block_map import map_bytes
 from headrace.store.eviction import BorrowedFirst, build_policy
-from headrace.store.files import map_bytes
 from headrace.store.schema import CachedFile
 from headrace.store.volume import SPILL, Volume
 

@@ -25,7 +25,7 @@ from headrace.base.errors import (
     ReadOnlyError,
 )
 from headrace.checkpoint.foreign_claims import is_abandoned
-from headrace.checkpoint.place import PosixClaim, PosixSink, PosixSource
+from headrace.checkpoint.storage import PosixClaim, PosixReader, PosixWriter
 from headrace.layer.upper import join, split
 from headrace.sdk.client_registry import HOSTS
 from headrace.sdk.discovery import find_node
@@ -37,7 +37,7 @@ SCHEME = "headrace://"
 _KEPT = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)
 
 
-class NodePlace:
+class NodeStorage:
     """url: headrace:///folder. socket: of the node, else found as the command line does: NodeUnavailableError,
     UsageError."""
 
@@ -49,12 +49,12 @@ class NodePlace:
     def name(self) -> str:
         return SCHEME + os.fsdecode(self._folder)
 
-    def create(self, name: str) -> PosixSink:
+    def create(self, name: str) -> PosixWriter:
         with self._told(name):
             fd, whole, _ = self._paths.open_in_place(self._at(name), os.O_EXCL)
         return _NodeSink(fd, name, self, whole)
 
-    def open(self, name: str) -> PosixSource | _FillingSource:
+    def open(self, name: str) -> PosixReader | _FillingSource:
         with self._told(name):
             content = self._paths.content(self._at(name))
         if content.file is not None:
@@ -108,7 +108,7 @@ class NodePlace:
                 return []
 
     def claim(self, name: str, data: bytes) -> PosixClaim:
-        """As of PosixPlace: locked under another name first."""
+        """As of PosixStorage: locked under another name first."""
         with self._told(name):
             at = self._at(name)
             fd, _, _ = self._paths.open_in_place(at + b"~", os.O_TRUNC)
@@ -166,10 +166,10 @@ class NodePlace:
             raise kind(where, why=(error.strerror or str(error)).lower()) from None
 
 
-class _NodeSink(PosixSink):
+class _NodeSink(PosixWriter):
     """Its file tells the node when it is closed."""
 
-    def __init__(self, fd: int, name: str, place: NodePlace, at: bytes) -> None:
+    def __init__(self, fd: int, name: str, place: NodeStorage, at: bytes) -> None:
         super().__init__(fd, f"{place.name}/{name}", direct=stat.S_ISREG(os.fstat(fd).st_mode))
         self._place, self._name, self._at = place, name, at
 
@@ -180,7 +180,7 @@ class _NodeSink(PosixSink):
                 self._place._paths.tell(self._at)
 
 
-class _NodeSource(PosixSource):
+class _NodeSource(PosixReader):
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(fd, name, direct=True)
 
@@ -188,7 +188,7 @@ class _NodeSource(PosixSource):
 class _FillingSource:
     """A file that the node still fetches."""
 
-    def __init__(self, content: Content, name: str, place: NodePlace) -> None:
+    def __init__(self, content: Content, name: str, place: NodeStorage) -> None:
         self._content, self._name, self._place = content, name, place
 
     def read_into(self, target: memoryview, offset: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from headrace.base.errors import DeadlineExceededError, HeadraceError, NotSupportedError
 from headrace.base.interpreter import module_command
-from headrace.bench.places import Where
+from headrace.bench.storage import Where
 from headrace.config.secret_options import option_words
 
 READY_WITHIN_S = 60.0
@@ -44,7 +44,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class HostSlot:
     """Of a way on a host: folder is its own, empty."""
 
     folder: str
@@ -57,13 +57,13 @@ class Seat:
         return path
 
 
-class Way:
+class SystemUnderTest:
     """name: in the table. kind: which of the four. It may be started once; `stop` may be called at any time."""
 
     name = ""
     kind = ""
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         """Where the data set is then, nothing of it cached. NotSupportedError: not installed. HeadraceError."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class Way:
         return 0
 
 
-class Library(Way):
+class Library(SystemUnderTest):
     """s3fs or obstore, in the loader's workers."""
 
     kind = OBJECT_STORE
@@ -88,11 +88,11 @@ class Library(Way):
         self._by = by
         self.name = {"fsspec": "s3fs (library)", "obstore": "obstore (library)"}[by]
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         return Where(self._by, bucket.url, dict(bucket.options))
 
 
-class Folder(Way):
+class LocalDirectory(SystemUnderTest):
     """Any folder the user names, with the data set in it. Also the local disk."""
 
     kind = SHARED_FOLDER
@@ -100,11 +100,11 @@ class Folder(Way):
     def __init__(self, path: str) -> None:
         self.name, self.path = path, path
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         return Where("folder", self.path)
 
 
-class Mounted(Way):
+class MountedSystem(SystemUnderTest):
     """A program that mounts the bucket, in the foreground, with a cache folder."""
 
     kind = OWN_CACHE
@@ -114,10 +114,10 @@ class Mounted(Way):
         self._process: subprocess.Popen[bytes] | None = None
         self._mountpoint = self._cache = ""
 
-    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
         raise NotImplementedError
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         program = found(self.program)
         self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
         words = [*seat.inside, *self.command(program, bucket, seat)]
@@ -150,10 +150,10 @@ class Mounted(Way):
         return used_bytes(self._cache)
 
 
-class Rclone(Mounted):
+class Rclone(MountedSystem):
     name, program = "rclone mount", "rclone"
 
-    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
         found("fusermount3")
         options = bucket.options
         given = {
@@ -173,10 +173,10 @@ class Rclone(Mounted):
         ]
 
 
-class S3fsFuse(Mounted):
+class S3fsFuse(MountedSystem):
     name, program = "s3fs-fuse", "s3fs"
 
-    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
         options = bucket.options
         password = os.path.join(seat.folder, "password")
         with open(os.open(password, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
@@ -198,7 +198,7 @@ class S3fsFuse(Mounted):
         return [program, target, self._mountpoint, "-f", "-o", ",".join(settings)]
 
 
-class JuiceFS(Mounted):
+class JuiceFS(MountedSystem):
     """Its files are chunks of its own: the data set is first written through a mount of it, then mounted anew with an
     empty cache. The first of its hosts does that."""
 
@@ -210,7 +210,7 @@ class JuiceFS(Mounted):
         self._data, self._meta = data_folder, f"sqlite3://{shared}/juicefs.db"
         self._made = os.path.join(shared, "juicefs-made")
 
-    def command(self, program: str, bucket: Bucket, seat: Seat) -> list[str]:
+    def command(self, program: str, bucket: Bucket, seat: HostSlot) -> list[str]:
         if not os.path.exists(self._made):
             self._make(program, bucket, seat)
         caches = [f"--{what}-cache=3600" for what in ("attr", "entry", "dir-entry", "open")]
@@ -234,7 +234,7 @@ class JuiceFS(Mounted):
             "--free-space-ratio=0.02",
         ]
 
-    def _make(self, program: str, bucket: Bucket, seat: Seat) -> None:
+    def _make(self, program: str, bucket: Bucket, seat: HostSlot) -> None:
         options = bucket.options
         keys = [
             "--access-key",
@@ -278,7 +278,7 @@ class JuiceFS(Mounted):
             pass
 
 
-class Headrace(Way):
+class Headrace(SystemUnderTest):
     """As users start it: `headrace up`."""
 
     name, kind = "Headrace", OURS
@@ -288,7 +288,7 @@ class Headrace(Way):
         self._environment: dict[str, str] = {}
         self._cache = self._mountpoint = ""
 
-    def start(self, bucket: Bucket, seat: Seat) -> Where:
+    def start(self, bucket: Bucket, seat: HostSlot) -> Where:
         self._cache, self._mountpoint = seat.part("cache"), seat.part("mount")
         self._environment = {**os.environ, "HEADRACE_RUN_FOLDER": seat.part("run")}
         words = [*seat.inside, *module_command("headrace", "up", bucket.url, self._mountpoint)]

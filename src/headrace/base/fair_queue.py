@@ -17,7 +17,7 @@ Asker = TypeVar("Asker", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class Queue(Generic[Asker, Item]):
+class FairQueue(Generic[Asker, Item]):
     """Gives the items of those who ask in turn. For one thread."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Queue(Generic[Asker, Item]):
         return item
 
 
-class Turns(Generic[Asker]):
+class FairPool(Generic[Asker]):
     """Threads of which each who asks has `share` at most. Thread-safe. pool: belongs to this from now on; in its own
     queue there is at one time so much of each, too."""
 

@@ -39,12 +39,12 @@ LEFT_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Heeds:
+class Support:
     create: bool
     update: bool
 
 
-class Conditions:
+class ConditionalPuts:
     """full: the path in the bucket of a key. by_generation: the store compares generations and not ETags (GCS)."""
 
     def __init__(self, url: str, stores: Stores, full: Callable[[str], str], *, by_generation: bool) -> None:
@@ -54,10 +54,10 @@ class Conditions:
         self._full = full
         self._by_generation = by_generation
         self._trying = asyncio.Lock()
-        self._single: Heeds | None = None
-        self._parts: Heeds | None = None
+        self._single: Support | None = None
+        self._parts: Support | None = None
 
-    async def of_single(self) -> Heeds:
+    async def of_single(self) -> Support:
         """A retryable HeadraceError when the store can't be asked now."""
         async with self._trying:
             if self._single is None:
@@ -72,19 +72,19 @@ class Conditions:
         async with self._trying:
             if self._parts is None:
                 self._parts = await self._try_parts(conditional)
-        heeds = self._parts or Heeds(create=False, update=False)
+        heeds = self._parts or Support(create=False, update=False)
         if isinstance(condition, Absent):
             return conditional(_NEW, retries=True) if heeds.create else self._stores.parts
         if heeds.update and can_match(condition.token):
             return conditional({"if-match": condition.token}, retries=True)
         return self._stores.parts
 
-    async def _try_single(self) -> Heeds:
+    async def _try_single(self) -> Support:
         path = self._trial_path()
         try:
             await self._put(self._stores.puts, path, "overwrite")
         except OriginDeniedError:
-            return Heeds(create=False, update=False)  # perhaps only this name; the put itself will tell
+            return Support(create=False, update=False)  # perhaps only this name; the put itself will tell
         wrong: PutMode = {"version": "1"} if self._by_generation else {"e_tag": _WRONG_TOKEN}
         try:
             create = await self._refused(self._stores.puts, path, "create")
@@ -99,9 +99,9 @@ class Conditions:
                 create,
                 update,
             )
-        return Heeds(create, update)
+        return Support(create, update)
 
-    async def _try_parts(self, conditional: WithHeaders) -> Heeds | None:
+    async def _try_parts(self, conditional: WithHeaders) -> Support | None:
         """A condition that holds must let an upload through, too. None: the store can't be asked now."""
         old, new = self._trial_path(), self._trial_path()
 
@@ -115,12 +115,12 @@ class Conditions:
             update = await refused(wrong, old) and not await refused(right, old)
         except HeadraceError as error:
             log.info("conditions of uploads in parts can't be tried url=%s why=%s", self._url, error)
-            return None if error.retryable else Heeds(create=False, update=False)
+            return None if error.retryable else Support(create=False, update=False)
         finally:
             await self._remove(old)
             await self._remove(new)
         log.info("conditions of uploads in parts url=%s create=%s update=%s", self._url, create, update)
-        return Heeds(create, update)
+        return Support(create, update)
 
     async def _sweep(self, own: str) -> None:
         """Removes what trials of killed processes left. own: an object that was put just now, so its time is what the

@@ -18,7 +18,7 @@ from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
 from headrace.origin.retry import RetryOrigin, no_wish
-from headrace.origin.throttle import Limits, ThrottleOrigin
+from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 
 BUCKET_SCHEMES = {
     "s3": "s3",
@@ -75,7 +75,7 @@ def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
     hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
     retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "wished_pause_s", no_wish))
     limits = parsed.limits()
-    throttled = retrying if limits == Limits() else ThrottleOrigin(retrying, limits)
+    throttled = retrying if limits == OriginLimits() else ThrottleOrigin(retrying, limits)
     return MeasureOrigin(throttled, circuit, hedging)
 
 

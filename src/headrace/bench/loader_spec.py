@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from headrace.bench.dataset import DataSet
-from headrace.bench.places import Where
+from headrace.bench.storage import Where
 
 TORCH, TENSORFLOW = LOADERS = ("torch", "tensorflow")
 
 
-class Feed(msgspec.Struct, frozen=True, kw_only=True):
+class LoaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What an accelerator reads: its share of a data set. files: of the data set, the first so many are used. loader:
     of LOADERS."""
 
@@ -51,7 +51,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Of all accelerators of one host. meet: HOST:PORT of the first accelerator of all; not needed where there is only
     one. first: number of this host's first accelerator among all. out: a file for what all measured, of host 0."""
 
-    feed: Feed
+    feed: LoaderSpec
     epochs: int
     compute_s: float
     meet: str

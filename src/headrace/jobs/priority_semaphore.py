@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 
 
-class Turns:
+class PrioritySemaphore:
     """Within a priority, first come, first served. One asyncio loop."""
 
     def __init__(self, places: int) -> None:

@@ -29,7 +29,7 @@ class EpochTimes(msgspec.Struct, frozen=True, kw_only=True):
     processor_s: float = 0.0
 
 
-class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Of all accelerators. au: 0 to 1. first_batch_s: until the slowest had its first batch. Bytes and samples a second
     are those of steps 2..N; bytes_read those of all."""
 
@@ -55,10 +55,10 @@ def utilization(times: EpochTimes) -> float:
     return sum(times.compute_s[1:]) / measured_s if measured_s > 0 else 0.0
 
 
-def epoch_of(number: int, accelerators: Sequence[EpochTimes], *, batch: int) -> Epoch:
+def epoch_of(number: int, accelerators: Sequence[EpochTimes], *, batch: int) -> EpochMetrics:
     steps = min(len(one.compute_s) for one in accelerators)
     waits = sorted(wait for one in accelerators for wait in one.load_s[1:]) or [0.0]
-    return Epoch(
+    return EpochMetrics(
         epoch=number,
         steps=steps,
         au=sum(utilization(one) for one in accelerators) / len(accelerators),

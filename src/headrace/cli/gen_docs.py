@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import error_classes
+from headrace.cli.examples import EXAMPLES, FIELDS
 from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
-from headrace.cli.manual import EXAMPLES, FIELDS
 from headrace.config import describe as configuration
 from headrace.rest import openapi
 

@@ -20,7 +20,7 @@ from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Entry, FileId
 from headrace.jobs.files import Span
-from headrace.jobs.job_records import FAILED_KEPT_MAX, Figures, JobRecord, PartRecord
+from headrace.jobs.job_records import FAILED_KEPT_MAX, JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.jobs import FETCHING, QUEUE_MAX, WORKERS, Jobs
 from headrace.jobs.options import parse_options
 from headrace.jobs.walk import walk
@@ -35,7 +35,7 @@ EVERYWHERE = "everywhere"
 """The mark of parts that every node does for what it has, whatever it owns."""
 
 
-class Tally:
+class SegmentCounter:
     """Files, by the places of their segments on the ring: 17 bytes each, so that millions can be counted again."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Assignment:
     """What this node does of a file. spans: parts of a large file; none: all. segments: (key, bytes, first, mine)."""
 
     path: bytes
@@ -75,7 +75,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedProgress:
     """What a part takes over from the one before it, of the same attempt by an earlier ring. seen, done: (files,
     bytes) of it that count by the ring that is now; sound: were read back."""
 
@@ -85,7 +85,7 @@ class Carried:
     began_s: float
 
 
-class Part:
+class JobTask:
     """It runs from the beginning. mark: of the ring, or EVERYWHERE. on_change: told when it is over, on the loop."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Part:
         replicas: int,
         segment_bytes: int,
         on_change: Callable[[], None],
-        carried: Carried | None = None,
+        carried: CarriedProgress | None = None,
     ) -> None:
         self._me = me
         self.job = job
@@ -110,8 +110,8 @@ class Part:
         self._copies = self._options.replicas or replicas
         self._segment_bytes = segment_bytes
         self._on_change = on_change
-        self._seen, self._done = Tally(), Tally()
-        carried = carried or Carried((0, 0), (0, 0), set(), time.monotonic())
+        self._seen, self._done = SegmentCounter(), SegmentCounter()
+        carried = carried or CarriedProgress((0, 0), (0, 0), set(), time.monotonic())
         self._floor_seen, self._floor_done = carried.seen, carried.done
         self._sound = carried.sound
         self._began_s = carried.began_s
@@ -127,15 +127,15 @@ class Part:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def carried(self, ring: Ring) -> Carried:
+    async def carried(self, ring: Ring) -> CarriedProgress:
         """For the part that comes after this one, which is stopped. Counts in a thread: millions take seconds."""
         seen = await asyncio.to_thread(self._seen.under, ring, self._me)
         done = await asyncio.to_thread(self._done.under, ring, self._me)
-        return Carried(seen, done, self._sound, self._began_s)
+        return CarriedProgress(seen, done, self._sound, self._began_s)
 
-    def record(self) -> PartRecord:
+    def record(self) -> TaskRecord:
         bytes_done = max(self._done.bytes, self._floor_done[1])
-        figures = Figures(
+        figures = TaskProgress(
             files_done=max(self._done.files, self._floor_done[0]),
             files_total=max(self._seen.files, self._floor_seen[0]),
             bytes_done=bytes_done,
@@ -146,7 +146,7 @@ class Part:
             bytes_s=0.0 if self.over else round(self._rate_of(bytes_done), 1),
             took_s=round(self._took_s or time.monotonic() - self._began_s, 3),
         )
-        return PartRecord(self.mark, self.job.attempt, self.over, figures)
+        return TaskRecord(self.mark, self.job.attempt, self.over, figures)
 
     def _rate_of(self, bytes_done: int) -> float:
         now_s, seen = time.monotonic(), self._rate
@@ -168,7 +168,7 @@ class Part:
         self._on_change()
 
     async def _each_file(self) -> None:
-        queue: asyncio.Queue[Share | None] = asyncio.Queue(QUEUE_MAX)
+        queue: asyncio.Queue[Assignment | None] = asyncio.Queue(QUEUE_MAX)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self._worker(queue))
@@ -178,7 +178,7 @@ class Part:
             for _ in range(WORKERS):
                 await queue.put(None)
 
-    async def _walk(self, path: bytes, queue: asyncio.Queue[Share | None]) -> None:
+    async def _walk(self, path: bytes, queue: asyncio.Queue[Assignment | None]) -> None:
         jobs, fetching = self._jobs, self.job.kind in FETCHING
         try:
             top = await self._resolved(path)
@@ -207,7 +207,7 @@ class Part:
                     raise
                 await asyncio.sleep(PATH_LOOK_S)
 
-    def _share_of(self, path: bytes, entry: Entry) -> Share | None:
+    def _share_of(self, path: bytes, entry: Entry) -> Assignment | None:
         """What this node owns of a file; None: nothing."""
         size_bytes, step = entry.version.size_bytes, self._segment_bytes
         spans: list[Span] = []
@@ -222,17 +222,17 @@ class Part:
         if not spans:
             return None
         whole = sum(end - start for start, end in spans) == size_bytes
-        return Share(path, entry, () if whole else tuple(spans), tuple(segments))
+        return Assignment(path, entry, () if whole else tuple(spans), tuple(segments))
 
-    def _held(self, path: bytes, entry: Entry) -> Share | None:
+    def _held(self, path: bytes, entry: Entry) -> Assignment | None:
         """What this node has of a file and the job is about, owned or borrowed."""
         files = self._jobs.files
         held = files.is_cached(entry) if self.job.kind == "free" else files.is_pinned(entry)
         if not held:
             return None
-        return Share(path, entry, (), ((key_of(path, 0), entry.version.size_bytes, True, True),))
+        return Assignment(path, entry, (), ((key_of(path, 0), entry.version.size_bytes, True, True),))
 
-    async def _worker(self, queue: asyncio.Queue[Share | None]) -> None:
+    async def _worker(self, queue: asyncio.Queue[Assignment | None]) -> None:
         while (share := await queue.get()) is not None:
             try:
                 await self._do(share)
@@ -242,7 +242,7 @@ class Part:
             for key, size_bytes, first, mine in share.segments:
                 self._done.add(key, size_bytes, first=first, mine=mine)
 
-    async def _do(self, share: Share) -> None:
+    async def _do(self, share: Assignment) -> None:
         files, entry = self._jobs.files, share.entry
         if self.job.kind == "free":
             files.free(entry)

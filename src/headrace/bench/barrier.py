@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 
 
-class Meeting:
+class Barrier:
     """meet: HOST:PORT, where the first listens. Blocks until all are there. Nothing where there is only one. OSError
     when one of them is gone, or late."""
 

@@ -1,6 +1,6 @@
 """Where a benchmark's files are: a folder (a disk, a mount), any fsspec URL, or an object store through obstore.
 
-One `Place` a process and kind. What a read costs is the library's own: nothing is added between it and the format's
+One `BenchStorage` a process and kind. What a read costs is the library's own: nothing is added between it and the format's
 reader. Errors of a read are those of READ_ERRORS, whatever the place.
 """
 
@@ -52,7 +52,7 @@ class Where(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
 
 
-class Place(Protocol):
+class BenchStorage(Protocol):
     def names(self, below: str) -> dict[str, int]:
         """All files below a folder: name, as from the root → size in bytes. Empty where there is none."""
         ...
@@ -96,13 +96,13 @@ def check_folder(place: Where) -> None:
     )
 
 
-def open_place(one: Where) -> Place:
+def open_place(one: Where) -> BenchStorage:
     if one.kind == "folder":
-        return FolderPlace(one.root)
-    return ObstorePlace(one) if one.kind == "obstore" else FsspecPlace(one)
+        return DirectoryStorage(one.root)
+    return ObstoreStorage(one) if one.kind == "obstore" else FsspecStorage(one)
 
 
-class FolderPlace:
+class DirectoryStorage:
     def __init__(self, root: str) -> None:
         self.root = root
 
@@ -154,7 +154,7 @@ class _Renamed(io.FileIO):
             super().close()
 
 
-class FsspecPlace:
+class FsspecStorage:
     def __init__(self, one: Where) -> None:
         with needs_extra(one.root, extra="bench"):
             import fsspec
@@ -199,7 +199,7 @@ class FsspecPlace:
         return f"{self._root.rstrip('/')}/{name}"
 
 
-class ObstorePlace:
+class ObstoreStorage:
     """S3 and what speaks it."""
 
     def __init__(self, one: Where) -> None:

@@ -1,6 +1,6 @@
 """Where checkpoints lie: the few things a folder must be able to do, and POSIX directories, which can.
 
-A `Place` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/` between folders.
+A `CheckpointStorage` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/` between folders.
 All calls block, and may come from many threads. Foreign errors become ours here.
 """
 
@@ -38,7 +38,7 @@ _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, c
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Sink(Protocol):
+class FileWriter(Protocol):
     """A new file that is being written."""
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -50,7 +50,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
+class FileReader(Protocol):
     """A file to be read; goes on working when its name is removed."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
@@ -63,23 +63,23 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Claim(Protocol):
+class SaveClaim(Protocol):
     """Says that its owner lives, until it is released or the owner ends, however it ends."""
 
     def release(self) -> None: ...
 
 
-class Place(Protocol):
+class CheckpointStorage(Protocol):
     """PathNotFoundError for what is not there; CheckpointNoSpaceError and CheckpointFailedError for the rest."""
 
     @property
     def name(self) -> str:
         """What messages call it."""
 
-    def create(self, name: str) -> Sink:
+    def create(self, name: str) -> FileWriter:
         """A file that is not there yet."""
 
-    def open(self, name: str) -> Source: ...
+    def open(self, name: str) -> FileReader: ...
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         """A small file, or its beginning."""
@@ -104,7 +104,7 @@ class Place(Protocol):
     def names(self, folder: str) -> list[str]:
         """Sorted; empty when there is no such folder."""
 
-    def claim(self, name: str, data: bytes) -> Claim:
+    def claim(self, name: str, data: bytes) -> SaveClaim:
         """A new file with `data`, held by this process. Seen by others on return; not durable, nor need it be."""
 
     def is_claimed(self, name: str) -> bool:
@@ -112,18 +112,18 @@ class Place(Protocol):
         not."""
 
 
-def place_of(where: str | Place) -> Place:
+def place_of(where: str | CheckpointStorage) -> CheckpointStorage:
     """where: a folder, or headrace:///folder of this host's node: NodeUnavailableError, UsageError."""
     if not isinstance(where, str):
         return where
     if where.startswith("headrace://"):
-        from headrace.checkpoint.node_place import NodePlace  # what it needs, a folder does not
+        from headrace.checkpoint.node_storage import NodeStorage  # what it needs, a folder does not
 
-        return NodePlace(where)
-    return PosixPlace(where)
+        return NodeStorage(where)
+    return PosixStorage(where)
 
 
-class PosixPlace:
+class PosixStorage:
     """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can. The path of the
     directory is the caller's, and may lead over links; within it none is followed, as others may be able to write there
     while root saves, prunes or restores."""
@@ -143,16 +143,16 @@ class PosixPlace:
         """The directory is opened for each call: another disk may be mounted there by now."""
         return Root(os.fsencode(self._folder)).at(b"/" + os.fsencode(name))
 
-    def create(self, name: str) -> PosixSink:
+    def create(self, name: str) -> PosixWriter:
         path = self.path(name)
         with _told(path):
             fd = self._at(name).open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            return PosixSink(fd, path, direct=self._direct)
+            return PosixWriter(fd, path, direct=self._direct)
 
-    def open(self, name: str) -> PosixSource:
+    def open(self, name: str) -> PosixReader:
         path = self.path(name)
         with _told(path):
-            return PosixSource(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct)
+            return PosixReader(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct)
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         path = self.path(name)
@@ -254,7 +254,7 @@ class PosixClaim:
             os.close(fd)
 
 
-class PosixSink:
+class PosixWriter:
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
         self._path = path
@@ -292,7 +292,7 @@ class PosixSink:
                 os.close(fd)
 
 
-class PosixSource:
+class PosixReader:
     """What the page cache has is taken from there; the rest bypasses it where it can: measured in decision 0009."""
 
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
