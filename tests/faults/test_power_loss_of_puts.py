@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.dataplane.replica_host import ReplicaHost
-from headrace.layer.snapshot import EntryType, Snapshot
+from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire.peer_messages import Replicate
 from tests.faults import acknowledged_putter

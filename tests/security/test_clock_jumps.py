@@ -21,11 +21,11 @@ from headrace.checkpoint import layout
 from headrace.checkpoint.prune import prune
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.storage import PosixStorage
-from headrace.layer import workdir
-from headrace.layer.durable_writes import DurableWrites
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
+from headrace.overlay import workdir
+from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
 from headrace.sdk.local import LocalCache
 from headrace.store.index import Index

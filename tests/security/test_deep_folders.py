@@ -17,8 +17,8 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.cli.ls import _walk
 from headrace.fuse.node_table import NodeTable
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.layer.upper import Upper
 from headrace.origin.local_write import make_folders
+from headrace.overlay.upper import Upper
 from headrace.s3.listing import ObjectListing
 from headrace.sdk.cache import Cache
 from headrace.sdk.client_registry import HOSTS, open_vfs

@@ -22,11 +22,11 @@ from headrace.base.model import Version
 from headrace.checkpoint.storage import PosixReader, PosixStorage
 from headrace.dataplane.demotion import checksums_of, let_go
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.layer.replica_layer import ReplicaLayer
-from headrace.layer.snapshot import EntryType, Snapshot, take
-from headrace.layer.sync_journal import JournalRecord
-from headrace.layer.syscalls import rename
-from headrace.layer.upper import Upper
+from headrace.overlay.replica_layer import ReplicaLayer
+from headrace.overlay.snapshot import EntryType, Snapshot, take
+from headrace.overlay.sync_journal import JournalRecord
+from headrace.overlay.syscalls import rename
+from headrace.overlay.upper import Upper
 from headrace.sdk.cache import Cache
 from headrace.sdk.client_registry import HOSTS, open_vfs
 from headrace.sdk.local_vfs import LocalVfs

@@ -19,8 +19,8 @@ from headrace.base.errors import PeerError, ProtocolError, VersionChangedError
 from headrace.base.namespace_path import check_path
 from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.replica_host import ReplicaHost
-from headrace.layer.replica_layer import ReplicaLayer
-from headrace.layer.snapshot import EntryType, Snapshot
+from headrace.overlay.replica_layer import ReplicaLayer
+from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.wire import peer_frame
 from headrace.wire.peer_messages import FileRange, Replicate

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.beneath import Root
-from headrace.layer.given_mode import as_given, give_mode, make_device
+from headrace.overlay.given_mode import as_given, give_mode, make_device
 from tests.integration.cli.host import Host
 from tests.security.nobody import as_nobody
 

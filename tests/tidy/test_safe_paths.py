@@ -8,7 +8,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "src/headrace"
 MODULES = (
-    *("layer/upper.py", "layer/replica_layer.py", "layer/snapshot.py", "layer/lease_marks.py"),
+    *("overlay/upper.py", "overlay/replica_layer.py", "overlay/snapshot.py", "overlay/lease_marks.py"),
     *(
         "sdk/vfs_reader.py",
         "sdk/local_vfs.py",
@@ -66,7 +66,7 @@ BY_EITHER = {
 HELD = {"fd", "file", "at", "_fd"}
 ALLOWED = {
     ("dataplane/pending_names.py", "exists"): "a file beside the layer",
-    ("layer/upper.py", "getxattr"): "an entry of a directory that is held",
+    ("overlay/upper.py", "getxattr"): "an entry of a directory that is held",
     ("sdk/vfs_reader.py", "open"): "a file of the cache",
     ("sdk/local_vfs.py", "open"): "/proc",
     ("webhdfs/read_ops.py", "open"): "a file of the cache",

@@ -26,7 +26,7 @@ from headrace.base.errors import (
 )
 from headrace.checkpoint.foreign_claims import is_abandoned
 from headrace.checkpoint.storage import PosixClaim, PosixReader, PosixWriter
-from headrace.layer.upper import join, split
+from headrace.overlay.upper import join, split
 from headrace.sdk.client_registry import HOSTS
 from headrace.sdk.discovery import find_node
 from headrace.sdk.local_vfs import LocalVfs

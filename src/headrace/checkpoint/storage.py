@@ -26,7 +26,7 @@ from headrace.base.errors import (
     PathNotFoundError,
 )
 from headrace.checkpoint.foreign_claims import is_abandoned
-from headrace.layer.syscalls import sync_folder
+from headrace.overlay.syscalls import sync_folder
 
 ALIGN_BYTES = 4096
 """Offsets, lengths and addresses that are multiples of it may bypass the page cache (O_DIRECT)."""

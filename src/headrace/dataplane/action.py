@@ -10,8 +10,8 @@ from enum import IntEnum
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Attributes
-from headrace.layer.sync_journal import JournalRecord
-from headrace.layer.upper import base_version, is_removed, is_whiteout
+from headrace.overlay.sync_journal import JournalRecord
+from headrace.overlay.upper import base_version, is_removed, is_whiteout
 
 
 class SyncAction(IntEnum):

@@ -9,7 +9,7 @@ from headrace.base.model import Version
 from headrace.dataplane.dirty_files import DirtyFiles
 from headrace.dataplane.failover import Failover
 from headrace.dataplane.pending_names import PendingNames
-from headrace.layer.pending_version import PendingVersion
+from headrace.overlay.pending_version import PendingVersion
 from headrace.wire.peer_messages import ListPending, PendingNamesPage
 
 

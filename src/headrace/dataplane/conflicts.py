@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from headrace.base.errors import HeadraceError, NotSupportedError, OriginUnavailableError
 from headrace.dataplane.action import replaces_file
-from headrace.layer.sync_journal import Conflict, SyncJournal
-from headrace.layer.upper import Upper, join, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import HIDDEN
+from headrace.overlay.sync_journal import Conflict, SyncJournal
+from headrace.overlay.upper import Upper, join, split
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError, NoSpaceError, PathNotFoundError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.upper import Upper, split
 from headrace.store.checksum import block_checksum
 from headrace.store.store import Store
 

@@ -21,8 +21,8 @@ from urllib.parse import quote, unquote_to_bytes
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, DeadlineExceededError, HeadraceError
 from headrace.cluster.records import LeasedRecords
-from headrace.layer.lease_marks import LEASED, DirectoryFlags
-from headrace.layer.upper import Upper
+from headrace.overlay.lease_marks import LEASED, DirectoryFlags
+from headrace.overlay.upper import Upper
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import RecallLease

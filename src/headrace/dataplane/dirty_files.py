@@ -15,11 +15,11 @@ from concurrent.futures import Executor
 from headrace.base.beneath import Root, SafePath
 from headrace.base.errors import HeadraceError, VersionChangedError
 from headrace.base.model import Arrived, ObjectMetadata
-from headrace.layer.object_metadata import extras_of
-from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
-from headrace.layer.replica_layer import copy_of
-from headrace.layer.syscalls import seen_at_rest, tick_left_s
-from headrace.layer.upper import is_removed, is_whiteout
+from headrace.overlay.object_metadata import extras_of
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.overlay.replica_layer import copy_of
+from headrace.overlay.syscalls import seen_at_rest, tick_left_s
+from headrace.overlay.upper import is_removed, is_whiteout
 from headrace.wire.peer_messages import FileRange
 
 

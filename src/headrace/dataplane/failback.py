@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from headrace.base.deadline import Deadline
 from headrace.base.errors import HeadraceError
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 

@@ -25,10 +25,10 @@ from headrace.base.model import Version
 from headrace.dataplane.placement import ReplicaSetRecords
 from headrace.dataplane.replica_host import KNOWN, ReplicaHost, forget_persisted
 from headrace.dataplane.writeback import WriteBack
-from headrace.layer.pending_version import PendingVersion
-from headrace.layer.replica_layer import copy_of
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.layer.upper import Upper
+from headrace.overlay.pending_version import PendingVersion
+from headrace.overlay.replica_layer import copy_of
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.upper import Upper
 from headrace.ring.view import ClusterView
 from headrace.wire.peer_messages import FailedOverFile, FailoverReport
 

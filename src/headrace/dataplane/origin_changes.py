@@ -18,10 +18,10 @@ from headrace.base.errors import HeadraceError, PathNotFoundError
 from headrace.base.model import Version
 from headrace.dataplane.action import attributes_of
 from headrace.dataplane.demotion import let_go
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.upper import Upper, split
 
 log = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from headrace.dataplane.failover import Failover
 from headrace.dataplane.read import ReadPath
 from headrace.dataplane.replica_host import ReplicaHost
 from headrace.dataplane.replicator import TOKEN, OfferedFile, ReplicaOffers
-from headrace.layer.content_type_codes import extras_by
-from headrace.layer.object_metadata import extras_of
-from headrace.layer.pending_version import PREFIX
 from headrace.namespace.tree import Namespace
+from headrace.overlay.content_type_codes import extras_by
+from headrace.overlay.object_metadata import extras_of
+from headrace.overlay.pending_version import PREFIX
 from headrace.store.reader import CacheReader
 from headrace.store.store import Store
 from headrace.wire.messages import Done

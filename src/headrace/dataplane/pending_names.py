@@ -15,10 +15,10 @@ from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.dataplane.directory_lease import DirectoryLeases
 from headrace.dataplane.dirty_files import own_name
 from headrace.dataplane.publisher import DirtyNamesPublisher
-from headrace.layer.lease_marks import PUBLISHED, DirectoryFlags
-from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
-from headrace.layer.sync_journal import SyncJournal
-from headrace.layer.upper import Upper, join, split
+from headrace.overlay.lease_marks import PUBLISHED, DirectoryFlags
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
+from headrace.overlay.sync_journal import SyncJournal
+from headrace.overlay.upper import Upper, join, split
 
 SETTLE_LOOKS = 2
 

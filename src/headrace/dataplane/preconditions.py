@@ -13,12 +13,12 @@ from headrace.base.beneath import SafePath
 from headrace.base.deadline import Deadline
 from headrace.base.errors import NotSupportedError, PathNotFoundError
 from headrace.base.model import Entry, Kind, Version
-from headrace.layer.pending_version import is_pending
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.layer.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
 from headrace.namespace.mounts import Mount
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Absent, Condition, Origin
+from headrace.overlay.pending_version import is_pending
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.upper import BaseVersion, Upper, base_version, drop_base, is_whiteout, set_base
 
 
 class Preconditions:

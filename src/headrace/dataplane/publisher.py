@@ -21,9 +21,9 @@ from itertools import islice
 from headrace.base.deadline import Deadline
 from headrace.base.errors import ClusterUnavailableError, HeadraceError, PeerError
 from headrace.cluster.records import Records
-from headrace.layer.pending_version import PendingEntry
-from headrace.layer.upper import join, split
 from headrace.namespace.dirty_scope import PREFIX, DirtyScope
+from headrace.overlay.pending_version import PendingEntry
+from headrace.overlay.upper import join, split
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage

@@ -29,8 +29,10 @@ from headrace.base.model import Kind
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
-from headrace.layer.upper import (
+from headrace.namespace.tree import Namespace
+from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
+from headrace.overlay.upper import (
     BASE,
     Hidden,
     Upper,
@@ -38,8 +40,6 @@ from headrace.layer.upper import (
     is_removed,
     is_whiteout,
 )
-from headrace.namespace.tree import Namespace
-from headrace.origin.retry import PATIENCE_S
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
 
-Of each writer a mirror (`layer/replica_layer.py`), on the first volume, in a folder of the writer's id. What happens to it
+Of each writer a mirror (`overlay/replica_layer.py`), on the first volume, in a folder of the writer's id. What happens to it
 when the writer is gone is in take_over.py.
 """
 
@@ -21,9 +21,9 @@ from headrace.base.errors import PeerError, StoreError, UsageError
 from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.replicator import TOKEN
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.durable_writes import flush_folder
-from headrace.layer.replica_layer import Range, ReplicaLayer
-from headrace.layer.snapshot import Snapshot
+from headrace.overlay.durable_writes import flush_folder
+from headrace.overlay.replica_layer import Range, ReplicaLayer
+from headrace.overlay.snapshot import Snapshot
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead

@@ -26,8 +26,8 @@ from headrace.base.model import BLOCK_SIZE_BYTES
 from headrace.dataplane.concurrency import all_of
 from headrace.dataplane.dirty_files import DirtyFileReader
 from headrace.dataplane.placement import ReplicaSetRecords, choose_replicas
-from headrace.layer.replica_layer import RANGE_BYTES
-from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
+from headrace.overlay.replica_layer import RANGE_BYTES
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange, Replicate, ReplicateAhead

@@ -27,7 +27,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.idle_priority import take_idle_priority
 from headrace.base.model import Entry, FileId
 from headrace.dataplane.scrub_written import WrittenFilesOfScrub, read_sums
-from headrace.layer.sync_journal import JournalRecord
+from headrace.overlay.sync_journal import JournalRecord
 from headrace.store.disk_reader import verify_on_disk
 from headrace.store.recovery import bad_blocks
 from headrace.store.schema import CachedFile

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
 from headrace.store.checksum import block_checksum
 from headrace.store.disk_reader import DiskReader
 

@@ -12,9 +12,9 @@ from concurrent.futures import Executor
 from headrace.base.beneath import SafePath
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane.preconditions import Preconditions
-from headrace.layer.snapshot import EntryType, Snapshot, take
-from headrace.layer.syscalls import CTIME_TICK_NS
-from headrace.layer.upper import Upper
+from headrace.overlay.snapshot import EntryType, Snapshot, take
+from headrace.overlay.syscalls import CTIME_TICK_NS
+from headrace.overlay.upper import Upper
 
 SUMMED_MAX = 16
 """Large files of which the checksums are remembered for a while."""

@@ -22,10 +22,10 @@ from headrace.base.errors import HeadraceError, NotOwnerError, OriginUnavailable
 from headrace.base.model import Arrived, Entry, Version
 from headrace.dataplane.concurrency import Gate
 from headrace.dataplane.route import Hop, Route, route
-from headrace.layer.pending_version import PendingVersion, is_pending
 from headrace.namespace.mounts import Mount
 from headrace.origin.circuit import Circuit
 from headrace.origin.origin import Origin
+from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.peer.client import PeerClient
 from headrace.ring.view import SEGMENT_BYTES, ClusterView, NodeInfo
 from headrace.wire.peer_messages import FileRange

@@ -35,15 +35,15 @@ from headrace.dataplane.action import attributes_of, size_of
 from headrace.dataplane.conflicts import ConflictCopies
 from headrace.dataplane.preconditions import Preconditions
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.object_metadata import extras_of
-from headrace.layer.pending_version import is_pending
-from headrace.layer.sync_journal import ABSENT, JournalRecord, SyncJournal
-from headrace.layer.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
-from headrace.layer.upper import Upper, base_version
 from headrace.namespace.tree import Namespace
 from headrace.origin.origin import Condition, Origin
 from headrace.origin.retry import PATIENCE_S
 from headrace.origin.source import FilePutSource
+from headrace.overlay.object_metadata import extras_of
+from headrace.overlay.pending_version import is_pending
+from headrace.overlay.sync_journal import ABSENT, JournalRecord, SyncJournal
+from headrace.overlay.syscalls import begin_write_back, may_be_written, seen_at_rest, tick_left_s, write_back
+from headrace.overlay.upper import Upper, base_version
 
 COMPARE_BYTES = 8 << 20
 CONTENT_BYTES_MAX = 256 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.layer.dirty_throttle import DirtyThrottle
+from headrace.overlay.dirty_throttle import DirtyThrottle
 from headrace.store.store import Store
 
 

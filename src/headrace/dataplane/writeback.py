@@ -1,6 +1,6 @@
 """The write, from the upper layer to the origin. Open this first.
 
-A session writes into the upper layer (`layer/upper.py`), where it is safe from the death of any process, and tells
+A session writes into the upper layer (`overlay/upper.py`), where it is safe from the death of any process, and tells
 the node which paths it touched (`changed`). The node keeps the set of paths that may be dirty, looks at each when it
 has been quiet for a moment (`_work_of`), and settles them in rounds (`_settle`): folders and files first, what was
 removed after them, so that a file that was renamed is never missing at the origin. `dataplane/removal.py` does each
@@ -41,10 +41,10 @@ from headrace.dataplane.snapshots import Snapshots
 from headrace.dataplane.upload import Uploader
 from headrace.dataplane.upper_quota import UpperQuota
 from headrace.dataplane.write_ahead import WriteAhead
-from headrace.layer.dirty_throttle import DirtyThrottle
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
-from headrace.layer.upper import Upper, split
 from headrace.namespace.tree import Namespace
+from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.upper import Upper, split
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView
 from headrace.store.store import Store

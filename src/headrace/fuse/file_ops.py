@@ -18,9 +18,9 @@ from headrace.fuse.io_modes import UPPER
 from headrace.fuse.namespace_ops import NamespaceOperations, owner_of
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Mode, PendingRead, xattr_reply
 from headrace.fuse.upper_files import OpenUpper
-from headrace.layer.given_mode import as_given, give_mode
-from headrace.layer.syscalls import fallocate
-from headrace.layer.upper import OURS, join
+from headrace.overlay.given_mode import as_given, give_mode
+from headrace.overlay.syscalls import fallocate
+from headrace.overlay.upper import OURS, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.merged_tree import empty
 

@@ -37,9 +37,9 @@ from headrace.fuse.operations import (
     PendingRead,
 )
 from headrace.fuse.upper_files import UpperFiles
-from headrace.layer.dirty_throttle import DirtyThrottle
-from headrace.layer.given_mode import as_given
-from headrace.layer.upper import Hidden, join
+from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.given_mode import as_given
+from headrace.overlay.upper import Hidden, join
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.lease_check import LeaseRequiredError
 from headrace.sdk.merged_tree import MergedTree, NeedsContentError, Owner

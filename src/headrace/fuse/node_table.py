@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from headrace.base.model import FILE_ID_MAX, ROOT_ID, FileId
 from headrace.fuse.io_modes import UPPER
-from headrace.layer.upper import LOWER_ID, Upper, join
+from headrace.overlay.upper import LOWER_ID, Upper, join
 
 _INODE_MAX = UPPER - 1
 FOUND_MAX = 1 << 16

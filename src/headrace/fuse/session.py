@@ -34,7 +34,7 @@ from headrace.fuse.io_modes import InodeIoModes
 from headrace.fuse.notify import Notifier
 from headrace.fuse.operations import Answer, Deferred, DiskTask, Method, Mode, Operations, PendingRead
 from headrace.fuse.waiting_calls import Caller, WaitingCall, WaitingCalls
-from headrace.layer.upper import Upper
+from headrace.overlay.upper import Upper
 from headrace.sdk.merged_tree import MergedTree
 from headrace.sdk.node_client import EventsLost
 from headrace.wire.messages import Completed, Evicted, Invalidated, Written

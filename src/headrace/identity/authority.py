@@ -31,7 +31,7 @@ from headrace.identity.names import (
     StrangerError,
     check_part,
 )
-from headrace.layer.syscalls import sync_folder
+from headrace.overlay.syscalls import sync_folder
 
 if TYPE_CHECKING:
     from cryptography import x509

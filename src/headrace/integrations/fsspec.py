@@ -37,7 +37,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Entry
 from headrace.integrations.fsspec_async import Coroutines
-from headrace.layer.upper import join, split
+from headrace.overlay.upper import join, split
 from headrace.sdk.client_registry import open_vfs
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError
-from headrace.layer.upper import split
+from headrace.overlay.upper import split
 
 PREFIX = "written"
 NAMES_MAX = 256

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.base.model import Entry, FileId, Kind, Version
-from headrace.layer.pending_version import PREFIX, is_pending
+from headrace.overlay.pending_version import PREFIX, is_pending
 from headrace.store.index import Index
 from headrace.wire.peer_messages import NameRow
 

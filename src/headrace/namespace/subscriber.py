@@ -20,9 +20,9 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import ClusterUnavailableError, HeadraceError
 from headrace.base.model import Kind, Version
 from headrace.cluster.records import Records
-from headrace.layer.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.namespace.dirty_scope import PREFIX, DirtyScope
 from headrace.namespace.pending_rows import Rows
+from headrace.overlay.pending_version import EntryState, PendingEntry, PendingVersion
 from headrace.peer.client import PeerClient
 from headrace.ring.view import ClusterView, NodeInfo
 from headrace.wire.peer_messages import ListPending, NameRow, ResolveVersion

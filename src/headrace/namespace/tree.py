@@ -29,12 +29,12 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Attributes, Entry, FileId, Kind, Version
 from headrace.base.single_flight import SingleFlight
-from headrace.layer.upper import join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.pending_rows import Changed, OriginListing, PendingRows, Rows, version_of
 from headrace.namespace.refresh_queue import RefreshQueue
 from headrace.origin.origin import ListPage, Origin
 from headrace.origin.retry import PATIENCE_S
+from headrace.overlay.upper import join, split
 from headrace.store.index import Index, ListingWriter
 from headrace.store.schema import FOREVER_NS
 from headrace.wire.peer_messages import NameRow, Names

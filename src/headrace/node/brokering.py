@@ -9,8 +9,8 @@ from headrace.base.errors import CorruptIndexError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.dataplane.read import ReadPath
-from headrace.layer.upper import Upper
 from headrace.namespace.tree import Namespace
+from headrace.overlay.upper import Upper
 from headrace.store.store import Store
 
 if TYPE_CHECKING:

@@ -32,13 +32,13 @@ from headrace.dataplane.replicator import ReplicaOffers
 from headrace.dataplane.writeback import WriteBack
 from headrace.jobs.cluster_jobs import KINDS, WATCH, ClusterJobs
 from headrace.jobs.jobs import Jobs
-from headrace.layer.pending_version import PendingVersion
-from headrace.layer.upper import Upper
 from headrace.namespace.dirty_scope import PREFIX as WRITTEN
 from headrace.namespace.tree import Namespace
 from headrace.node.cluster_link import ClusterLink
 from headrace.node.invalidation import InvalidationBroadcaster
 from headrace.node.shared_mounts import Attach, Check, Detach, MountRecord, SharedMounts
+from headrace.overlay.pending_version import PendingVersion
+from headrace.overlay.upper import Upper
 from headrace.ring.view import SEGMENT_BYTES, ClusterView
 from headrace.store.store import Store
 from headrace.wire.messages import JobStart, JobState

@@ -11,10 +11,10 @@ from headrace.base.errors import HeadraceError, StoreError, UsageError
 from headrace.base.write_modes import WriteModes
 from headrace.config.schema import Config
 from headrace.dataplane.writeback import WriteBack, WriteBackSettings
-from headrace.layer.reserve import Reserve
-from headrace.layer.sync_journal import SyncJournal
-from headrace.layer.upper import Upper
 from headrace.namespace.tree import Namespace
+from headrace.overlay.reserve import Reserve
+from headrace.overlay.sync_journal import SyncJournal
+from headrace.overlay.upper import Upper
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 from headrace.base.model import Attributes, ObjectMetadata
-from headrace.layer.content_type_codes import usual
+from headrace.overlay.content_type_codes import usual
 
 _PUT_ID = "headraceput"
 _TAGS = "headracetags"

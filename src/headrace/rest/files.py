@@ -22,7 +22,7 @@ from headrace.base.errors import (
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, block_range
 from headrace.base.namespace_path import DEPTH_MAX
 from headrace.http.messages import Request, Response, http_date
-from headrace.layer.upper import join
+from headrace.overlay.upper import join
 from headrace.rest.problems import RefusedError
 from headrace.sdk.cache import stat_of
 from headrace.sdk.local_vfs import LocalVfs

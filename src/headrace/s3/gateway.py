@@ -21,7 +21,7 @@ from headrace.base.refusals import Refusals
 from headrace.http.errors import BadRequestError, HungUpError
 from headrace.http.messages import Request, Response, is_number
 from headrace.http.sender import trouble_with_sender
-from headrace.layer.durable_writes import DurableWrites
+from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3 import checksums, signature, xml
 from headrace.s3.attributes import AttributesOperation
 from headrace.s3.body import OBJECT_BYTES_MAX, Payload, too_large

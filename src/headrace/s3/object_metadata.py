@@ -18,7 +18,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.base.write_modes import WriteMode
 from headrace.http.messages import Request
-from headrace.layer.object_metadata import extras_of
+from headrace.overlay.object_metadata import extras_of
 from headrace.s3.errors import S3Error
 from headrace.sdk.local import WholeFile
 from headrace.sdk.local_vfs import LocalVfs

@@ -26,8 +26,8 @@ from headrace.base.errors import (
 from headrace.base.model import Entry, Kind, ObjectMetadata
 from headrace.http.connection import STEP_BYTES
 from headrace.http.messages import Request, Response, http_date
-from headrace.layer.object_metadata import note_extras
-from headrace.layer.upper import split
+from headrace.overlay.object_metadata import note_extras
+from headrace.overlay.upper import split
 from headrace.s3 import conditions, parts, xml
 from headrace.s3.body import Payload
 from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put

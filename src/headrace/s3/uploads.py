@@ -27,7 +27,7 @@ from headrace.base.boot_clock import Moment
 from headrace.base.decoding import decode_json
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import ObjectMetadata
-from headrace.layer.durable_writes import DurableWrites
+from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.checksums import Checksum, ChecksumRequest
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import facts_of

@@ -24,7 +24,7 @@ import msgspec
 
 from headrace.base.errors import IsADirectoryPathError, UsageError
 from headrace.base.model import Entry, Kind
-from headrace.layer.upper import join
+from headrace.overlay.upper import join
 from headrace.sdk.bulk_read import BulkReader, OnError, ReadResult, Wanted
 from headrace.sdk.client_registry import open_vfs
 from headrace.sdk.connection import Connection

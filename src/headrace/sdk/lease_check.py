@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.lease_marks import DirectoryFlags
-from headrace.layer.upper import Upper, split
+from headrace.overlay.lease_marks import DirectoryFlags
+from headrace.overlay.upper import Upper, split
 
 
 class LeaseRequiredError(Exception):

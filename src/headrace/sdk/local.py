@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.base.boot_clock import now_ns
 from headrace.base.errors import HeadraceError
 from headrace.base.model import Entry, FileId, ObjectMetadata
-from headrace.layer.content_type_codes import extras_by
+from headrace.overlay.content_type_codes import extras_by
 from headrace.store.index import Index
 from headrace.store.reader import CacheReader
 from headrace.store.schema import CachedFile

@@ -28,8 +28,8 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Kind
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.durable_writes import DurableWrites
-from headrace.layer.upper import Upper, join, split
+from headrace.overlay.durable_writes import DurableWrites
+from headrace.overlay.upper import Upper, join, split
 from headrace.sdk.lease_check import LeaseRequiredError
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.sdk.node_client import NodeClient

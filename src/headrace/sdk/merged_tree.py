@@ -20,8 +20,8 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE, NOREPLACE, SafePath
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.given_mode import give_mode, make_device
-from headrace.layer.upper import (
+from headrace.overlay.given_mode import give_mode, make_device
+from headrace.overlay.upper import (
     DEMOTED,
     LOWER_ID,
     MOVING,

@@ -21,8 +21,8 @@ from headrace.base.errors import (
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
-from headrace.layer.dirty_throttle import DirtyThrottle
-from headrace.layer.upper import Hidden, join, split
+from headrace.overlay.dirty_throttle import DirtyThrottle
+from headrace.overlay.upper import Hidden, join, split
 from headrace.sdk.local import LocalCache, WholeFile
 from headrace.sdk.merged_tree import FileStat, MergedTree
 from headrace.sdk.node_client import CHANGED_ATTEMPTS, Miss, NodeClient

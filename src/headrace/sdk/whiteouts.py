@@ -8,7 +8,15 @@ from typing import Protocol
 
 from headrace.base.beneath import SafePath
 from headrace.base.model import Entry, FileId, Kind, Version
-from headrace.layer.upper import BaseVersion, Upper, base_version, join, make_removed, make_whiteout, set_base
+from headrace.overlay.upper import (
+    BaseVersion,
+    Upper,
+    base_version,
+    join,
+    make_removed,
+    make_whiteout,
+    set_base,
+)
 
 Names = Callable[[bytes], list[tuple[bytes, bool]]]
 

@@ -15,7 +15,7 @@ import lmdb
 from headrace.base import failpoint
 from headrace.base.errors import CorruptIndexError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.private_folder import private
-from headrace.layer.reserve import is_full
+from headrace.overlay.reserve import is_full
 from headrace.store import compaction, index_checkpoint
 from headrace.store.growth import Growth
 

@@ -20,7 +20,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
 from headrace.base.errors import CorruptIndexError
 from headrace.base.private_folder import private
-from headrace.layer.syscalls import rename, sync_folder
+from headrace.overlay.syscalls import rename, sync_folder
 from headrace.store.checksum import block_checksum
 
 PAGE_BYTES = mmap.PAGESIZE

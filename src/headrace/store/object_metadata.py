@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 
 from headrace.base.model import Entry, FileId, ObjectMetadata
-from headrace.layer.content_type_codes import extras_by, number_of
-from headrace.layer.object_metadata import drop_told, extras_of, note_told
+from headrace.overlay.content_type_codes import extras_by, number_of
+from headrace.overlay.object_metadata import drop_told, extras_of, note_told
 from headrace.store.schema import CachedFile, can_tell
 from headrace.store.volume import Volume
 

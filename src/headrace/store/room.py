@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.base.errors import HeadraceError, NoSpaceError
 from headrace.base.private_folder import make_private
-from headrace.layer.reserve import Reserve
+from headrace.overlay.reserve import Reserve
 from headrace.store.usage import allocated_bytes
 from headrace.store.volume import Volume
 

@@ -23,7 +23,7 @@ from headrace.base import failpoint
 from headrace.base.beneath import SafePath
 from headrace.base.errors import EvictedError, HeadraceError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, Entry, FileId, ObjectMetadata
-from headrace.layer.reserve import Reserve
+from headrace.overlay.reserve import Reserve
 from headrace.store.checksum import block_checksum
 from headrace.store.index import Index
 from headrace.store.object_metadata import numbers_of, unnote

@@ -24,7 +24,7 @@ from headrace.base.errors import StoreBusyError, StoreError
 from headrace.base.libc import c_library, last_errno
 from headrace.base.model import FileId
 from headrace.base.private_folder import make_private
-from headrace.layer.reserve import is_full
+from headrace.overlay.reserve import is_full
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectMetadata, Version, block_count, block_range
-from headrace.layer.object_metadata import note_told
+from headrace.overlay.object_metadata import note_told
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import block_checksum
 from headrace.store.volume import Volume

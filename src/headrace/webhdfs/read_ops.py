@@ -10,7 +10,7 @@ from typing import Any
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError, VersionChangedError
 from headrace.base.model import Entry, Kind
 from headrace.http.messages import Response
-from headrace.layer.upper import join
+from headrace.overlay.upper import join
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.node_client import CHANGED_ATTEMPTS

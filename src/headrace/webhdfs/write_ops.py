@@ -18,8 +18,8 @@ from headrace.base.errors import (
     StaleIdError,
 )
 from headrace.http.messages import Response
-from headrace.layer.given_mode import give_mode
-from headrace.layer.upper import join, split
+from headrace.overlay.given_mode import give_mode
+from headrace.overlay.upper import join, split
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.os_errors import translating_os_errors

@@ -13,8 +13,8 @@ import msgspec
 
 from headrace.base.model import ObjectMetadata, Version
 from headrace.base.namespace_path import check_name, check_node_id, check_path
-from headrace.layer.pending_version import PendingEntry
-from headrace.layer.snapshot import Snapshot
+from headrace.overlay.pending_version import PendingEntry
+from headrace.overlay.snapshot import Snapshot
 from headrace.wire.messages import Done, Failure, Message
 
 PEER_PROTOCOL = 3
@@ -190,7 +190,7 @@ OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
 
 class ResolveVersion(Message, frozen=True):
     """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
-    persisted now. token: of that file, as `layer/pending_version.py` makes it. → VersionResolved. Since protocol 3."""
+    persisted now. token: of that file, as `overlay/pending_version.py` makes it. → VersionResolved. Since protocol 3."""
 
     path: bytes
     token: str

@@ -15,7 +15,7 @@ from headrace.base.decoding import decode_json
 from headrace.base.errors import CorruptIndexError
 from headrace.base.model import Attributes, FileId, Kind, ObjectMetadata, Version
 from headrace.fuse import abi, codec, handover_state
-from headrace.layer import object_metadata, upper
+from headrace.overlay import object_metadata, upper
 from headrace.s3 import object_attributes, uploads
 from headrace.store import index_checkpoint, schema
 from headrace.store.block_map import BlockMap, map_bytes
@@ -159,7 +159,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "attributes",
-        "extended attributes of files of the upper layer (layer/object_metadata.py, layer/upper.py, s3/object_attributes.py)",
+        "extended attributes of files of the upper layer (overlay/object_metadata.py, overlay/upper.py, s3/object_attributes.py)",
         _attributes,
         (),
         [

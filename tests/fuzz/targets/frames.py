@@ -7,8 +7,8 @@ import msgspec
 from headrace.base.errors import ProtocolError
 from headrace.base.model import Version
 from headrace.base.namespace_path import check_name, check_path
-from headrace.layer.pending_version import EntryState, PendingEntry
-from headrace.layer.snapshot import EntryType, Snapshot
+from headrace.overlay.pending_version import EntryState, PendingEntry
+from headrace.overlay.snapshot import EntryType, Snapshot
 from headrace.wire import broker_messages, frame, messages, peer_frame, peer_messages
 from headrace.wire.messages import Message
 from tests.fuzz.fuzzer import Fuzzer

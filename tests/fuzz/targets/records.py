@@ -15,9 +15,9 @@ from headrace.cluster.last_view import LastView
 from headrace.jobs import job_records
 from headrace.jobs.job_records import JobRecord, TaskProgress, TaskRecord
 from headrace.jobs.pins import PinRecord
-from headrace.layer.pending_version import PendingVersion
 from headrace.namespace.dirty_scope import DirtyScope
 from headrace.node import shared_mounts
+from headrace.overlay.pending_version import PendingVersion
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire import frame, messages
 from tests.fuzz.fuzzer import Fuzzer
@@ -142,7 +142,7 @@ FUZZERS = [
     ),
     _fuzzer(
         "written-tokens",
-        "versions of files that no origin has yet (layer/pending_version.py)",
+        "versions of files that no origin has yet (overlay/pending_version.py)",
         _token,
         [PendingVersion("node-2", 5, 1_700_000_000_000_000_000).token.encode()],
     ),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.layer.snapshot import EntryType, entry_type_of
-from headrace.layer.upper import Upper
+from headrace.overlay.snapshot import EntryType, entry_type_of
+from headrace.overlay.upper import Upper
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import Writer, settled, tree_of, wait_until
 from tests.integration.persist.test_kills import NAMES, SCRIPT

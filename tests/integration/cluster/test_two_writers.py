@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
-from headrace.layer.pending_version import is_pending
-from headrace.layer.upper import Upper, base_version
+from headrace.overlay.pending_version import is_pending
+from headrace.overlay.upper import Upper, base_version
 from headrace.testing.etcd import EtcdServer
 from tests.integration.cli.host import Host
 from tests.integration.persist.conftest import wait_until

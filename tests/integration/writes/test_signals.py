@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.layer.upper import Upper
+from headrace.overlay.upper import Upper
 from tests.integration.cli.host import Host, wait_until
 
 EXAMPLES = int(os.environ.get("HEADRACE_EXAMPLES", "1"))

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.base.errors import OriginUnavailableError
 from headrace.dataplane import upload
-from headrace.layer.upper import Upper
+from headrace.overlay.upper import Upper
 from tests.model.dataplane.scene import Scene, play
 
 WANTED = {"/g": "dir", "/g/e": "dir", "/g/e/f": b"ours".hex()}

@@ -25,7 +25,7 @@ from typing import Any
 
 from headrace.base import failpoint
 from headrace.base.beneath import EXCHANGE
-from headrace.layer.syscalls import rename
+from headrace.overlay.syscalls import rename
 from tests.model.dataplane.writer_node import Here, Session
 
 STEPS = (

@@ -22,12 +22,12 @@ from headrace.base.model import Attributes, Entry, FileId, Kind, ObjectInfo, Ver
 from headrace.base.write_modes import WriteModes
 from headrace.dataplane import dirty_set
 from headrace.dataplane.writeback import WriteBack, WriteBackSettings
-from headrace.layer.sync_journal import SyncJournal
-from headrace.layer.upper import Upper, join, split
 from headrace.namespace.mounts import Mount, MountTable
 from headrace.namespace.tree import Namespace
 from headrace.origin.local import LocalOrigin, version_of
 from headrace.origin.origin import Condition, ListPage, PutSource
+from headrace.overlay.sync_journal import SyncJournal
+from headrace.overlay.upper import Upper, join, split
 from headrace.sdk.cancel import Cancel
 from headrace.sdk.merged_tree import FileStat, MergedTree, NeedsContentError, Owner
 from headrace.sdk.readdir import merge_listing

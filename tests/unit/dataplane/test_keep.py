@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.dataplane.replica_host import ReplicaHost
-from headrace.layer.sync_journal import SyncJournal
+from headrace.overlay.sync_journal import SyncJournal
 from headrace.ring.view import NodeInfo, next_view
 from headrace.wire.peer_messages import Replicate
 

@@ -17,11 +17,11 @@ from headrace.dataplane import directory_lease as rights_module
 from headrace.dataplane import publisher as registry_module
 from headrace.dataplane.directory_lease import DirectoryLeases
 from headrace.dataplane.publisher import DirtyNamesPublisher
-from headrace.layer.pending_version import EntryState, PendingEntry
-from headrace.layer.upper import Upper, split
 from headrace.namespace import subscriber as elsewhere_module
 from headrace.namespace.dirty_scope import DirtyScope
 from headrace.namespace.subscriber import DirtyNamesSubscriber
+from headrace.overlay.pending_version import EntryState, PendingEntry
+from headrace.overlay.upper import Upper, split
 from headrace.ring.view import ClusterView, NodeInfo, next_view
 from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingNamesPage, RecallLease
 

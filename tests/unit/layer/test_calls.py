@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.layer.syscalls import may_be_written, seen_at_rest
+from headrace.overlay.syscalls import may_be_written, seen_at_rest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lease of any file needs root")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import ObjectMetadata
-from headrace.layer.object_metadata import drop_told, extras_of, note_extras, note_told, raw_extras
+from headrace.overlay.object_metadata import drop_told, extras_of, note_extras, note_told, raw_extras
 
 GIVEN = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, {"tag": "é"})
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import Version
-from headrace.layer import sync_journal
-from headrace.layer.dirty_throttle import PAUSE_S_MAX, DirtyThrottle
-from headrace.layer.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
+from headrace.overlay import sync_journal
+from headrace.overlay.dirty_throttle import PAUSE_S_MAX, DirtyThrottle
+from headrace.overlay.sync_journal import ABSENT, Conflict, JournalRecord, SyncJournal
 
 PATH = b"/a/\xff name"
 

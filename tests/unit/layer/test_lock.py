@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.layer.lock import LayerLock
+from headrace.overlay.lock import LayerLock
 
 HOLDS = """
 import ctypes, sys, threading, time
-from headrace.layer.lock import LayerLock
+from headrace.overlay.lock import LayerLock
 lock = LayerLock(sys.argv[1])
 threading.Thread(target=time.sleep, args=(60,)).start()  # keeps the descriptors
 lock.__enter__()

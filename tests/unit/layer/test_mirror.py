@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import BLOCK_SIZE_BYTES, ObjectMetadata, Version
-from headrace.layer.object_metadata import extras_of, note_extras
-from headrace.layer.replica_layer import ReplicaLayer, copy_of
-from headrace.layer.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
-from headrace.layer.upper import Upper, join
+from headrace.overlay.object_metadata import extras_of, note_extras
+from headrace.overlay.replica_layer import ReplicaLayer, copy_of
+from headrace.overlay.snapshot import SMALL_BYTES_MAX, EntryType, Snapshot, entry_type_of, take
+from headrace.overlay.upper import Upper, join
 from tests.plain_paths import plain
 
 NAMES = [b"a", b"b", b"c"]

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.base.errors import NoSpaceError
 from headrace.base.model import Version
-from headrace.layer.reserve import SPARES, Reserve
-from headrace.layer.sync_journal import JournalRecord, SyncJournal
+from headrace.overlay.reserve import SPARES, Reserve
+from headrace.overlay.sync_journal import JournalRecord, SyncJournal
 from headrace.store.index import Index
 from headrace.store.room import keep_index_room, reserve_readers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.base.model import ObjectMetadata
-from headrace.layer.content_type_codes import CONTENT_TYPES, extras_by, number_of
+from headrace.overlay.content_type_codes import CONTENT_TYPES, extras_by, number_of
 
 
 def test_each_number_stands_for_one_content_type() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import Version
-from headrace.layer.upper import (
+from headrace.overlay.upper import (
     HIDDEN,
     MOVING,
     BaseVersion,
@@ -143,7 +143,7 @@ def test_walk_tells_hidden_things_too(upper: Upper) -> None:
 def test_the_lock_is_between_processes_and_may_be_taken_twice(upper: Upper, tmp_path: Path) -> None:
     code = f"""
 import sys
-from headrace.layer.lock import LayerLock
+from headrace.overlay.lock import LayerLock
 with LayerLock({str(tmp_path / "upper/lock")!r}):
     print('held', flush=True)
     sys.stdin.readline()
@@ -167,7 +167,7 @@ print('free', flush=True)
 
 LEAVES = """
 import os, sys
-from headrace.layer.upper import MOVING, Upper
+from headrace.overlay.upper import MOVING, Upper
 upper = Upper(sys.argv[1])
 new = lambda: upper.work.path + upper.new().path
 open(new(), "wb").close()
@@ -248,7 +248,7 @@ def test_a_folder_of_work_replaces_nothing_that_shows(upper: Upper, there: str) 
 
 def test_a_killed_parent_of_nobody_is_dead_before_it_is_waited_for(upper: Upper) -> None:
     folder = os.path.dirname(upper.work.path)
-    code = f"from headrace.layer.upper import Upper; Upper({folder!r}.decode()).new().open(65)"
+    code = f"from headrace.overlay.upper import Upper; Upper({folder!r}.decode()).new().open(65)"
     process = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert len(os.listdir(upper.work.path)) == 1

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import FileId, Kind, Version
-from headrace.layer.pending_version import PendingVersion, is_pending
 from headrace.namespace.mounts import MountTable
 from headrace.namespace.pending_rows import Rows
 from headrace.namespace.tree import Namespace
+from headrace.overlay.pending_version import PendingVersion, is_pending
 from headrace.wire.peer_messages import NameRow
 
 from .test_tree import Gated, Tree, origin_with, run

@@ -20,8 +20,8 @@ from headrace.base.errors import (
 from headrace.base.model import ROOT_ID, Entry, Kind
 from headrace.base.write_modes import WriteMode, WriteModes
 from headrace.entry.broker.access import ENTER, READ, Modes, User, may, modes_of
-from headrace.layer.upper import Hidden, Upper, join
 from headrace.namespace.tree import Namespace
+from headrace.overlay.upper import Hidden, Upper, join
 from headrace.store.index import Index
 from headrace.wire.broker_messages import ANSWER_BYTES_MAX, ROWS_MAX, BrokerNames, BrokerRow
 

@@ -21,7 +21,7 @@ from headrace.base.errors import (
     VersionChangedError,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
-from headrace.layer.upper import join
+from headrace.overlay.upper import join
 from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.brokered.broker_connection import BrokerConnection
 from headrace.sdk.brokered.content import content_of

@@ -26,7 +26,7 @@ from headrace.base.errors import (
     error_classes,
 )
 from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
-from headrace.layer.upper import split
+from headrace.overlay.upper import split
 from headrace.sdk.asked_paths import AskedPaths
 from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.remote.cluster_client import STEP_BYTES, ClusterClient, ClusterNode

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from headrace.base.boot_clock import Moment, boot_id, now_s
-from headrace.layer.durable_writes import DurableWrites
+from headrace.overlay.durable_writes import DurableWrites
 from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
 from tests.integration.door.s3.conftest import READ, S3, WRITE, code_of
 

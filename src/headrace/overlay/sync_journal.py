@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from headrace.base.errors import NoSpaceError, StoreError
 from headrace.base.model import Version
-from headrace.layer.reserve import Reserve
-from headrace.layer.syscalls import flush_file_system, sync_folder
+from headrace.overlay.reserve import Reserve
+from headrace.overlay.syscalls import flush_file_system, sync_folder
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS known (

@@ -11,7 +11,7 @@ import time
 
 from headrace.base.beneath import rename_at
 from headrace.base.libc import address_of, c_library, last_errno
-from headrace.layer.given_mode import as_given
+from headrace.overlay.given_mode import as_given
 
 CTIME_TICK_NS = 20_000_000
 """Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""

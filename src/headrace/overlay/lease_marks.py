@@ -16,7 +16,7 @@ import xxhash
 
 from headrace.base import boot_clock
 from headrace.base.beneath import SafePath
-from headrace.layer.shared_page import shared_page
+from headrace.overlay.shared_page import shared_page
 
 PUBLISHED = "trusted.headrace.told"
 LEASED = "trusted.headrace.right"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from headrace.layer.syscalls import flush_file_system, write_back
+from headrace.overlay.syscalls import flush_file_system, write_back
 
 
 class DurableWrites:

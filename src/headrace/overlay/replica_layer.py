@@ -21,11 +21,11 @@ import xxhash
 from headrace.base.beneath import SafePath
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import BLOCK_SIZE_BYTES
-from headrace.layer.given_mode import give_mode
-from headrace.layer.object_metadata import ATTRIBUTE as EXTRAS
-from headrace.layer.snapshot import EntryType, Snapshot
-from headrace.layer.syscalls import write_back
-from headrace.layer.upper import BASE, REMOVED, BaseVersion, Upper, set_base
+from headrace.overlay.given_mode import give_mode
+from headrace.overlay.object_metadata import ATTRIBUTE as EXTRAS
+from headrace.overlay.snapshot import EntryType, Snapshot
+from headrace.overlay.syscalls import write_back
+from headrace.overlay.upper import BASE, REMOVED, BaseVersion, Upper, set_base
 
 COPY_OF = "trusted.headrace.copy"
 """Of a file: inode number, ctime in ns and size on the node that wrote it."""

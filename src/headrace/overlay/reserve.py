@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.base.errors import NoSpaceError
-from headrace.layer.syscalls import fallocate
+from headrace.overlay.syscalls import fallocate
 
 SPARES = 4
 FULL = (errno.ENOSPC, errno.EDQUOT)

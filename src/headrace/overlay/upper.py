@@ -31,9 +31,9 @@ from headrace.base.beneath import EXCHANGE, NOREPLACE, WHITEOUT, LinklessMount, 
 from headrace.base.decoding import decode_msgpack
 from headrace.base.model import Attributes, Version
 from headrace.base.private_folder import make_private
-from headrace.layer import workdir
-from headrace.layer.given_mode import as_given, give_mode
-from headrace.layer.lock import LayerLock
+from headrace.overlay import workdir
+from headrace.overlay.given_mode import as_given, give_mode
+from headrace.overlay.lock import LayerLock
 
 REMOVED = "trusted.headrace.removed"
 LOWER_ID = "trusted.headrace.id"

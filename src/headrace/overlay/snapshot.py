@@ -12,9 +12,9 @@ import xxhash
 from headrace.base.beneath import SafePath
 from headrace.base.model import BLOCK_SIZE_BYTES, Version, block_count
 from headrace.base.namespace_path import check_path
-from headrace.layer.object_metadata import raw_extras
-from headrace.layer.syscalls import seen_at_rest
-from headrace.layer.upper import is_removed, is_whiteout
+from headrace.overlay.object_metadata import raw_extras
+from headrace.overlay.syscalls import seen_at_rest
+from headrace.overlay.upper import is_removed, is_whiteout
 
 SMALL_BYTES_MAX = 256 << 10
 """Smaller files travel within the snapshot."""
@@ -33,7 +33,7 @@ class EntryType(IntEnum):
 class Snapshot(msgspec.Struct, frozen=True):
     """shape: a EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
     hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file. extras: as
-    `layer/object_metadata.py` keeps them."""
+    `overlay/object_metadata.py` keeps them."""
 
     path: bytes
     shape: int

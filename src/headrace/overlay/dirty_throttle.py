@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 
-from headrace.layer.shared_page import shared_page
+from headrace.overlay.shared_page import shared_page
 
 _PAUSE = struct.Struct("<I")
 PAUSE_S_MAX = 0.25
