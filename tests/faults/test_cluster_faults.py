@@ -49,14 +49,14 @@ messages.PEER_PROTOCOL_MIN, messages.PEER_PROTOCOL = {oldest}, {newest}
 
 LIES = """
 import itertools, os
-from headrace.entry.peer.channel import Channel, HungUpError
+from headrace.entry.peer.channel import Channel, PeerGoneError
 _turn = itertools.count()
 
 def send_file(self, file, start, end):
     body, turn = bytearray(os.pread(file, end - start, start)), next(_turn)
     if turn % 2:
         yield from self.send(body[: len(body) // 2])
-        raise HungUpError("a lie")
+        raise PeerGoneError("a lie")
     body[len(body) // 3] ^= 1
     yield from self.send(body)
 

@@ -22,6 +22,7 @@ from headrace.cli.exit_codes import EXIT_CODES, SOME_FAILED
 from headrace.entry.rpc.server import RpcServer, Subscribers
 from headrace.jobs.cluster_jobs import WATCH
 from headrace.wire.messages import (
+    PROTOCOL,
     Answer,
     Done,
     JobCancel,
@@ -112,7 +113,7 @@ def _server(town: Town, runner: Runner) -> RpcServer:
             town.watched.set()
         return runner.jobs.run(request.kind, request.path, request.options)
 
-    welcome = Welcome(protocol=1, index="", volumes=[], generation=1)
+    welcome = Welcome(protocol=PROTOCOL, index="", volumes=[], generation=1)
     return RpcServer(welcome, Subscribers(), answer=answer, stream=stream)
 
 

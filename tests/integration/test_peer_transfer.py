@@ -404,7 +404,7 @@ def test_a_peer_that_does_not_read_is_cut_off(run: Run, tmp_path: Path) -> None:
             wanted = pair.desk.add("f", 64 * MIB)
             host, port = pair.node.address.split(":")
             with socket.create_connection((host, int(port))) as sock:
-                sock.sendall(peer_frame.encode(PeerHello((1, 1), CLUSTER, "deaf")))
+                sock.sendall(peer_frame.encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), CLUSTER, "deaf")))
                 sock.sendall(peer_frame.encode(Fetch([wanted], cached_only=False, epoch=1)))
                 await until(lambda: pair.server.connections() == 1 and pair.desk.requests == [1])
                 await until(lambda: pair.server.connections() == 0)

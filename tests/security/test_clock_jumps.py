@@ -32,7 +32,7 @@ from headrace.store.index import Index
 from headrace.store.schema import FOREVER_NS
 from headrace.store.store import Store
 from headrace.store.volume import Volume
-from headrace.wire.messages import Welcome
+from headrace.wire.messages import PROTOCOL, Welcome
 
 DAY_S = 86_400
 MIB = 1 << 20
@@ -88,7 +88,7 @@ async def _list_and_jump(index: Index, clock: Clock, jump_s: int) -> None:
 
 
 def test_a_client_of_the_host_asks_the_same_clock(index: Index, clock: Clock) -> None:
-    welcome = Welcome(protocol=1, index=index.folder, volumes=[], generation=index.generation)
+    welcome = Welcome(protocol=PROTOCOL, index=index.folder, volumes=[], generation=index.generation)
     local = LocalCache(welcome, lambda _: None, index)
     index.set_fresh_until(ROOT_ID, boot_clock.now_ns() + 60 * 10**9)
     for jump_s in (-DAY_S, DAY_S):

@@ -80,7 +80,7 @@ def test_all_is_persisted_under_names_that_are_taken(tmp_path: Path, monkeypatch
     "request_",
     [
         {"type": "Secure", "path": LONG},
-        {"type": "Claim", "path": LONG},
+        {"type": "AcquireLease", "path": LONG},
         {"type": "Changed", "paths": [b"/a", LONG]},
         {"type": "Changed", "paths": [], "begun": [LONG]},
     ],

@@ -158,9 +158,9 @@ def test_fsspec_loaders_and_models_go_on_working(open_host: Host) -> None:
         """
 digest = lambda data: hashlib.sha256(data).hexdigest()
 system = fsspec.filesystem("headrace", socket=at)
-place = headrace.sdk.folder.place_at("headrace:///d", socket=at)
-files, name = headrace.sdk.mapped_files.files_at("headrace:///large", socket=at)
-mounted, other = headrace.sdk.mapped_files.files_at(mount + "/large")
+place = headrace.sdk.folder.open_folder("headrace:///d", socket=at)
+files, name = headrace.sdk.mapped_files.open_model_folder("headrace:///large", socket=at)
+mounted, other = headrace.sdk.mapped_files.open_model_folder(mount + "/large")
 cancel = headrace.sdk.cancel.Cancel()
 found = {
     "cat": digest(system.cat("/small")),
@@ -172,7 +172,8 @@ found = {
 }
 """,
         imports=LIBRARY
-        + "import fsspec, headrace.integrations.fsspec, headrace.sdk.mapped_files, headrace.sdk.folder, headrace.sdk.cancel",
+        + "import fsspec, headrace.integrations.fsspec, headrace.sdk.mapped_files, headrace.sdk.folder; "
+        + "import headrace.sdk.cancel",
         at=_socket(open_host),
         mount=str(open_host.mount),
     )

@@ -39,24 +39,24 @@ def requests_with(path: bytes) -> list[dict[str, object]]:
         {"type": "Fetch", "files": [wanted], "cached_only": True, "epoch": 1},
         {"type": "ListShared", "path": path, "epoch": 1},
         {"type": "LookupShared", "path": path, "name": b"x", "epoch": 1},
-        {"type": "Forget", "path": path},
-        {"type": "Take", "files": [wanted], "epoch": 1},
-        {"type": "Doubt", "file": wanted},
-        {"type": "Keep", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},
+        {"type": "InvalidateListing", "path": path},
+        {"type": "OfferHandover", "files": [wanted], "epoch": 1},
+        {"type": "ReportCorruption", "file": wanted},
+        {"type": "Replicate", "writer": "n1", "snapshots": [{"path": path, "shape": 1, "content": b"evil"}]},
         {"type": "ListPending", "writer": "n1", "path": path},
-        {"type": "Stirred", "writer": "n1", "paths": [path]},
-        {"type": "Settle", "path": path, "token": "t"},
-        {"type": "Yield", "path": path},
+        {"type": "DirtyNamesChanged", "writer": "n1", "paths": [path]},
+        {"type": "ResolveVersion", "path": path, "token": "t"},
+        {"type": "RecallLease", "path": path},
     ]
 
 
 def requests_of(writer: str) -> list[dict[str, object]]:
     return [
-        {"type": "Keep", "writer": writer, "snapshots": []},
+        {"type": "Replicate", "writer": writer, "snapshots": []},
         {"type": "ReplicateAhead", "writer": writer, "inode": 1, "start": 0, "end": 1},
-        {"type": "Return", "writer": writer},
+        {"type": "QueryFailover", "writer": writer},
         {"type": "ListPending", "writer": writer, "path": b"/"},
-        {"type": "Stirred", "writer": writer, "paths": []},
+        {"type": "DirtyNamesChanged", "writer": writer, "paths": []},
     ]
 
 
@@ -90,7 +90,7 @@ def test_a_snapshot_that_no_layer_can_have_is_not_decoded(fields: dict[str, obje
     snapshot = {"path": b"/a", "shape": 1, **fields}
     with pytest.raises(ProtocolError):
         peer_frame.decode_request(
-            msgspec.msgpack.encode({"type": "Keep", "writer": "n1", "snapshots": [snapshot]})
+            msgspec.msgpack.encode({"type": "Replicate", "writer": "n1", "snapshots": [snapshot]})
         )
 
 

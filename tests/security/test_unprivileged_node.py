@@ -127,13 +127,16 @@ def test_root_reads_by_descriptors_without_naming_the_node(lowered: Host) -> Non
     program = """
 import os
 os.environ["HEADRACE_RUN_FOLDER"] = run
-from headrace.sdk.brokered.broker_connection import Link
-found = type(Link(public, patience_s=1, any_owner=False)).__name__
+from headrace.sdk.brokered.broker_connection import BrokerConnection
+found = type(BrokerConnection(public, patience_s=1, any_owner=False)).__name__
 """
     socket = ready(lowered)["socket"]
     public = f"{lowered.run_folder}.public/{os.path.basename(socket)}"
     for uid in (0, NOBODY):
-        assert as_user(uid, program, imports=LIBRARY, run=str(lowered.run_folder), public=public) == "Link"
+        assert (
+            as_user(uid, program, imports=LIBRARY, run=str(lowered.run_folder), public=public)
+            == "BrokerConnection"
+        )
     refused = as_user(
         0, "found = refused(lambda: headrace.sdk.node_client.connect(at))", imports=LIBRARY, at=socket
     )

@@ -1,7 +1,7 @@
 """Where a benchmark's files are: a folder (a disk, a mount), any fsspec URL, or an object store through obstore.
 
-One `BenchStorage` a process and kind. What a read costs is the library's own: nothing is added between it and the format's
-reader. Errors of a read are those of READ_ERRORS, whatever the place.
+One `BenchStorage` a process and kind. What a read costs is the library's own: nothing is added between it and the
+format's reader. Errors of a read are those of READ_ERRORS, whatever the place.
 """
 
 from __future__ import annotations

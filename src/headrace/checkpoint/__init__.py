@@ -13,10 +13,10 @@ with needs_extra(__name__):
 __all__ = [
     "PosixStorage",
     "Retention",
+    "SaveHandle",
     "SaveOptions",
     "SaveResult",
     "Saver",
-    "SaveHandle",
     "load",
     "pin",
     "save",

@@ -1,7 +1,7 @@
 """Where checkpoints lie: the few things a folder must be able to do, and POSIX directories, which can.
 
-A `CheckpointStorage` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/` between folders.
-All calls block, and may come from many threads. Foreign errors become ours here.
+A `CheckpointStorage` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/`
+between folders. All calls block, and may come from many threads. Foreign errors become ours here.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ TO_MOUNT = frozenset({Capability.SYS_ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class RootsMount:
-    """A mount that root made, and nobody serves yet: a look at it waits until somebody does. fds: of `fuse/fd_store.py`.
-    passthrough: of `fuse/session_main.py`."""
+    """A mount that root made, and nobody serves yet: a look at it waits until somebody does. fds: of
+    `fuse/fd_store.py`. passthrough: of `fuse/session_main.py`."""
 
     mountpoint: str
     fds: tuple[int, int]

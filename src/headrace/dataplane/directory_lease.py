@@ -1,11 +1,11 @@
 """Who makes new names in a folder: of two nodes that make one exclusively, one does.
 
 The right to a folder is a record under the node's lease. It is taken with the first O_EXCL, mkdir or link there, and
-kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered, all that
-was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A node that dies
-loses its rights with its lease; one that is cut off stops using them before that (`DirectoryFlags.keep_rights`). One whose
-record another took away or wrote over, as only somebody can who has the records and no node, stops within LOOK_S.
-All on the node's loop.
+kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered,
+all that was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A
+node that dies loses its rights with its lease; one that is cut off stops using them before that
+(`DirectoryFlags.keep_rights`). One whose record another took away or wrote over, as only somebody can who has the
+records and no node, stops within LOOK_S. All on the node's loop.
 """
 
 from __future__ import annotations

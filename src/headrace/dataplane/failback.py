@@ -17,7 +17,6 @@ from headrace.ring.view import ClusterView, NodeInfo
 log = logging.getLogger(__name__)
 
 ASK_LIMIT_S = 10.0
-PROTOCOL_MIN = 2
 
 
 class Failback:
@@ -40,7 +39,7 @@ class Failback:
                 return  # whoever was before has asked for all who waited
             self._asked_s = time.monotonic()
             for node in self._view().nodes.values():
-                if node.id != self._me and node.protocol >= PROTOCOL_MIN:
+                if node.id != self._me:
                     await self._ask(node)
 
     async def _ask(self, node: NodeInfo) -> None:

@@ -12,7 +12,6 @@ from headrace.cluster.records import Records
 from headrace.ring.view import ClusterView, NodeInfo
 
 PREFIX = "copies"
-PROTOCOL_MIN = 2
 
 
 def choose_replicas(view: ClusterView, me: str) -> list[NodeInfo]:
@@ -21,11 +20,7 @@ def choose_replicas(view: ClusterView, me: str) -> list[NodeInfo]:
     one; those of other zones before those of this one."""
     own = view.nodes.get(me)
     zone = own.zone if own is not None else ""
-    able = [
-        node
-        for node in view.nodes.values()
-        if node.id != me and not node.draining and node.protocol >= PROTOCOL_MIN
-    ]
+    able = [node for node in view.nodes.values() if node.id != me and not node.draining]
     here = _place(me)
     able.sort(key=lambda node: (_place(node.id) - here) % (1 << 64))
     able.sort(key=lambda node: bool(zone) and node.zone == zone)

@@ -1,10 +1,10 @@
 """What this node wrote and has not persisted, for the other nodes: they are told where, and ask what.
 
-Where: one record of this node in the cluster's records names the folders (`namespace/dirty_scope.py`). It is there before a
-write in a folder is acknowledged for the first time (`enter`), and then nothing more is written to the records until
-all in the folder was clean for a while. What: other nodes ask for the names of a folder (`answer`), and again for what
-changed since; that something did change they are told at once (`DirtyNamesChanged`), a few times a second at most.
-All on the node's loop.
+Where: one record of this node in the cluster's records names the folders (`namespace/dirty_scope.py`). It is there
+before a write in a folder is acknowledged for the first time (`enter`), and then nothing more is written to the
+records until all in the folder was clean for a while. What: other nodes ask for the names of a folder (`answer`),
+and again for what changed since; that something did change they are told at once (`DirtyNamesChanged`), a few times
+a second at most. All on the node's loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from headrace.wire.peer_messages import DirtyNamesChanged, ListPending, PendingN
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_MIN = 3
 TELL_S = 0.1
 """Changes are told together, so often."""
 TELL_LIMIT_S = 5.0
@@ -259,7 +258,7 @@ class DirtyNamesPublisher:
 
     def _others(self) -> list[NodeInfo]:
         nodes = self._view().nodes.values()
-        return [node for node in nodes if node.id != self._me and node.protocol >= PROTOCOL_MIN]
+        return [node for node in nodes if node.id != self._me]
 
     async def _tell(self) -> None:
         """Who could not be told is told again, as long as it is in the view."""

@@ -1,7 +1,7 @@
 """Copies of what other nodes wrote, kept here until they have persisted it. The holder's side of copies.py.
 
-Of each writer a mirror (`overlay/replica_layer.py`), on the first volume, in a folder of the writer's id. What happens to it
-when the writer is gone is in take_over.py.
+Of each writer a mirror (`overlay/replica_layer.py`), on the first volume, in a folder of the writer's id. What
+happens to it when the writer is gone is in take_over.py.
 """
 
 from __future__ import annotations

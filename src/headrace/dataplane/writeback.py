@@ -99,9 +99,7 @@ class WriteBack:
         self._turns = KeyedLock()
         self._believed = Preconditions(namespace, upper, known, ask_others=lambda: self.ask_others())
         self._write_ahead = WriteAhead(known.sync, threads)
-        self._aside = ConflictCopies(
-            namespace, upper, known, on_written=lambda paths: self._changed_here(paths)
-        )
+        self._aside = ConflictCopies(namespace, upper, known, on_written=self._changed_here)
         self._puts = Uploader(
             *(namespace, upper, known, self._believed, threads),
             limit_s=lambda size: settings.timeout_s + size / BYTES_S_MIN,
@@ -112,12 +110,10 @@ class WriteBack:
             *(namespace, upper, known, self._believed, self._turns, self._write_ahead),
             aside=self._aside,
             limit_s=settings.timeout_s,
-            on_written=lambda paths: self._changed_here(paths),
+            on_written=self._changed_here,
         )
         self._superseded = OriginChangeReconciler(
-            namespace,
-            upper,
-            known,
+            *(namespace, upper, known),
             limit_s=settings.timeout_s,
             on_written=lambda paths: self._on_written(paths, 0),
         )

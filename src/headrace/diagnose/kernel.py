@@ -1,8 +1,8 @@
 """What the kernel says of processes and their threads, from /proc: states, system calls and what they are about.
 
 Reading another process's `syscall`, `fd` and `mem` needs the right to trace it (the same user, and ptrace_scope 0 or
-CAP_SYS_PTRACE); without it a thread that sleeps is KernelCall.UNKNOWN. Sources: proc(5), and the tables of system calls in
-the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
+CAP_SYS_PTRACE); without it a thread that sleeps is KernelCall.UNKNOWN. Sources: proc(5), and the tables of system
+calls in the kernel's arch/x86/entry/syscalls and include/uapi/asm-generic/unistd.h.
 """
 
 from __future__ import annotations

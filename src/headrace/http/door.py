@@ -6,9 +6,9 @@ threads at once, outside of the interpreter's lock. Measured: docs/decisions/001
 
 Whoever is slow holds no thread that answers: heads, handshakes, the beginnings of bodies and the room for answers are
 waited for here, each with a deadline as a whole. Who has shown no credential yet is served by threads of its own, after
-those who have, and each address in its turn (`base/fair_queue.py`). Bodies beyond their beginning have a pool of their own,
-and a least rate. Which connections are kept says `admission.py`. Measured: docs/decisions/0046-slow-clients.md and
-0064-each-in-its-turn.md.
+those who have, and each address in its turn (`base/fair_queue.py`). Bodies beyond their beginning have a pool of
+their own, and a least rate. Which connections are kept says `admission.py`. Measured:
+docs/decisions/0046-slow-clients.md and 0064-each-in-its-turn.md.
 """
 
 from __future__ import annotations

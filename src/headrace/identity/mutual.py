@@ -1,8 +1,8 @@
 """TLS where both sides show a certificate with a name in it: between nodes, and at their REST APIs.
 
 Who has a certificate of the authority is believed to be whom it names, and nobody else: each connection ends in a
-`PeerIdentity`, with the identity and the time until which it holds. Host names are not compared: nodes are known by their
-ids and move between addresses. Files that change are taken for new connections.
+`PeerIdentity`, with the identity and the time until which it holds. Host names are not compared: nodes are known by
+their ids and move between addresses. Files that change are taken for new connections.
 """
 
 from __future__ import annotations

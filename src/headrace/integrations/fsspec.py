@@ -1,8 +1,8 @@
 """`headrace://` for fsspec, and so for pandas, pyarrow, dask, torch.distributed.checkpoint: docs/fsspec.md.
 
 A file system of this host's running node, without a mount: cached files are read from their cache files, what is
-written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in `sdk/local_vfs.py`.
-"""
+written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in
+`sdk/local_vfs.py`."""
 
 from __future__ import annotations
 

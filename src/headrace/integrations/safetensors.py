@@ -3,8 +3,8 @@
     weights = load_model("/mnt/models/llama-70b")             # all tensors, by name
     for name, tensor in iter_model("/mnt/models/llama-70b", device="cuda:0"): ...     # as the files arrive
 
-Some files at a time are fetched whole (sdk/mapped_files.py), each is then mapped, and tensors lie in the mapping: nothing is
-copied for device "cpu", and all processes of a host share the memory. The format:
+Some files at a time are fetched whole (sdk/mapped_files.py), each is then mapped, and tensors lie in the mapping:
+nothing is copied for device "cpu", and all processes of a host share the memory. The format:
 https://github.com/huggingface/safetensors#format
 """
 

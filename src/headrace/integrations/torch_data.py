@@ -6,9 +6,9 @@
     torch.save(loader.state_dict(), …)            # in mid-epoch too: the next run goes on with the next batch
 
 Three kinds of data: `Samples`, a folder with a file for each sample; `Shards`, tar files of samples as WebDataset has
-them (https://github.com/webdataset/webdataset#the-webdataset-format); `TokenWindows`, large files of numbers that are read in
-windows. Each is a plain data set of torch's. `Loader` shuffles them, deals them to ranks and workers, and resumes.
-"""
+them (https://github.com/webdataset/webdataset#the-webdataset-format); `TokenWindows`, large files of numbers that
+are read in windows. Each is a plain data set of torch's. `Loader` shuffles them, deals them to ranks and workers,
+and resumes."""
 
 from __future__ import annotations
 

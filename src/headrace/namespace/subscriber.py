@@ -29,7 +29,6 @@ from headrace.wire.peer_messages import ListPending, NameRow, ResolveVersion
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_MIN = 3
 ASK_LIMIT_S = 10.0
 SETTLE_LIMIT_S = 3600.0
 """The writer persists a file of any size first; while it lives it is waited for."""
@@ -159,9 +158,7 @@ class DirtyNamesSubscriber:
         """Whom to ask for what a writer wrote, in order; not this node itself."""
         nodes = self._view().nodes
         ids = [writer, *self._holders.get(writer, [])]
-        able = [
-            nodes[id] for id in ids if id in nodes and id != self._me and nodes[id].protocol >= PROTOCOL_MIN
-        ]
+        able = [nodes[id] for id in ids if id in nodes and id != self._me]
         return [node for node in able if self._peers.usable(node)]
 
     def holds(self, writer: str) -> bool:

@@ -58,6 +58,7 @@ from headrace.origin.options import verifies_opens
 from headrace.store.recovery import doubt
 from headrace.store.store import Store
 from headrace.wire.messages import (
+    PROTOCOL,
     AcquireLease,
     Answer,
     Changed,
@@ -167,7 +168,7 @@ class Node:
         store.on_evicted = self._evicted
         self.jobs = Jobs(self.namespace, store, self.reads, self.disk, on_damaged=self._damaged)
         welcome = Welcome(
-            protocol=1,
+            protocol=PROTOCOL,
             index=index_folder(config),
             volumes=[volume.folder for volume in store.volumes],
             generation=store.generation,

@@ -2,8 +2,8 @@
 decimal, under the names that s3fs and (for mtime) rclone use on S3; put_id under one of ours. The names are good on
 S3, GCS and Azure, which wants identifiers.
 
-What users gave a gateway (`ObjectMetadata`) is metadata, too, under their own names. Tags are put as the store's tags where it
-has them, and once more as metadata, as obstore can't ask for tags."""
+What users gave a gateway (`ObjectMetadata`) is metadata, too, under their own names. Tags are put as the store's
+tags where it has them, and once more as metadata, as obstore can't ask for tags."""
 
 from __future__ import annotations
 

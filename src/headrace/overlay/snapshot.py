@@ -31,9 +31,9 @@ class EntryType(IntEnum):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """shape: a EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands for, or
-    hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file. extras: as
-    `overlay/object_metadata.py` keeps them."""
+    """shape: a EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands
+    for, or hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file.
+    extras: as `overlay/object_metadata.py` keeps them."""
 
     path: bytes
     shape: int

@@ -4,7 +4,8 @@
     fetch_small  → Batcher: what waits for the same node goes in one request → the same
     list, lookup, forget, take, keep, ping → the same, with other talks
 
-A peer that sent bytes with another checksum than its own is told (ReportCorruption), in the background: perhaps its disk rots.
+A peer that sent bytes with another checksum than its own is told (ReportCorruption), in the background: perhaps its
+disk rots.
 
 All of it on one loop; bytes are received and checked in the threads of `exchange.py`. Errors: what the peer says comes
 out as it was there (VersionChangedError, NotOwnerError, the origin's); what the network or a peer that is dead, slow

@@ -1,8 +1,8 @@
 """What a program calls, without a mount and without fsspec: `headrace.connect()`.
 
-A thin layer over `sdk/local_vfs.py`: what is cached is read from index and cache files in the caller's thread, the node is
-asked on a miss; what is written goes to the upper layer. All calls block (`sdk/cache_async.py` has those that don't);
-a `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
+A thin layer over `sdk/local_vfs.py`: what is cached is read from index and cache files in the caller's thread, the
+node is asked on a miss; what is written goes to the upper layer. All calls block (`sdk/cache_async.py` has those
+that don't); a `Cache` is thread-safe, and safe after a fork, so a DataLoader's workers may use their parent's.
 
 Paths are text, of the namespace ("/data/a.bin"); bytes that are no UTF-8 are as `os.fsdecode` says. Errors are
 `HeadraceError` and its kinds, which are Python's own too: PathNotFoundError is a FileNotFoundError.
@@ -159,8 +159,8 @@ class Cache:
     ) -> Iterator[ReadResult]:
         """Many files, or ranges of files. ordered: as they were asked for; else as they come. What is in memory is read
         at once, the rest in threads; the node is asked for small ones in groups. `wanted` may be endless: it is read a
-        little ahead of what the caller takes. on_error "return": one that can't be read is a ReadResult with its error, and
-        the others go on."""
+        little ahead of what the caller takes. on_error "return": one that can't be read is a ReadResult with its
+        error, and the others go on."""
         reads = BulkReader(self._paths, self._threads)
         return reads.all(wanted, ordered=ordered, on_error=on_error)
 

@@ -1,8 +1,8 @@
 """The merged tree of a host by path: what a program calls that has no mount, such as fsspec's `headrace://`.
 
 Reads go to cache files and to the upper layer directly, and wait for the node where bytes or names are missing. Writes
-go to the upper layer as those of a mount do (`sdk/merged_tree.py`), so that every mount of the host shows them and the node
-persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
+go to the upper layer as those of a mount do (`sdk/merged_tree.py`), so that every mount of the host shows them and
+the node persists them. All calls block; thread-safe, and safe after a fork. Foreign errors become ours here.
 
 Paths are bytes, absolute (b"/a/b"). Symbolic links are followed within the namespace.
 """

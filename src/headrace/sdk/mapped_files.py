@@ -1,8 +1,8 @@
 """Files that are wanted whole: fetched by the node as fast as it can, then mapped from the cache file.
 
-`files_at` opens a folder, `ModelFolder.whole` brings one file. What lies in a mount of Headrace's is asked of the mount's
-node, and no byte passes through the kernel's FUSE or a socket; what lies elsewhere is mapped as it is. All who ask for
-one file, of whatever process of the host, wait for the same reads. Thread-safe but for `close`.
+`files_at` opens a folder, `ModelFolder.whole` brings one file. What lies in a mount of Headrace's is asked of the
+mount's node, and no byte passes through the kernel's FUSE or a socket; what lies elsewhere is mapped as it is. All
+who ask for one file, of whatever process of the host, wait for the same reads. Thread-safe but for `close`.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def unpack_fresh_until(boot: int, value: bytes) -> int:
 class CachedFile(msgspec.Struct, frozen=True, gc=False):
     """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
     sequence: grows with every completed file; those above the synced one are not trusted after a power
-    loss. borrowed: another node owns it. told: what its origin said beside the bytes, by `overlay/content_type_codes.py`; None: that
-    is at the cache file, or is not known."""
+    loss. borrowed: another node owns it. told: what its origin said beside the bytes, by
+    `overlay/content_type_codes.py`; None: that is at the cache file, or is not known."""
 
     id: FileId
     volume: int

@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.base.namespace_path import check_long_names
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

@@ -17,9 +17,10 @@ from headrace.overlay.pending_version import PendingEntry
 from headrace.overlay.snapshot import Snapshot
 from headrace.wire.messages import Done, Failure, Message
 
-PEER_PROTOCOL = 3
-PEER_PROTOCOL_MIN = 1
-"""The oldest that is still spoken; a release speaks at least two, so that nodes can be upgraded one by one."""
+PEER_PROTOCOL = 4
+PEER_PROTOCOL_MIN = 4
+"""The oldest that is still spoken. From the first release on a node speaks at least two, so that nodes can be upgraded
+one by one. Protocols 1 to 3 had other names for messages."""
 FILES_MAX = 256
 """Files of one Fetch at most."""
 
@@ -120,7 +121,7 @@ class ReportCorruption(Message, frozen=True):
 class Replicate(Message, frozen=True):
     """The asker wrote these and has not persisted them: a copy of each is kept here. Blocks of large files that are
     not here are fetched from the asker first. → Done, when all are as the snapshots say. begin: what the asker does not
-    name from here on, until a message with end, is of no more use then. Since protocol 2."""
+    name from here on, until a message with end, is of no more use then."""
 
     writer: str
     snapshots: list[Snapshot]
@@ -133,7 +134,7 @@ class Replicate(Message, frozen=True):
 
 class ReplicateAhead(Message, frozen=True):
     """These bytes of a file of the asker's that a Replicate will name are fetched, so that it takes less long. → Done.
-    inode: of the file there. Since protocol 2."""
+    inode: of the file there."""
 
     writer: str
     inode: int
@@ -147,8 +148,8 @@ class ReplicateAhead(Message, frozen=True):
 
 
 class QueryFailover(Message, frozen=True):
-    """The asker is back: what was persisted of its copies meanwhile? → FailoverReport. done: it has noted that; → FailoverReport,
-    empty. Since protocol 2."""
+    """The asker is back: what was persisted of its copies meanwhile? → FailoverReport. done: it has noted that; →
+    FailoverReport, empty."""
 
     writer: str
     done: bool = False
@@ -159,7 +160,7 @@ class QueryFailover(Message, frozen=True):
 
 class ListPending(Message, frozen=True):
     """What did the writer write in this folder that is not persisted yet? Of the asked node itself, or of one whose
-    copies it holds. since: `state` of the last answer, "" for all. → PendingNamesPage. Since protocol 3."""
+    copies it holds. since: `state` of the last answer, "" for all. → PendingNamesPage."""
 
     writer: str
     path: bytes
@@ -172,7 +173,7 @@ class ListPending(Message, frozen=True):
 
 class DirtyNamesChanged(Message, frozen=True):
     """The asker wrote something in these folders, which its record names already. below: or somewhere below them.
-    → Done, at once. Since protocol 3."""
+    → Done, at once."""
 
     writer: str
     paths: list[bytes]
@@ -190,7 +191,7 @@ OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
 
 class ResolveVersion(Message, frozen=True):
     """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
-    persisted now. token: of that file, as `overlay/pending_version.py` makes it. → VersionResolved. Since protocol 3."""
+    persisted now. token: of that file, as `overlay/pending_version.py` makes it. → VersionResolved."""
 
     path: bytes
     token: str
@@ -201,7 +202,7 @@ class ResolveVersion(Message, frozen=True):
 
 class RecallLease(Message, frozen=True):
     """The asker wants to be the one that makes new names in a folder. → Done, when the asked one is not any more, or
-    never was. Since protocol 3."""
+    never was."""
 
     path: bytes
 

@@ -159,7 +159,7 @@ FUZZERS = [
     ),
     Fuzzer(
         "attributes",
-        "extended attributes of files of the upper layer (overlay/object_metadata.py, overlay/upper.py, s3/object_attributes.py)",
+        "extended attributes of the upper layer (overlay/object_metadata.py, overlay/upper.py)",
         _attributes,
         (),
         [

@@ -16,7 +16,7 @@ from tests.fuzz.mutations import mutate_tree
 
 _WANTED = peer_messages.FileRange(b"/data/a", 3 << 20, 17, '"e"', 0, 1 << 20)
 _HOST_REQUESTS: list[Message] = [
-    messages.Hello(1, 4711, "sdk"),
+    messages.Hello(2, 4711, "sdk"),
     messages.Lookup(1, b"name"),
     messages.OpenMany([1, 2, 3]),
     messages.FillRange(7, 0, 1 << 20),
@@ -37,7 +37,7 @@ _HOST_ANSWERS: list[Message] = [
     messages.Invalidated([(1, b"name")]),
 ]
 _PEER_REQUESTS: list[Message] = [
-    peer_messages.PeerHello((1, 3), "cluster", "node-1"),
+    peer_messages.PeerHello((4, 4), "cluster", "node-1"),
     peer_messages.Fetch([_WANTED], False, 3),
     peer_messages.ListShared(b"/data", 3, True),
     peer_messages.LookupShared(b"/data", b"a", 3),

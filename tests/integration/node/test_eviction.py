@@ -29,10 +29,10 @@ SIZES = [40 * MIB, 30 * MIB + 1, 24 * MIB, 24 * MIB - 1] * 2 + [3 * MIB + 7] * 2
 
 SDK_READER = """
 import hashlib, json, random, sys
-from headrace.sdk.node_client import Client
+from headrace.sdk.node_client import NodeClient
 socket, source, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 names = json.load(open(source))
-client = Client(socket, role="sdk", patience_s=10)
+client = NodeClient(socket, role="sdk", patience_s=10)
 chance = random.Random(seed)
 order = sorted(names)
 chance.shuffle(order)

@@ -79,7 +79,8 @@ class CountingOrigin(MemoryOrigin):
 
 
 class DirectPeers:
-    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are flipped."""
+    """What `PeerClient` does, by calling the other node's desk. down: nodes that don't answer; lying: bytes are
+    flipped."""
 
     def __init__(self, world: World) -> None:
         self.world = world

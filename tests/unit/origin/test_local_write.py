@@ -209,7 +209,8 @@ from headrace.origin.local import LocalOrigin
 from headrace.origin.source import BytesPutSource
 
 origin = LocalOrigin(sys.argv[1])
-asyncio.run(origin.put("f", BytesPutSource(b"ours"), condition=None, attributes=Attributes(), deadline=Deadline.never()))
+ours = BytesPutSource(b"ours")
+asyncio.run(origin.put("f", ours, condition=None, attributes=Attributes(), deadline=Deadline.never()))
 """
 
 

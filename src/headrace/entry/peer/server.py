@@ -38,7 +38,7 @@ from headrace.identity.names import StrangerError
 from headrace.wire.peer_frame import SPOKEN
 from headrace.wire.peer_messages import PeerWelcome
 
-__all__ = ["PeerService", "PeerServer", "OpenFileRange"]
+__all__ = ["OpenFileRange", "PeerServer", "PeerService"]
 
 log = logging.getLogger(__name__)
 

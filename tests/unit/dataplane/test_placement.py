@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.dataplane.placement import PROTOCOL_MIN, choose_replicas
+from headrace.dataplane.placement import choose_replicas
 from headrace.ring.ring import Ring
 from headrace.ring.view import ClusterView, NodeInfo
 
@@ -13,8 +13,8 @@ def view_of(nodes: list[NodeInfo]) -> ClusterView:
     return ClusterView(1, {node.id: node for node in nodes}, Ring([]))
 
 
-def node(number: int, zone: str = "", *, draining: bool = False, protocol: int = PROTOCOL_MIN) -> NodeInfo:
-    return NodeInfo(f"node-{number}", "i", "h:1", zone, 1, "1", protocol, draining)
+def node(number: int, zone: str = "", *, draining: bool = False) -> NodeInfo:
+    return NodeInfo(f"node-{number}", "i", "h:1", zone, 1, "1", 4, draining)
 
 
 def firsts(nodes: list[NodeInfo]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def test_one_that_comes_changes_the_first_of_one_other() -> None:
 
 def test_all_that_can_come_in_order_and_those_of_other_zones_first() -> None:
     nodes = [node(number, "ab"[number % 2]) for number in range(8)]
-    nodes += [node(8, "b", draining=True), node(9, "b", protocol=PROTOCOL_MIN - 1)]
+    nodes += [node(8, "b", draining=True)]
     found = choose_replicas(view_of(nodes), "node-0")
     assert [one.zone for one in found] == ["b"] * 4 + ["a"] * 3
     assert {one.id for one in found} == {f"node-{number}" for number in range(1, 8)}
