@@ -42,6 +42,7 @@ class _Promise(NamedTuple):
         return f"{self.mode}:{self.copies}" if self.copies > 1 else str(self.mode)
 
 
+_SLASH = 0x2F
 LONG_BYTES = 255
 """Of a path for which it pays to look at its beginning only."""
 
@@ -56,6 +57,13 @@ class WriteModes:
         self.any_waits = any(one.waits for one in promises.values())
         self.copies_max = max(one.copies for one in promises.values())
         self._depth_max = max(path.count(b"/") for path in promises)
+        self._above_written = {
+            path[:end] or b"/"
+            for path, promise in promises.items()
+            if promise.mode is not WriteMode.OFF
+            for end, byte in enumerate(path)
+            if byte == _SLASH
+        }
 
     @classmethod
     def parse(cls, text: str) -> WriteModes:
@@ -96,10 +104,21 @@ class WriteModes:
 
     def any_below(self, directory: bytes) -> bool:
         """Whether something at or below a directory can be written."""
-        prefix = directory.rstrip(b"/") + b"/"
-        return self.of(directory) is not WriteMode.OFF or any(
-            path.startswith(prefix) and one.mode is not WriteMode.OFF for path, one in self._promises.items()
+        return (
+            self.of(directory) is not WriteMode.OFF or (directory.rstrip(b"/") or b"/") in self._above_written
         )
+
+    def first_written(self, path: bytes) -> bytes | None:
+        """The shortest beginning of a path where something can be written; None: nothing can, at the path neither."""
+        end = 0
+        while end >= 0:
+            end = path.find(b"/", end + 1)
+            beginning = path if end < 0 else path[:end]
+            if self.of(beginning) is not WriteMode.OFF:
+                return beginning
+            if beginning not in self._above_written:
+                return None
+        return None
 
     def persists_below(self, directory: bytes) -> bool:
         """Whether something written at or below a directory goes to an origin."""

@@ -43,7 +43,8 @@ class VfsReader:
     def __init__(self, client: NodeClient, tree: MergedTree) -> None:
         self.client = client
         self.tree = tree
-        self._modes_text = client.write
+        self._heeded = client.local
+        """Whose modes of writing hold here."""
         self._may_write = tree.modes.any
         self._pressure = DirtyThrottle(tree.upper.pressure_path) if tree.modes.any else None
         self._folders: dict[bytes, _Folder] = {}
@@ -93,7 +94,7 @@ class VfsReader:
     def find_cached(self, path: bytes) -> Entry | None:
         """What only its origin has, by listings that are good: waits for nothing. None: that is not enough to say."""
         self._heed_modes()
-        tree, client, local = self.tree, self.client, self.client.local
+        tree, client, local = self.tree, self.client, self._heeded
         if tree.modes.of(path) is not WriteMode.OFF:
             at = b""
             for name in path.split(b"/")[1:]:
@@ -146,8 +147,9 @@ class VfsReader:
         """What the origins have at a path; the node is asked where the index is too old to say."""
         if path == b"/":
             return self.client.entry(ROOT_ID)
+        local, until_s = self._heeded, time.monotonic() + FOLDER_KEPT_S  # of before anything is looked up
         folder, id, names = self._nearest_folder(path)
-        while id is not None:
+        while True:
             name = names.pop()
             found = self.client.lookup_fast(id, name)
             try:
@@ -159,11 +161,12 @@ class VfsReader:
                 continue
             if not names:
                 return entry
-            folder = join(folder, name)
-            id = self._id_kept(folder, entry)
-        return None
+            if entry is None or entry.kind is not Kind.DIRECTORY:
+                return None
+            folder, id = join(folder, name), entry.id
+            self._keep_folder(folder, (id, until_s, local))
 
-    def _nearest_folder(self, path: bytes) -> tuple[bytes, FileId | None, list[bytes]]:
+    def _nearest_folder(self, path: bytes) -> tuple[bytes, FileId, list[bytes]]:
         """The nearest one above that was looked up just now, or the root; its id; and the names from there, the last
         one first."""
         now_s, local, names = time.monotonic(), self.client.local, []
@@ -174,14 +177,8 @@ class VfsReader:
             if known is not None and now_s < known[1] and known[2] is local:
                 return path, known[0], names
             if path == b"/":
-                return path, self._id_kept(path, self.client.entry(ROOT_ID)), names
-
-    def _id_kept(self, folder: bytes, entry: Entry | None) -> FileId | None:
-        """None for what is no folder."""
-        if entry is None or entry.kind is not Kind.DIRECTORY:
-            return None
-        self._keep_folder(folder, (entry.id, time.monotonic() + FOLDER_KEPT_S, self.client.local))
-        return entry.id
+                self._keep_folder(path, (ROOT_ID, now_s + FOLDER_KEPT_S, self._heeded))
+                return path, ROOT_ID, names
 
     def _keep_folder(self, folder: bytes, known: _Folder) -> None:
         if len(self._folders) >= FOLDERS_MAX:
@@ -203,10 +200,11 @@ class VfsReader:
 
     def _heed_modes(self) -> None:
         """A node that was started again may have other settings."""
-        if self.client.write != self._modes_text:
-            self.tree.modes = WriteModes.parse(self.client.write)
+        local = self.client.local
+        if local is not self._heeded:
+            self.tree.modes = WriteModes.parse(local.write)
             self._may_write = self.tree.modes.any
-            self._modes_text = self.client.write
+            self._heeded = local
             if self._pressure is None and self.tree.modes.any:
                 self._pressure = DirtyThrottle(self.tree.upper.pressure_path)
 
@@ -234,12 +232,11 @@ class VfsReader:
         return None if self._may_write and not self._is_untouched(path) else known
 
     def _is_untouched(self, path: bytes) -> bool:
-        """Whether the upper layer has nothing above and at a path: its topmost name is not there."""
-        slash = path.find(b"/", 1)
-        top = path if slash < 0 else path[:slash]
-        if path[:1] != b"/" or self.tree.modes.of(top) is WriteMode.OFF:
+        """Whether the upper layer has nothing above and at a path: the first name where it could is not there."""
+        if path[:1] != b"/":
             return False
-        return not self.tree.upper.at(top).exists()
+        top = self.tree.modes.first_written(path)
+        return top is None or not self.tree.upper.at(top).exists()
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
         """As content, and of that the bytes start..end; fewer where the file ends before."""

@@ -192,6 +192,33 @@ def test_what_is_cached_hides_nothing_that_was_written(host: Host, cache: Cache)
     cache.persist()
 
 
+def test_beside_what_can_be_written_a_file_is_found_the_short_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = start(tmp_path, monkeypatch, write="off,/folder/out=local")
+    try:
+        with headrace.connect() as cache:
+            for path in ("/one", "/folder/small", "/folder/deeper/still/file"):
+                truth = (host.truth / path[1:]).read_bytes()
+                assert cache.read(path) == truth
+                assert _read_the_short_way(cache, path) == truth
+            cache.put("/folder/out/small", b"written")
+            assert cache.read("/folder/out/small") == b"written"
+            assert cache.read("/folder/small") == (host.truth / "folder/small").read_bytes()
+            assert cache._paths.open_whole(b"/folder/out/small") is None
+    finally:
+        forget()
+        host.close()
+
+
+def _read_the_short_way(cache: Cache, path: str) -> bytes:
+    """Until it can: the short way is for a second after the long one."""
+    while (whole := cache._paths.open_whole(os.fsencode(path))) is None:
+        cache.exists(path)
+    with open(whole[0], "rb") as file:
+        return file.read()
+
+
 def test_load_and_status(host: Host, cache: Cache) -> None:
     cache.free("/")
     states: list[JobState] = []

@@ -37,6 +37,28 @@ def test_what_can_be_written(text: str, anything: bool, below: bool, persists: b
     assert modes.of(b"/else") in (WriteMode.OFF, WriteMode.LOCAL)
 
 
+@pytest.mark.parametrize(("text", "path", "first"), [
+    ("off", b"/a/f", None),
+    ("back", b"/a/b/f", b"/a"),
+    ("/out=back", b"/a/f", None),
+    ("/out=back", b"/out/f", b"/out"),
+    ("/out=back", b"/output", None),
+    ("/a/b=back", b"/a/c/f", None),
+    ("/a/b=back", b"/a", None),
+    ("/a/b=back", b"/a/b/c/f", b"/a/b"),
+    ("back,/a=off", b"/a/f", None),
+    ("back,/a=off,/a/b/c=back", b"/a/b/c", b"/a/b/c"),
+    ("back,/a/b=off", b"/a/b/f", b"/a"),
+    ("off", b"/", None),
+    ("back", b"/", b"/"),
+])  # fmt: skip
+def test_where_a_path_first_leads_to_what_can_be_written(text: str, path: bytes, first: bytes | None) -> None:
+    modes = WriteModes.parse(text)
+    ends = [end for end, byte in enumerate(path + b"/") if byte == ord("/") and end] or [1]
+    written = [path[:end] for end in ends if modes.of(path[:end]) is not WriteMode.OFF]
+    assert modes.first_written(path) == first == (written[0] if written else None)
+
+
 @pytest.mark.parametrize("text", ["on", "back,/a=", "a=back", "/a/../b=back"])
 def test_what_is_no_mode(text: str) -> None:
     with pytest.raises(UsageError):
