@@ -113,6 +113,22 @@ class Root:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         return self.folder(path[:slash]), name
 
+    def seen(self, path: bytes) -> os.stat_result | None:
+        """As `SafePath.seen`."""
+        folder = -1
+        try:
+            folder, name = self.way(path)
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None
+        finally:
+            if folder >= 0 and folder != self._fd:
+                os.close(folder)
+
     def leave(self, folder: int) -> None:
         if folder != self._fd:
             os.close(folder)
@@ -164,20 +180,7 @@ class SafePath:
 
     def seen(self) -> os.stat_result | None:
         """None: nothing is there, or it is below a link."""
-        root = self.root
-        folder = -1
-        try:
-            folder, name = root.way(self.path)
-            return os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            return None
-        finally:
-            if folder >= 0 and folder != root._fd:
-                os.close(folder)
+        return self.root.seen(self.path)
 
     def exists(self) -> bool:
         """A link, too, whatever it leads to."""

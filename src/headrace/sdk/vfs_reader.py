@@ -236,7 +236,7 @@ class VfsReader:
         if path[:1] != b"/":
             return False
         top = self.tree.modes.first_written(path)
-        return top is None or not self.tree.upper.at(top).exists()
+        return top is None or self.tree.upper.tree.seen(top) is None
 
     def read(self, path: bytes, start: int, end: int | None) -> bytes:
         """As content, and of that the bytes start..end; fewer where the file ends before."""
