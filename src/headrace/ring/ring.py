@@ -1,12 +1,14 @@
-"""Which nodes a key belongs to: consistent hashing with virtual nodes. Pure.
+"""Map keys to nodes by consistent hashing with virtual nodes. Pure.
 
-Each member stands on a circle of 2^64 places at points that follow from its id alone, as many as its weight is worth;
-a key belongs to the members of the points that come next. So a member that joins takes keys only for itself, and one
-that leaves gives away only its own (Karger et al., 1997). With some 1,000 to 2,000 points a member the shares are
-within 10 % of each other, also the largest of a thousand: the deviation of one is about 1/sqrt(points).
+Each member has points on a circle of 2^64 positions. The points follow from the member's id alone, and their number
+from its weight. A key belongs to the members of the points that come next on the circle. So a member that joins takes
+keys only for itself, and one that leaves gives away only its own (Karger et al., 1997). With some 1,000 to 2,000 points
+a member the shares are within 10 % of each other, even the largest of a thousand: the deviation of one is about
+1/sqrt(points).
 
-A ring is made from the one before it where few members changed: only their points are cut out and put in. What holds
-the interpreter's lock for long is avoided, as a ring is built while reads go on: points are sorted in portions.
+When few members changed, a ring is derived from the previous one: only the points of those members are cut out and
+inserted. Nodes build a ring while reads go on, so no step holds the interpreter's lock for long: points are sorted in
+portions.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ from dataclasses import dataclass
 import xxhash
 
 POINTS = 2048
-"""Of the heaviest member at most, and half of that at least. Building takes some ms a member."""
+"""The maximum for the heaviest member, which has at least half of that. Building takes some ms a member."""
 MEMBERS_MAX = 4096
 PORTION = 1 << 15
-"""Points sorted by one call: some 10 ms."""
+"""Points sorted by one call, in some 10 ms."""
 FEW = 8
-"""A ring is made from the one before where at most one in so many members changed."""
+"""A ring is derived from the previous one if at most one in this many members changed."""
 _INDEX_BITS = MEMBERS_MAX - 1
-_PLACES = (1 << 64) - 1
+_POSITIONS = (1 << 64) - 1
 _EVERY_POINT = int.from_bytes(array("Q", [1]) * POINTS, "little")
 
 
 @dataclass(frozen=True, slots=True)
 class RingMember:
-    """weight: of its share, in any unit that all members use; zone: "" where zones are not given."""
+    """A node on the ring. weight: of its share, in any unit that all members use. zone: "" where zones are not
+    configured."""
 
     id: str
     weight: int
@@ -41,71 +44,71 @@ class RingMember:
 
 
 def key_of(path: bytes, segment: int) -> int:
-    """The place of one segment of a file on the circle; of a directory, its segment 0."""
+    """Return the position of one segment of a file on the circle. A directory uses its segment 0."""
     return xxhash.xxh3_64_intdigest(path, seed=segment)
 
 
 class Ring:
-    """members: sorted by id; with one id twice, ValueError. before: a ring of mostly the same members, which makes
-    this one quicker to build and changes nothing else. Immutable."""
+    """An immutable ring. members: sorted by id; ValueError if two have one id. previous: a ring of mostly the same
+    members, which makes this one quicker to build and changes nothing else."""
 
-    def __init__(self, members: Iterable[RingMember], *, before: Ring | None = None) -> None:
+    def __init__(self, members: Iterable[RingMember], *, previous: Ring | None = None) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.id))
         if len({member.id for member in self.members}) != len(self.members):
             raise ValueError("two members of one id")
         if len(self.members) > MEMBERS_MAX:
             raise ValueError(f"{len(self.members)} members, {MEMBERS_MAX} at most")
         self._unit = _unit_of(self.members)
-        # the low bits of a point say whose it is: a place here, which a member keeps from ring to ring
+        # the low bits of a point are its member's index in this list, which a member keeps from ring to ring
         self._slots: list[RingMember | None] = []
         self._points = array("Q")
         self._points_by_zone: dict[str, array[int]] = {}
-        if not (before is not None and self._change(before)):
+        if not (previous is not None and self._change(previous)):
             self._build()
         self._zones = len(self._points_by_zone)
 
     def owners(self, key: int, count: int = 1) -> tuple[RingMember, ...]:
-        """The first is the primary, then its replicas: distinct members, of distinct zones as long as there are any.
-        Fewer than count where there are fewer members."""
+        """Return the owners of a key: the primary first, then its replicas. They are distinct members, of distinct
+        zones as long as there are any. The result is shorter than count if there are fewer members."""
         count = min(count, len(self.members))
         if count == 0:
             return ()
         points = self._points
-        at = bisect_right(points, key | _INDEX_BITS) % len(points)
+        index = bisect_right(points, key | _INDEX_BITS) % len(points)
         if count == 1:
-            return (self._member_at(points[at]),)
-        return self._walk(key, at, count)
+            return (self._member_at(points[index]),)
+        return self._walk(key, index, count)
 
     def _member_at(self, point: int) -> RingMember:
         member = self._slots[point & _INDEX_BITS]
         assert member is not None
         return member
 
-    def _walk(self, key: int, at: int, count: int) -> tuple[RingMember, ...]:
+    def _walk(self, key: int, index: int, count: int) -> tuple[RingMember, ...]:
         chosen: dict[str, RingMember] = {}
         if self._zones > 1:
             for member in self._nearest_of_zones(key):
                 chosen[member.id] = member
                 if len(chosen) == count:
                     return tuple(chosen.values())
-        return self._fill_up(at, count, chosen)
+        return self._fill_up(index, count, chosen)
 
     def _nearest_of_zones(self, key: int) -> list[RingMember]:
-        """Of each zone the member whose point comes next, the nearest first: what a walk from the key would meet, but a
-        walk may be long where a zone has few points."""
-        found: list[tuple[int, int]] = []
+        """Return the member of each zone whose point comes next, the nearest first. A walk from the key would meet them
+        in this order, but may be long where a zone has few points."""
+        nearest: list[tuple[int, int]] = []
         for points in self._points_by_zone.values():
-            at = bisect_right(points, key | _INDEX_BITS) % len(points)
-            found.append(((points[at] - key) & _PLACES, points[at]))
-        return [self._member_at(point) for _, point in sorted(found)]
+            point = points[bisect_right(points, key | _INDEX_BITS) % len(points)]
+            nearest.append(((point - key) & _POSITIONS, point))
+        return [self._member_at(point) for _, point in sorted(nearest)]
 
-    def _fill_up(self, at: int, count: int, chosen: dict[str, RingMember]) -> tuple[RingMember, ...]:
-        """Each zone has one: the rest is the next distinct members."""
+    def _fill_up(self, index: int, count: int, chosen: dict[str, RingMember]) -> tuple[RingMember, ...]:
+        """Add the next distinct members up to count; each zone has one already."""
         points = self._points
         for step in range(len(points)):
             if len(chosen) == count:
                 break
-            member = self._member_at(points[(at + step) % len(points)])
+            member = self._member_at(points[(index + step) % len(points)])
             chosen.setdefault(member.id, member)
         return tuple(chosen.values())
 
@@ -122,32 +125,35 @@ class Ring:
         else:
             self._points_by_zone = {zone: _merged(points) for zone, points in by_zone.items()}
 
-    def _change(self, before: Ring) -> bool:
-        """False, and nothing happened, where too much changed."""
-        leave, come = set(before.members) - set(self.members), set(self.members) - set(before.members)
-        if self._unit != before._unit or (len(leave) + len(come)) * FEW > len(self.members):
+    def _change(self, previous: Ring) -> bool:
+        """Derive this ring from the previous one. Return False, with nothing changed, if too many members differ."""
+        leaving = set(previous.members) - set(self.members)
+        joining = set(self.members) - set(previous.members)
+        if self._unit != previous._unit or (len(leaving) + len(joining)) * FEW > len(self.members):
             return False
-        self._slots = list(before._slots)
-        gone = {
+        self._slots = list(previous._slots)
+        points_leaving = {
             member: _points_of(member, slot, unit=self._unit)
             for slot, member in enumerate(self._slots)
-            if member in leave
+            if member in leaving
         }
-        self._slots = [None if member in leave else member for member in self._slots]
-        made = {
+        self._slots = [None if member in leaving else member for member in self._slots]
+        points_joining = {
             member: _points_of(member, self._take_slot(member), unit=self._unit)
             for member in self.members
-            if member in come
+            if member in joining
         }
-        self._points = _spliced(before._points, _sorted(gone.values()), _sorted(made.values()))
+        self._points = _spliced(
+            previous._points, _sorted(points_leaving.values()), _sorted(points_joining.values())
+        )
         for zone in {member.zone for member in self.members}:
             if all(member.zone == zone for member in self.members):
                 self._points_by_zone[zone] = self._points
                 continue
             self._points_by_zone[zone] = _spliced(
-                before._points_by_zone.get(zone, array("Q")),
-                _sorted(points for member, points in gone.items() if member.zone == zone),
-                _sorted(points for member, points in made.items() if member.zone == zone),
+                previous._points_by_zone.get(zone, array("Q")),
+                _sorted(points for member, points in points_leaving.items() if member.zone == zone),
+                _sorted(points for member, points in points_joining.items() if member.zone == zone),
             )
         return True
 
@@ -160,23 +166,24 @@ class Ring:
 
 
 def _unit_of(members: Sequence[RingMember]) -> int:
-    """A power of two, so that few joins change everybody's count."""
+    """Return the weight of POINTS points: a power of two, so that few joins change everybody's count."""
     heaviest = max((member.weight for member in members), default=1)
     return 1 << max(0, heaviest - 1).bit_length()
 
 
 def _points_of(member: RingMember, slot: int, *, unit: int) -> array[int]:
-    """Sorted. All at once as one large number: point by point takes ten times as long."""
+    """Return the sorted points of a member, computed at once as one large number: point by point takes ten times as
+    long."""
     count = max(1, POINTS * member.weight // unit)
     raw = int.from_bytes(hashlib.shake_128(member.id.encode()).digest(8 * count), "little")
     ones = _EVERY_POINT & ((1 << 64 * count) - 1)
-    whose = raw & ones * (_PLACES - _INDEX_BITS) | ones * slot
-    return array("Q", sorted(array("Q", whose.to_bytes(8 * count, "little"))))
+    points = raw & ones * (_POSITIONS - _INDEX_BITS) | ones * slot
+    return array("Q", sorted(array("Q", points.to_bytes(8 * count, "little"))))
 
 
 def _merged(runs: list[array[int]]) -> array[int]:
-    """Of sorted ones, one sorted; portion by portion of the circle."""
-    found, cuts = array("Q"), [0] * len(runs)
+    """Merge sorted runs into one, portion by portion of the circle."""
+    merged, cuts = array("Q"), [0] * len(runs)
     portions = max(1, sum(map(len, runs)) // PORTION)
     for portion in range(1, portions + 1):
         end, part = portion * (1 << 64) // portions, array("Q")
@@ -184,25 +191,25 @@ def _merged(runs: list[array[int]]) -> array[int]:
             stop = bisect_left(run, end, cuts[number])
             part += run[cuts[number] : stop]
             cuts[number] = stop
-        found.extend(sorted(part))
-    return found
+        merged.extend(sorted(part))
+    return merged
 
 
 def _sorted(runs: Iterable[array[int]]) -> list[int]:
     return sorted(point for run in runs for point in run)
 
 
-def _spliced(points: array[int], leave: list[int], come: list[int]) -> array[int]:
-    """leave: all of them among the points."""
-    found, at = array("Q"), 0
-    changes = sorted([*((point, False) for point in leave), *((point, True) for point in come)])
-    for point, comes in changes:
-        place = bisect_left(points, point, at)
-        found += points[at:place]
-        at = place
-        if comes:
-            found.append(point)
+def _spliced(points: array[int], leaving: list[int], joining: list[int]) -> array[int]:
+    """Return the points without those that leave, which must be among them, and with those that join."""
+    spliced, index = array("Q"), 0
+    changes = sorted([*((point, False) for point in leaving), *((point, True) for point in joining)])
+    for point, is_joining in changes:
+        next_index = bisect_left(points, point, index)
+        spliced += points[index:next_index]
+        index = next_index
+        if is_joining:
+            spliced.append(point)
         else:
-            at += 1
-    found += points[at:]
-    return found
+            index += 1
+    spliced += points[index:]
+    return spliced

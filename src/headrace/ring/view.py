@@ -1,4 +1,4 @@
-"""The cluster as one node sees it at one moment. Values only: a change is another view with a higher epoch."""
+"""The cluster as one node sees it at one moment. Values only: each change makes another view with a higher epoch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headrace.base.namespace_path import check_node_id
 from headrace.ring.ring import Ring, RingMember, key_of
 
 SEGMENT_BYTES = 1 << 30
-"""Large files are spread by segments of this size; smaller ones belong to their owners whole."""
+"""Large files are spread by segments of this size; a smaller file belongs to its owners as a whole."""
 FORMER_MAX = 4
-"""Rings before this one whose owners may still have what they owned then."""
+"""The number of previous rings whose owners may still have what they owned then."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """What a node says of itself; its record in the cluster, as JSON.
+    """The record of a node in the cluster, which the node writes itself, as JSON.
 
-    instance: random, of one run of the node. address: "host:port" where peers reach it. capacity_bytes: of its cache;
+    instance: random, of one run of the node. address: "host:port" where peers connect. capacity_bytes: of its cache;
     its share of the data follows from it. version: of the program; protocol: of the peers' messages. draining: it
-    serves what it has, and owns nothing any more. api: URL of its REST API, for programs of other hosts; "": none.
+    serves what it has, but owns nothing any more. api: URL of its REST API, for programs of other hosts; "": none.
     """
 
     id: str
@@ -35,7 +35,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     api: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no node says of itself: whoever can write records can write any."""
+        """Refuse values that no node writes: whoever can write records can write any."""
         check_node_id(self.id)
         if not 0 <= self.capacity_bytes < 1 << 62:
             raise ValueError(f"a capacity of {self.capacity_bytes} bytes")
@@ -45,8 +45,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """epoch: grows with every change of the members, on this node; those of two nodes are not to be compared. former:
-    rings before this one, the newest first."""
+    """The members and their ring. epoch: grows with every change of the members on this node; epochs of two nodes
+    cannot be compared. former: previous rings, the newest first."""
 
     epoch: int
     nodes: Mapping[str, NodeInfo]
@@ -54,35 +54,35 @@ class ClusterView:
     former: tuple[Ring, ...] = field(default=())
 
     def owners(self, path: bytes, segment: int = 0, *, replicas: int = 1) -> tuple[NodeInfo, ...]:
-        """Primary first. path: in the namespace, with its leading slash."""
-        return tuple(self.nodes[one.id] for one in self.ring.owners(key_of(path, segment), replicas))
+        """Return the owners of a segment, the primary first. path: in the namespace, with its leading slash."""
+        return tuple(self.nodes[member.id] for member in self.ring.owners(key_of(path, segment), replicas))
 
     def former_owners(self, path: bytes, segment: int = 0, *, replicas: int = 1) -> tuple[NodeInfo, ...]:
-        """Nodes that are still there, owned it in an earlier ring, and don't now; the latest first."""
+        """Return members that owned the segment in a previous ring and do not now, the latest first."""
         key = key_of(path, segment)
-        now = {one.id for one in self.ring.owners(key, replicas)}
-        found: dict[str, NodeInfo] = {}
+        current = {member.id for member in self.ring.owners(key, replicas)}
+        former: dict[str, NodeInfo] = {}
         for ring in self.former:
-            for one in ring.owners(key, replicas):
-                if one.id in self.nodes and one.id not in now:
-                    found.setdefault(one.id, self.nodes[one.id])
-        return tuple(found.values())
+            for member in ring.owners(key, replicas):
+                if member.id in self.nodes and member.id not in current:
+                    former.setdefault(member.id, self.nodes[member.id])
+        return tuple(former.values())
 
 
 def alone(info: NodeInfo) -> ClusterView:
-    """The view of a node that has no cluster: it owns everything."""
+    """Return the view of a node that has no cluster: it owns everything."""
     return ClusterView(0, {info.id: info}, Ring([_member(info)]))
 
 
-def next_view(before: ClusterView | None, nodes: Mapping[str, NodeInfo], *, epoch: int) -> ClusterView:
-    """The view after a change. The rings before are kept where the members changed. Nobody but draining nodes: then
-    they go on owning."""
-    taking = [info for info in nodes.values() if not info.draining] or list(nodes.values())
-    members = tuple(sorted((_member(info) for info in taking), key=lambda member: member.id))
-    if before is not None and before.ring.members == members:
-        return ClusterView(epoch, dict(nodes), before.ring, before.former)
-    former = () if before is None else (before.ring, *before.former)[:FORMER_MAX]
-    ring = Ring(members, before=None if before is None else before.ring)
+def next_view(previous: ClusterView | None, nodes: Mapping[str, NodeInfo], *, epoch: int) -> ClusterView:
+    """Return the view after a change. If the members of the ring changed, the view keeps the rings before. If all nodes
+    are draining, they go on owning."""
+    owning = [info for info in nodes.values() if not info.draining] or list(nodes.values())
+    members = tuple(sorted((_member(info) for info in owning), key=lambda member: member.id))
+    if previous is not None and previous.ring.members == members:
+        return ClusterView(epoch, dict(nodes), previous.ring, previous.former)
+    former = () if previous is None else (previous.ring, *previous.former)[:FORMER_MAX]
+    ring = Ring(members, previous=None if previous is None else previous.ring)
     return ClusterView(epoch, dict(nodes), ring, former)
 
 

@@ -128,7 +128,7 @@ def test_a_ring_made_from_the_one_before_is_the_one_built_anew(
             "grow": [*rest, RingMember(one.id, one.weight + 300, one.zone)],
             "move": [*rest, RingMember(one.id, one.weight, "c" if one.zone != "c" else "a")],
         }[what]
-        ring = Ring(now, before=ring)
+        ring = Ring(now, previous=ring)
         anew = Ring(now)
         assert ring.members == anew.members
         assert shares(ring) == pytest.approx(shares(anew))
@@ -140,8 +140,8 @@ def test_of_many_members_one_that_comes_or_goes_leaves_the_rest_as_it_is() -> No
     """Through portions and slots: one leaves, another takes its slot."""
     members = [RingMember(f"node-{number}", 1 << 40, f"zone-{number % 3}") for number in range(200)]
     ring = Ring(members)
-    without = Ring(members[1:], before=ring)
-    instead = Ring([*members[1:], RingMember("late", 1 << 40, "zone-0")], before=without)
+    without = Ring(members[1:], previous=ring)
+    instead = Ring([*members[1:], RingMember("late", 1 << 40, "zone-0")], previous=without)
     assert None in without._slots  # not built anew
     assert len(instead._slots) == len(members)
     for built, derived in (
