@@ -1,4 +1,4 @@
-"""The settings as a page: docs/configuration.md, and `headrace config explain`."""
+"""Render the settings as a page: docs/configuration.md, and `headrace config explain`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Written by `./dev docs` from `src/headrace/config/schema.py`: don't edit.
 
 A setting is taken from the last of these that has it: its default, `/etc/headrace/headrace.toml`,
 `~/.config/headrace/headrace.toml`, the file of `--config`, the environment, a flag. An unknown name in a file is an
-error. Sizes are numbers of bytes or words: `64MiB` and `64M` are powers of 1024, `64MB` of 1000.
+error. Sizes are numbers of bytes or have a unit: `64MiB` and `64M` are powers of 1024, `64MB` of 1000.
 
 | setting | environment | default | meaning |
 |---|---|---|---|
@@ -35,9 +35,9 @@ url = "s3://training-data/imagenet"
 options = { region = "eu-central-1" }
 ```
 
-A cache without a size takes half of the disk's free space as it is at the first start, and keeps to that.
-Options of a mount: [operating.md](operating.md). `headrace config show` prints what is in force, and from where;
-it shows no secrets.
+A cache without a size takes half of the space that is free on the disk at the first start, and keeps that size.
+The options of a mount are described in [operating.md](operating.md). `headrace config show` prints the settings in
+force and their sources; it shows no secrets.
 """
 
 _DEFAULTS = {
@@ -49,7 +49,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class SettingText:
-    """One row of the table, in words."""
+    """One row of the table, as text."""
 
     name: str
     variable: str
@@ -58,19 +58,21 @@ class SettingText:
 
 
 def settings() -> list[SettingText]:
+    """Return all settings in the order of `Config`."""
     hints = get_type_hints(Config, include_extras=True)
     return [
         SettingText(
-            name=one.name,
-            variable=variable_of(one.name) or "",
-            default=_DEFAULTS.get(one.name) or f"`{_default_text(one.name, one.default)}`",
-            meaning=_meaning(hints[one.name]),
+            name=field.name,
+            variable=variable_of(field.name) or "",
+            default=_DEFAULTS.get(field.name) or f"`{_default_text(field.name, field.default)}`",
+            meaning=_meaning(hints[field.name]),
         )
-        for one in msgspec.structs.fields(Config)
+        for field in msgspec.structs.fields(Config)
     ]
 
 
 def page() -> str:
+    """Return docs/configuration.md."""
     rows = [
         f"| `{s.name}` | {f'`{s.variable}`' if s.variable else ''} | {s.default} | {s.meaning} |"
         for s in settings()

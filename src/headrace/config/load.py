@@ -1,6 +1,5 @@
-"""Where settings come from. Later wins: defaults, /etc/headrace/headrace.toml, ~/.config/headrace/headrace.toml,
---config FILE, HEADRACE_* in the environment, flags. The environment is read in this file only.
-"""
+"""Read the settings. Later sources win: defaults, /etc/headrace/headrace.toml, ~/.config/headrace/headrace.toml,
+--config FILE, HEADRACE_* in the environment, flags. Only this module reads the environment."""
 
 from __future__ import annotations
 
@@ -26,19 +25,19 @@ _IN_THE_FILE_ONLY = ("mounts",)
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """sources: where each setting came from, by its name: "default", a file, a variable, or "flag"."""
+    """The settings and their sources. sources: by name of the setting: "default", a file, a variable, or "flag"."""
 
     config: Config
     sources: dict[str, str] = {}
 
 
 def trace_wanted() -> bool:
-    """HEADRACE_TRACE=1: show the trace of an error, not one line."""
+    """Return whether errors are shown with their trace (HEADRACE_TRACE=1), not as one line."""
     return os.environ.get("HEADRACE_TRACE", "") not in ("", "0")
 
 
 def environment_of(prefix: str) -> dict[str, str]:
-    """Variables of others, such as a batch system's; not ours."""
+    """Return variables with a prefix that other programs set, such as a batch system."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
 
 
@@ -49,7 +48,8 @@ def default_run_folder() -> str:
 
 
 def settle_run_folder(folder: str) -> None:
-    """This process, and what it starts, go on using that folder, also as another user, whose default is another."""
+    """Make this process, and those that it starts, use that run directory, also as another user with another
+    default."""
     os.environ["HEADRACE_RUN_FOLDER"] = folder
 
 
@@ -58,7 +58,7 @@ def default_cache_folder() -> str:
 
 
 def default_authority_folder() -> str:
-    """Where `headrace tls` keeps the authority."""
+    """Return the directory in which `headrace tls` keeps the authority."""
     if os.geteuid() == 0:
         return "/etc/headrace/authority"
     return os.path.join(os.path.dirname(user_file()), "authority")
@@ -71,17 +71,18 @@ def user_file() -> str:
 
 
 def variable_of(name: str) -> str | None:
-    """The environment variable of a setting; None where there is none."""
+    """Return the environment variable of a setting; None if it has none."""
     return None if name in _IN_THE_FILE_ONLY else f"HEADRACE_{name.upper()}"
 
 
 def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> Loaded:
-    """flags: settings by name, None where not given; `cache` as a list of DIR:SIZE[:TIER]. UsageError."""
+    """Read all sources. flags: settings by name, None where not given; `cache` as a list of DIR:SIZE[:TIER].
+    UsageError."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Config.__struct_fields__, "default")
 
-    def put(found: Mapping[str, Any], source: str | None) -> None:
-        for name, value in found.items():
+    def put(settings: Mapping[str, Any], source: str | None) -> None:
+        for name, value in settings.items():
             if value is None or value == []:
                 continue
             values[name] = value
@@ -110,12 +111,13 @@ def load(flags: Mapping[str, Any] | None = None, *, file: str | None = None) -> 
 
 
 def check_run_folder(folder: str) -> None:
-    """Refuse a run folder that another user owns or may change, as its files are believed. UsageError."""
+    """Refuse a run directory that another user owns or may change, because this process trusts its files.
+    UsageError."""
     for path, writable_by in ((folder, 0o022), (os.path.dirname(folder), 0o002)):
         try:
             status = os.lstat(path)
         except OSError:
-            continue  # whoever needs it makes it, or says why not
+            continue  # the process that needs it creates it, or reports why it can't
         why = ""
         if not is_trusted(status.st_uid) and not (path == folder and chosen_by_root(folder) == status.st_uid):
             why = f"{path} belongs to user {status.st_uid}"
@@ -134,59 +136,59 @@ def check_run_folder(folder: str) -> None:
 
 
 def remember_capacity(config: Config) -> None:
-    """A capacity that was half of the free space stays what it was, however full the cache gets. StoreError when a
-    cache folder can't be made or written."""
+    """Store the capacity of each volume: one that was half of the free space stays the same, however full the cache
+    gets. StoreError if a cache directory can't be created or written."""
     for volume in config.cache:
         path = os.path.join(volume.folder, CAPACITY_FILE)
-        word = f"{volume.capacity_bytes}\n".encode("ascii")
+        line = f"{volume.capacity_bytes}\n".encode("ascii")
         try:
             make_private(volume.folder)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(fd, word, 0)  # in place: the block of a full disk that it has is its own
-                os.ftruncate(fd, len(word))
+                os.pwrite(fd, line, 0)  # in place: on a full disk the file keeps its block
+                os.ftruncate(fd, len(line))
             finally:
                 os.close(fd)
         except OSError as error:
             raise StoreError(
-                f"cache folder {volume.folder}",
+                f"cache directory {volume.folder}",
                 why=f"cannot be written: {error.strerror}",
                 hint="name another with --cache DIR:SIZE",
             ) from error
 
 
 def _is_of_root_alone(path: str) -> bool:
-    """Other users go without what root keeps to its own processes."""
+    """Return whether only root's processes may read the file. Those of other users ignore it then."""
     return path == SYSTEM_FILE and os.geteuid() != 0 and not os.access(path, os.R_OK)
 
 
 def _read_file(path: str, *, named: bool) -> dict[str, Any]:
-    """named: by who called, who may name a file of another user."""
+    """Read a configuration file. named: the caller named it, so another user may own it. UsageError."""
     import tomllib  # not before there is a file
 
     try:
         with open(path, "rb") as source:
-            found = tomllib.load(source)
-            _check_users(path, source.fileno(), found.get("mounts"), named=named)
+            settings = tomllib.load(source)
+            _check_users(path, source.fileno(), settings.get("mounts"), named=named)
     except OSError as error:
         raise UsageError(f"configuration file {path}", why=error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:  # of TOML, of text, of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # bad TOML, bad UTF-8, or a number of thousands of digits
         raise UsageError(f"configuration file {path}", why=str(error)) from error
-    unknown = sorted(set(found) - set(Config.__struct_fields__))
+    unknown = sorted(set(settings) - set(Config.__struct_fields__))
     if unknown:
         raise UsageError(
             f"configuration file {path}",
             why=f"no setting is called {', '.join(unknown)}",
             hint="see `headrace config explain`",
         )
-    for name, value in found.items():
+    for name, value in settings.items():
         if _has_nul(value):
             raise UsageError(f"configuration file {path}", why=f"setting {name} has a NUL character")
-    return found
+    return settings
 
 
 def _has_nul(value: object) -> bool:
-    """Return whether a text anywhere in a value of TOML has one; no path, host or URL can."""
+    """Return whether any text in a value of TOML has a NUL character; no path, host or URL can."""
     unseen = [value]
     while unseen:
         part = unseen.pop()
@@ -200,7 +202,8 @@ def _has_nul(value: object) -> bool:
 
 
 def _check_users(path: str, fd: int, mounts: object, *, named: bool) -> None:
-    """Refuse what another user wrote, and secrets that another user reads. mounts: the file's table."""
+    """Refuse a file that another user can write, and secrets that another user can read. mounts: the file's table.
+    UsageError."""
     from headrace.base.secret_file import exposure_of, writers_of  # not before there is a file, either
     from headrace.config.secret_options import literal_secret
 
@@ -217,43 +220,45 @@ def _check_users(path: str, fd: int, mounts: object, *, named: bool) -> None:
 
 
 def _environment() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in Config.__struct_fields__:
         variable = variable_of(name)
         text = os.environ.get(variable, "") if variable else ""
         if text:
-            found[name] = text.split(",") if name == "cache" else text
-    return found
+            settings[name] = text.split(",") if name == "cache" else text
+    return settings
 
 
-def _volumes(words: Sequence[Any]) -> list[dict[str, Any]]:
-    """Each a table of the file, or DIR[:SIZE[:TIER]]."""
-    if isinstance(words, str):
-        words = [words]
-    if not isinstance(words, list):
-        raise UsageError(f"configuration: cache = {words!r}", why="not a list of folders")
-    return [_volume_table(one) if isinstance(one, dict) else volume_of(str(one)) for one in words]
+def _volumes(values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the volumes as tables. values: each is a table of the file, or DIR[:SIZE[:TIER]]. UsageError."""
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, list):
+        raise UsageError(f"configuration: cache = {values!r}", why="not a list of directories")
+    return [_volume_table(value) if isinstance(value, dict) else volume_of(str(value)) for value in values]
 
 
 def _volume_table(table: dict[str, Any]) -> dict[str, Any]:
     table = dict(table)
     folder = str(table.get("folder", ""))
     if not folder:
-        raise UsageError("configuration: cache", why="a folder is missing", hint='folder = "/data/headrace"')
+        raise UsageError(
+            "configuration: cache", why="a directory is missing", hint='folder = "/data/headrace"'
+        )
     table["folder"] = _absolute(folder)
-    given = table.get("capacity_bytes")
+    capacity = table.get("capacity_bytes")
     table["capacity_bytes"] = (
-        parse_size(str(given)) if given is not None else _default_capacity(table["folder"])
+        parse_size(str(capacity)) if capacity is not None else _default_capacity(table["folder"])
     )
     return table
 
 
-def volume_of(word: str) -> dict[str, Any]:
-    """DIR, DIR:SIZE or DIR:SIZE:TIER."""
-    parts = word.split(":")
+def volume_of(text: str) -> dict[str, Any]:
+    """Parse DIR, DIR:SIZE or DIR:SIZE:TIER. UsageError."""
+    parts = text.split(":")
     if not parts[0] or len(parts) > 3:
         raise UsageError(
-            f"cache {word!r}", why="not DIR:SIZE[:TIER]", hint="for example /data/headrace:500GiB"
+            f"cache {text!r}", why="not DIR:SIZE[:TIER]", hint="for example /data/headrace:500GiB"
         )
     folder = _absolute(parts[0])
     capacity_bytes = parse_size(parts[1]) if len(parts) > 1 else _default_capacity(folder)
@@ -266,12 +271,12 @@ def volume_of(word: str) -> dict[str, Any]:
 
 def _absolute(folder: str) -> str:
     if "\0" in folder:
-        raise UsageError(f"folder {folder!r}", why="it has a zero byte")
+        raise UsageError(f"folder {folder!r}", why="it has a NUL character")
     return os.path.abspath(os.path.expanduser(folder))
 
 
 def _default_capacity(folder: str) -> int:
-    """What was chosen before, else half of the free space."""
+    """Return the stored capacity, or else half of the free space, in bytes."""
     try:
         with open(os.path.join(folder, CAPACITY_FILE), encoding="ascii", opener=_own_file) as source:
             return max(CAPACITY_BYTES_MIN, int(source.read(_NUMBER_CHARACTERS_MAX)))
@@ -280,16 +285,16 @@ def _default_capacity(folder: str) -> int:
     probe = folder
     while not os.path.isdir(probe):
         probe = os.path.dirname(probe)
-    room = os.statvfs(probe)
-    return room.f_bavail * room.f_frsize // 2
+    disk = os.statvfs(probe)
+    return disk.f_bavail * disk.f_frsize // 2
 
 
 def _own_file(path: str, flags: int) -> int:
-    """Opens no link and waits for no pipe: the folder may be another user's."""
+    """Open a file but follow no link and wait for no pipe: the directory may be another user's."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def disk_bytes(folder: str) -> int:
-    """Of the file system that a folder is on."""
+    """Return the size of the file system of a directory."""
     disk = os.statvfs(folder)
     return disk.f_blocks * disk.f_frsize

@@ -1,7 +1,7 @@
-"""Every setting, in one place: what it means, its default, what is allowed.
+"""Every setting in one table: its meaning, its default, its allowed values.
 
-`Config` is the table that the configuration file, the environment (`config/load.py`), the flags and
-docs/configuration.md (`config/describe.py`) are made from. Values only: nothing is read here.
+The configuration file, the environment (`config/load.py`), the flags and docs/configuration.md (`config/describe.py`)
+are made from `Config`. The module has values only and reads nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path of unix(7), less the closing zero
 
 
 class CacheVolume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A folder for cache files and how much of its disk they may take."""
+    """A directory for cache files and the space of its disk that they may take."""
 
     folder: str
     capacity_bytes: int
@@ -47,142 +47,153 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cache: Annotated[
         list[CacheVolume],
-        Meta(description="Folders for cache files, each DIR:SIZE[:TIER]. The index lives on the first one."),
+        Meta(
+            description="Directories for cache files, each DIR:SIZE[:TIER]. The first one also has the index."
+        ),
     ]
     run_folder: Annotated[
-        str, Meta(description="Where sockets, state files and logs of running processes lie.")
+        str, Meta(description="Directory for sockets, state files and logs of running processes.")
     ]
     user: Annotated[
         str,
         Meta(
-            description="Whom node and gateways run as where root starts them, NAME or UID, and :GROUP. Then nothing "
-            "is written: `write` stays off. `up --user`, too."
+            description="User that node and gateways run as if root starts them: NAME or UID, optionally with :GROUP. "
+            "Mounts are read-only then: `write` must be off. `up --user` sets it."
         ),
     ] = ""
     mounts: Annotated[
-        dict[str, MountConfig], Meta(description="Origins to attach, by their path in the namespace.")
+        dict[str, MountConfig],
+        Meta(description="Origins to attach, each by its path in the namespace."),
     ] = {}
     allowed_origins: Annotated[
         str,
         Meta(
-            description="What records of the cluster and the REST API may attach beside configured mounts and what is "
-            "below them: URLs, with commas between; SCHEME://* for all of a kind; endpoint=URL."
+            description="Origins that the cluster's records and the REST API may attach in addition to configured "
+            "mounts and paths below them. URLs separated by commas; SCHEME://* allows all of a scheme; endpoint=URL "
+            "allows an endpoint."
         ),
     ] = ""
     sync_interval_s: Annotated[
-        float, Meta(description="How old a listing may be before the origin is asked again, in seconds.")
+        float, Meta(description="Age in seconds at which a listing is fetched from the origin again.")
     ] = 60.0
     eviction_policy: Annotated[
-        str, Meta(description="What is dropped when space is needed: s3fifo or lru.")
+        str, Meta(description="Policy that chooses the files to evict: s3fifo or lru.")
     ] = "s3fifo"
     watermark_high: Annotated[
-        float, Meta(description="Share of the capacity at which files begin to be dropped.")
+        float, Meta(description="Share of a volume's capacity at which eviction starts.")
     ] = 0.95
     watermark_low: Annotated[
-        float, Meta(description="Share of the capacity down to which they are dropped.")
+        float, Meta(description="Share of a volume's capacity at which eviction stops.")
     ] = 0.90
     fill_concurrency_max: Annotated[
         int,
-        Meta(description="Range reads in flight to origins at most; fewer are used while more don't help."),
+        Meta(
+            description="Limit for concurrent range reads from origins; the node uses fewer if more don't help."
+        ),
     ] = 128
     fill_bytes_max: Annotated[
-        int, Meta(description="Bytes of range reads in flight at most: what fills take of the node's memory.")
+        int,
+        Meta(
+            description="Limit for the bytes of concurrent range reads: the memory of the node that fills use."
+        ),
     ] = 256 << 20
-    fill_range_bytes: Annotated[int, Meta(description="Bytes asked of an origin in one range read.")] = (
+    fill_range_bytes: Annotated[int, Meta(description="Size of one range read from an origin.")] = (
         8 * BLOCK_SIZE_BYTES
     )
     small_file_bytes_max: Annotated[
-        int, Meta(description="Files up to this size are fetched whole when opened; one block at most.")
+        int, Meta(description="Files up to this size are fetched completely when opened; at most one block.")
     ] = BLOCK_SIZE_BYTES
-    readahead_bytes: Annotated[int, Meta(description="How far ahead of a sequential reader to fetch.")] = (
-        64 * BLOCK_SIZE_BYTES
-    )
+    readahead_bytes: Annotated[
+        int, Meta(description="How far the node fetches ahead of a sequential reader.")
+    ] = 64 * BLOCK_SIZE_BYTES
     whole_file_after_bytes: Annotated[
         int,
-        Meta(description="A file that was read this far is read in earnest: the rest of it is fetched too."),
+        Meta(
+            description="After this many bytes of sequential reads, or of one read, the node fetches the whole file."
+        ),
     ] = 32 * BLOCK_SIZE_BYTES
     origin_timeout_s: Annotated[
         float,
-        Meta(description="How long a request to an origin may take, trying again included, in seconds."),
+        Meta(description="Limit in seconds for a request to an origin, including its retries."),
     ] = 60.0
     verify_origin: Annotated[
         bool,
         Meta(
-            description="What an origin sent is compared with the checksum that it names (its ETag, where it is one), "
-            "and read again where they differ."
+            description="Verify bytes from an origin with the checksum that it sends (its ETag, if that is one), and "
+            "read them again if they differ."
         ),
     ] = True
     scrub_bytes_s: Annotated[
         int,
         Meta(
-            description="How many bytes a second of the cache are read in the background and compared with their "
-            "checksums; 0: none. docs/operating.md says how to choose it."
+            description="Rate of the scrub in bytes per second: the node reads the cache in the background and "
+            "verifies checksums. 0 turns it off. docs/operating.md explains how to choose it."
         ),
     ] = 16 << 20
     cluster: Annotated[
         str,
         Meta(
-            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME], or https://… where it speaks "
-            "TLS; nothing: this node is alone."
+            description="The cluster's etcd, as etcd://HOST:PORT[,HOST:PORT…][/NAME], or https://… if it uses TLS. If "
+            "empty, this node has no cluster."
         ),
     ] = ""
     cluster_authority: Annotated[
-        str, Meta(description="PEM file with the authority of etcd's certificate; nothing: tls_authority.")
+        str, Meta(description="PEM file with the authority of etcd's certificate. If empty: tls_authority.")
     ] = ""
     cluster_certificate: Annotated[
         str,
         Meta(
-            description="PEM file with the certificate that etcd is shown; its common name is the user there. Nothing: "
-            "tls_certificate."
+            description="PEM file with the certificate that the node presents to etcd; its common name is the etcd "
+            "user. If empty: tls_certificate."
         ),
     ] = ""
     cluster_key: Annotated[str, Meta(description="PEM file with the key of cluster_certificate.")] = ""
     cluster_user: Annotated[
-        str, Meta(description="User of etcd; nothing: none, or the one in the certificate.")
+        str, Meta(description="User of etcd. If empty: none, or the common name in the certificate.")
     ] = ""
     cluster_password: Annotated[str, Meta(description="File with the password of cluster_user.")] = ""
     cluster_insecure: Annotated[
         bool,
         Meta(
-            description="An etcd beyond loopback is reached by etcd://, without TLS and without a user: who reaches "
-            "it, or the way to it, stops the cluster, and without certificates of nodes steers it."
+            description="Allow etcd:// beyond loopback, without TLS and without a user. Anyone who reaches etcd, or "
+            "the network to it, can stop the cluster, and can control it if nodes have no certificates."
         ),
     ] = False
     node_id: Annotated[
         str,
         Meta(
-            description="This node's name in the cluster; nothing: the name in its certificate, or the host's."
+            description="Name of this node in the cluster. If empty: the name in its certificate, or the host's name."
         ),
     ] = ""
     listen: Annotated[
         str,
         Meta(
-            description="HOST:PORT where peers reach this node; nothing: the address that leads to etcd, port 7412."
+            description="HOST:PORT where this node serves peers. If empty: the host's address on the route to etcd, "
+            "port 7412."
         ),
     ] = ""
     zone: Annotated[
         str,
-        Meta(description="Where the node stands; replicas go to different zones as long as there are any."),
+        Meta(description="Failure domain of this node; replicas are placed in different zones if possible."),
     ] = ""
     replicas: Annotated[
-        int, Meta(description="On how many nodes the cluster keeps each file, for reads to survive a node.")
+        int,
+        Meta(description="Number of nodes that cache each file, so that reads survive the loss of a node."),
     ] = 1
     borrowed_share: Annotated[
         float,
-        Meta(
-            description="Share of the cache for files that other nodes own; they are the first to be dropped."
-        ),
+        Meta(description="Share of the cache for files that other nodes own; they are evicted first."),
     ] = 0.5
     rebalance_bytes_s: Annotated[
         int,
-        Meta(description="Bytes a second that a node hands over to new owners when nodes come and go."),
+        Meta(description="Bytes per second that a node hands over to new owners when nodes join or leave."),
     ] = 256 << 20
     lease_s: Annotated[
         float,
-        Meta(description="After how long without a sign of life a node is out of the cluster, in seconds."),
+        Meta(description="Seconds without a heartbeat after which a node leaves the cluster."),
     ] = 10.0
     tls_certificate: Annotated[
-        str, Meta(description="PEM file with this node's certificate for peers; nothing: no TLS.")
+        str, Meta(description="PEM file with this node's certificate for peers. If empty, peers use no TLS.")
     ] = ""
     tls_key: Annotated[str, Meta(description="PEM file with the key of tls_certificate.")] = ""
     tls_authority: Annotated[
@@ -191,134 +202,133 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls_identity: Annotated[
         str,
         Meta(
-            description="The URI in certificates that names who has one, with {role} and {name} in it, and {cluster} "
-            "where it is told; spiffe://… too."
+            description="Form of the URI that identifies the owner of a certificate. It contains {role} and {name}, "
+            "and optionally {cluster}; spiffe://… is allowed."
         ),
     ] = DEFAULT_FORM
     peers_insecure: Annotated[
         bool,
         Meta(
-            description="Peers are served beyond loopback without TLS: who reaches it reads and changes the cache."
+            description="Allow peers beyond loopback without TLS. Anyone who reaches the port can read and change the "
+            "cache."
         ),
     ] = False
     rest_insecure: Annotated[
         bool,
         Meta(
-            description="The REST API listens without TLS beyond loopback, or without a token or certificates."
+            description="Allow the REST API beyond loopback without TLS, or without a token or client certificates."
         ),
     ] = False
     s3_insecure: Annotated[
         bool,
         Meta(
-            description="The S3 gateway asks nobody for a key where s3_credentials names none, and listens beyond "
-            "loopback without TLS."
+            description="Allow the S3 gateway to serve without access keys if s3_credentials is empty, and to listen "
+            "beyond loopback without TLS."
         ),
     ] = False
     webhdfs_insecure: Annotated[
         bool,
         Meta(
-            description="The WebHDFS gateway asks nobody for a token where webhdfs_token names none, and listens "
-            "beyond loopback without TLS: `user.name` alone is believed."
+            description="Allow the WebHDFS gateway to serve without a token if webhdfs_token is empty, and to listen "
+            "beyond loopback without TLS. It then trusts `user.name`."
         ),
     ] = False
     write: Annotated[
         str,
         Meta(
-            description="What may be written: off, local (this node's disk only), back (persisted to the origin in the "
-            "background), back:2 (the same, and another node has it before close returns) or through (the origin has "
-            "it before); PATH=MODE for single paths, with commas between."
+            description="Write mode: off, local (files stay on this node's disk), back (the node persists files in the "
+            "background), back:2 (the same, and another node has a replica before close returns) or through (the "
+            "origin has the file before close returns). PATH=MODE sets single paths, separated by commas."
         ),
     ] = "off"
     durable_puts: Annotated[
         bool,
         Meta(
-            description="What S3, WebHDFS, REST or the library wrote, renamed or removed is on the disk before it is "
-            "answered, and a copy for another node before that hears of it."
+            description="Flush writes, renames and removals by S3, WebHDFS, REST and the library to disk before they "
+            "are acknowledged, and replicas before their node acknowledges them."
         ),
     ] = True
     persist_delay_s: Annotated[
         float,
-        Meta(
-            description="How long a written file is left alone before it is persisted (mode back), in seconds."
-        ),
+        Meta(description="Seconds without a change after which a written file is persisted (mode back)."),
     ] = 1.0
     take_over_s: Annotated[
         float,
         Meta(
-            description="How long a node is out of the cluster before the holders of its copies (mode back:2) persist "
-            "them in its place, in seconds."
+            description="Seconds that a node must be out of the cluster before its replicas (mode back:2) persist its "
+            "files in its place."
         ),
     ] = 30.0
     s3_address: Annotated[
         str,
         Meta(
-            description="HOST:PORT where `headrace s3` listens, and where `headrace up` starts a gateway if it is set."
+            description="HOST:PORT where `headrace s3` listens. If it is set, `headrace up` starts the gateway."
         ),
     ] = ""
     s3_credentials: Annotated[
         str,
         Meta(
-            description="File of access keys whose signatures the S3 gateway takes, like ~/.aws/credentials; nothing: "
-            "the gateway makes a key at its first start. Mode 0600; read again when it changes."
+            description="File of access keys that the S3 gateway accepts, like ~/.aws/credentials, of mode 0600. If "
+            "empty, the gateway creates a key at its first start. The file is read again when it changes."
         ),
     ] = ""
     s3_domains: Annotated[
         str,
-        Meta(description="Domains, with commas between, below which a host's first name is a bucket."),
+        Meta(description="Domains, separated by commas, whose subdomains are bucket names."),
     ] = "localhost"
     rest_address: Annotated[
         str,
         Meta(
-            description="HOST:PORT where `headrace rest` listens beside its unix socket; if it is set, "
-            "`headrace up` starts it, too. `unix`: only the socket."
+            description="HOST:PORT where `headrace rest` listens in addition to its unix socket; `unix`: only the "
+            "socket. If it is set, `headrace up` starts the gateway."
         ),
     ] = ""
     rest_token: Annotated[
         str,
         Meta(
-            description="File with the token that the REST API asks for over TCP, and that programs and commands show "
-            "to it. Two, on a line each, are valid at a time; the first one is shown. Mode 0600; read again when it "
-            "changes."
+            description="File of mode 0600 with the token that the REST API requires over TCP, and that clients send. "
+            "Two tokens, on a line each, can be valid at a time; clients send the first. The file is read again when "
+            "it changes."
         ),
     ] = ""
     open_to_others: Annotated[
         bool,
         Meta(
-            description="Programs of other users of this host read what is cached by descriptors of the node's, as far "
-            "as the modes of files and directories let them. `up --allow-other` sets it."
+            description="Let programs of other users of this host read cached files by descriptors from the node, as "
+            "far as the modes of files and directories permit. `up --allow-other` sets it."
         ),
     ] = False
     nodes: Annotated[
         str,
         Meta(
-            description="REST APIs of a cluster, http://HOST:PORT or https://, with commas between: for programs and "
-            "commands on a host where no node runs."
+            description="REST APIs of a cluster, http://HOST:PORT or https://…, separated by commas, for clients on a "
+            "host without a node."
         ),
     ] = ""
     webhdfs_address: Annotated[
         str,
         Meta(
-            description="HOST:PORT where `headrace webhdfs` listens, and where `headrace up` starts one if it is set."
+            description="HOST:PORT where `headrace webhdfs` listens. If it is set, `headrace up` starts the gateway."
         ),
     ] = ""
     webhdfs_token: Annotated[
         str,
         Meta(
-            description="File with the token, or two of them on a line each, that the WebHDFS gateway asks for; "
-            "nothing: it makes one at its first start. Mode 0600; read again when it changes."
+            description="File of mode 0600 with the token that the WebHDFS gateway requires, or two tokens on a line "
+            "each. If empty, the gateway creates one at its first start. The file is read again when it changes."
         ),
     ] = ""
     webhdfs_tls_authority: Annotated[
         str,
         Meta(
-            description="PEM file with the authority whose certificates clients of the WebHDFS gateway must have; then "
-            "no token is needed, unless webhdfs_token names one."
+            description="PEM file with the authority whose certificates clients of the WebHDFS gateway must have. They "
+            "need no token then, unless webhdfs_token is set."
         ),
     ] = ""
     webhdfs_tls_certificate: Annotated[
         str,
         Meta(
-            description="PEM file with the WebHDFS gateway's certificate and its chain: the gateway speaks TLS."
+            description="PEM file with the WebHDFS gateway's certificate and its chain. If set, the gateway uses TLS."
         ),
     ] = ""
     webhdfs_tls_key: Annotated[str, Meta(description="PEM file with the key of webhdfs_tls_certificate.")] = (
@@ -327,16 +337,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     s3_metadata: Annotated[
         bool,
         Meta(
-            description="The S3 gateway keeps and tells user metadata, content headers and tags where the origin has "
-            "them, and asks the origin for those that did not come with the bytes."
+            description="Store and return user metadata, content headers and tags in the S3 gateway if the origin has "
+            "them. The gateway requests those from the origin that did not come with the bytes."
         ),
     ] = True
     s3_tls_certificate: Annotated[
         str,
-        Meta(description="PEM file with the S3 gateway's certificate and its chain: the gateway speaks TLS."),
+        Meta(
+            description="PEM file with the S3 gateway's certificate and its chain. If set, the gateway uses TLS."
+        ),
     ] = ""
     s3_tls_key: Annotated[str, Meta(description="PEM file with the key of s3_tls_certificate.")] = ""
-    log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "warning"
+    log_level: Annotated[
+        str, Meta(description="Lowest level that is logged: debug, info, warning or error.")
+    ] = "warning"
 
     def __post_init__(self) -> None:
         _check_volumes(self.cache)
@@ -366,7 +380,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if WriteModes.parse(self.write).any and self.user:
             raise UsageError(
                 f"setting user = {self.user}",
-                why="owners and modes of what users write are kept by root's rights",
+                why="only root can keep the owners and modes of written files",
                 hint="leave out user, or write",
             )
         if self.sync_interval_s < 0:
@@ -381,51 +395,52 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def upper_folder(self) -> str:
-        """Where the upper layer lies."""
+        """Return the directory of the upper layer."""
         return os.path.join(self.cache[0].folder, "upper")
 
     @property
     def copies_folder(self) -> str:
-        """Where copies of what other nodes wrote lie."""
+        """Return the directory of replicas of other nodes' files."""
         return os.path.join(self.cache[0].folder, "copies")
 
     @property
     def socket_path(self) -> str:
-        """One node a cache folder, so one socket a cache folder."""
+        """Return the node's socket: a cache directory has one node, and so one socket."""
         return socket_path_of(self.run_folder, self.cache[0].folder)
 
 
 def socket_path_of(run_folder: str, cache_folder: str) -> str:
-    """Where the node that owns this cache folder listens."""
+    """Return the socket of the node that owns this cache directory."""
     mark = zlib.crc32(os.fsencode(os.path.realpath(cache_folder)))
     return os.path.join(run_folder, f"{mark:08x}.sock")
 
 
 def broker_socket_of(socket_path: str) -> str:
-    """Where the node with that socket listens to programs of other users: they can't enter the run folder."""
+    """Return the socket where that node serves programs of other users, which can't enter the run directory."""
     folder, name = os.path.split(socket_path)
     return os.path.join(public_folder_of(folder), name)
 
 
 def public_folder_of(run_folder: str) -> str:
-    """Beside the run folder, and open to all users of the host."""
+    """Return the directory beside the run directory that is open to all users of the host."""
     return run_folder + ".public"
 
 
 def rest_socket_of(socket_path: str) -> str:
-    """Where the REST API of the node with that socket listens. Not `.sock`: whatever is called so is a node."""
+    """Return the socket of that node's REST API. It does not end in `.sock`, because every such file is a node's
+    socket."""
     return os.path.splitext(socket_path)[0] + ".rest"
 
 
 def spill_of(socket_path: str) -> tuple[str, str]:
-    """The folder, and the name in it, of what the node with that socket reads past its disks."""
+    """Return the directory of files that the node with that socket reads past its disks, and their name there."""
     folder, name = os.path.split(os.path.splitext(socket_path)[0])
     return folder, name
 
 
 def _check_volumes(volumes: list[CacheVolume]) -> None:
     if not volumes:
-        raise UsageError("no cache folder", why="at least one is needed", hint="--cache DIR:SIZE")
+        raise UsageError("no cache directory", why="at least one is needed", hint="--cache DIR:SIZE")
     for volume in volumes:
         if volume.capacity_bytes < CAPACITY_BYTES_MIN:
             raise UsageError(
@@ -436,7 +451,7 @@ def _check_volumes(volumes: list[CacheVolume]) -> None:
         _one_of(f"tier of cache {volume.folder}", volume.tier, TIERS)
     folders = [os.path.realpath(volume.folder) for volume in volumes]
     if len(set(folders)) < len(folders):
-        raise UsageError("cache folders", why="one is named twice")
+        raise UsageError("cache directories", why="one is named twice")
 
 
 def _check_cluster(config: Config) -> None:
@@ -463,8 +478,8 @@ def _check_cluster(config: Config) -> None:
 
 
 def _check_etcd_access(config: Config, *, tls: bool) -> None:
-    shown = config.cluster_certificate, config.cluster_key
-    if len({bool(name) for name in shown}) > 1:
+    credentials = config.cluster_certificate, config.cluster_key
+    if len({bool(name) for name in credentials}) > 1:
         raise UsageError("settings cluster_certificate, cluster_key", why="both are needed, or none of them")
     if bool(config.cluster_user) != bool(config.cluster_password):
         raise UsageError("settings cluster_user, cluster_password", why="both are needed, or none of them")
@@ -472,19 +487,20 @@ def _check_etcd_access(config: Config, *, tls: bool) -> None:
         if not (config.cluster_authority or config.tls_authority):
             raise UsageError(
                 f"setting cluster = {config.cluster!r}",
-                why="nobody says whose certificate etcd has",
+                why="the authority of etcd's certificate is missing",
                 hint="set cluster_authority",
             )
-    elif any(shown) or config.cluster_authority or config.cluster_user:
+    elif any(credentials) or config.cluster_authority or config.cluster_user:
         raise UsageError(
             f"setting cluster = {config.cluster!r}",
-            why="certificates and passwords are for etcd by TLS, and would travel in the open",
+            why="certificates and passwords need TLS; without it they would be sent unencrypted",
             hint="write https://HOST:PORT[/NAME]",
         )
 
 
 def _check_numbers(config: Config) -> None:
-    """No setting is negative, infinite or no number: processes hand settings on as JSON, which knows few of these."""
+    """Refuse negative and infinite numbers and NaN: processes pass settings on as JSON, which has no infinity and no
+    NaN."""
     for name in config.__struct_fields__:
         value = getattr(config, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
@@ -528,15 +544,16 @@ PUBLIC_OPTIONS = frozenset(
     )
 )
 """Options of an origin that are kept on disk and in the cluster's records. All others may be secret: each node takes
-them from its own configuration or surroundings."""
+them from its own configuration or environment."""
 
 
 def public_options(options: dict[str, str]) -> dict[str, str]:
-    """Return those that may be kept and shown. A value with a password in it (user:password@host) is none of them."""
+    """Return the options that may be stored and shown. A value with a password in it (user:password@host) is
+    excluded."""
     return {name: value for name, value in options.items() if name in PUBLIC_OPTIONS and "@" not in value}
 
 
 def is_secret(option: str) -> bool:
-    """Whether an option of that name may hold what must not be shown or kept. Rather one too many: access_key_id
-    is none, and is hidden."""
+    """Return whether an option of that name may hold a secret, which must not be shown or stored. The test prefers
+    false positives: access_key_id is no secret, and is hidden."""
     return any(part in option.lower() for part in SECRET_PARTS)

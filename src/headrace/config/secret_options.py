@@ -1,6 +1,5 @@
-"""Secrets among the options of an origin: by a file, `NAME=@FILE`, and never as words of a command, which every user of
-the host can read for as long as it runs.
-"""
+"""Keep secrets out of the options of an origin on command lines, which every user of the host can read while the
+command runs. A secret is in a file instead: `NAME=@FILE`."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from headrace.base.secret_file import read_secret
 from headrace.config.schema import PUBLIC_OPTIONS, is_secret
 
 NAMES_OF_KEYS = ("access_key_id", "account_name", "username", "user")
-"""They say who asks, and are in every log of an object store."""
+"""Options that identify the requester. They are no secret: every log of an object store has them."""
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
@@ -23,22 +22,20 @@ def resolve_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def option_of_command(name: str, value: str) -> str:
-    """Return the value of `-o NAME=VALUE`. UsageError for a secret that is given literally; it is not
-    repeated."""
+    """Return the value of `-o NAME=VALUE`. UsageError for a literal secret, whose message does not repeat it."""
     if _PASSWORD.search(value):
         raise UsageError(
             f"-o {name}", why="it holds a password, which other users can read", hint=_hint(name)
         )
     literal = not value.startswith("@")
     if literal and is_secret(name) and name not in PUBLIC_OPTIONS and name not in NAMES_OF_KEYS:
-        why = "it is a secret, and other users can read a command's words"
+        why = "it is a secret, and other users can read a command's arguments"
         raise UsageError(f"-o {name}", why=why, hint=_hint(name))
     return _resolved(name, value)
 
 
 def literal_secret(mounts: object) -> str:
-    """Return the name of a secret that stands in a table of mounts itself, as a configuration file has it; "" for
-    none."""
+    """Return the name of a secret that is literal in a table of mounts from a configuration file; "" for none."""
     for path, mount in mounts.items() if isinstance(mounts, dict) else ():
         table = mount if isinstance(mount, dict) else {}
         if _PASSWORD.search(str(table.get("url", ""))):
@@ -52,8 +49,9 @@ def literal_secret(mounts: object) -> str:
 
 
 def option_words(options: Mapping[str, str], folder: str) -> list[str]:
-    """Return the words of a command for these options: secrets by files that are written below the folder."""
-    words = []
+    """Return options as arguments of a command. Secrets are written to files in the directory, and the arguments name
+    those."""
+    arguments = []
     for name, value in options.items():
         if is_secret(name) and name not in NAMES_OF_KEYS:
             path = os.path.join(folder, f"option-{name}")
@@ -61,8 +59,8 @@ def option_words(options: Mapping[str, str], folder: str) -> list[str]:
             with open(fd, "w", encoding="utf-8") as out:
                 out.write(value)
             value = f"@{path}"
-        words += ["-o", f"{name}={value}"]
-    return words
+        arguments += ["-o", f"{name}={value}"]
+    return arguments
 
 
 def _resolved(name: str, value: str) -> str:
@@ -72,4 +70,4 @@ def _resolved(name: str, value: str) -> str:
 
 
 def _hint(name: str) -> str:
-    return f"put it into a file of mode 0600 and say -o {name}=@FILE; or use the environment or the configuration"
+    return f"put it into a file of mode 0600 and write -o {name}=@FILE, or use the environment or the configuration"

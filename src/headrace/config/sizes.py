@@ -1,4 +1,4 @@
-"""Sizes in words: "500GiB", "1.5T", "64MB"; and back."""
+"""Parse and format sizes: "500GiB", "1.5T", "64MB"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(i?b)?", re.IGNORECAS
 
 
 def parse_size(text: str) -> int:
-    """Bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. UsageError otherwise."""
+    """Parse a size to bytes. K, M, G, T, P and KiB … are powers of 1024; KB, MB … powers of 1000. UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"size {text!r}", why="not a size", hint="for example 500GiB")
@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(size_bytes: float) -> str:
-    """With three digits: "1.50 GiB"."""
+    """Format a size with three digits: "1.50 GiB"."""
     if size_bytes < 1024:
         return f"{int(size_bytes)} B"
     power = 1
