@@ -11,6 +11,11 @@ import pytest
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "headrace"
 VERBS_FILE = Path(__file__).with_name("verbs.txt")
 EMPTY_NAMES = {"one", "found", "told", "seen", "made", "at", "what"}
+PUBLIC_FIELDS = {
+    f"{module} what"
+    for module in ("base/errors.py", "wire/api.py", "wire/broker_messages.py", "wire/messages.py")
+}
+"""Fields of errors (what, why, hint), which the public API and the protocols name."""
 FRAGMENTS = {
     *(
         "What",
@@ -52,7 +57,6 @@ PENDING = {
     "checkpoint",
     "cli",
     "cluster",
-    "config",
     "dataplane",
     "demo.py",
     "diagnose",
@@ -69,13 +73,11 @@ PENDING = {
     "overlay",
     "peer",
     "rest",
-    "ring",
     "s3",
     "sdk",
     "store",
     "testing",
     "webhdfs",
-    "wire",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
@@ -113,7 +115,7 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
         for module, tree in _modules(package)
         for node in ast.walk(tree)
         for name, line in _bound_names(node)
-        if name in EMPTY_NAMES
+        if name in EMPTY_NAMES and f"{module} {name}" not in PUBLIC_FIELDS
     ]
     assert empty == []
 

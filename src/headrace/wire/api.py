@@ -1,9 +1,10 @@
-"""The REST API of a node: every operation in one table, and the JSON it takes and gives. The authority on its meaning.
+"""The REST API of a node: one table of all operations, and the JSON of their requests and responses. It is the
+authority on their meaning.
 
-`rest/gateway.py` routes by this table, `sdk/remote_node.py` asks by it, docs/openapi.json is written from it. Values
-and words only, no socket. Since v1; what is added later has a default.
+`rest/gateway.py` routes by this table, the client of another host calls by it, and docs/openapi.json is generated from
+it. The module has values only, no socket. It exists since v1; fields that are added later have a default.
 
-Text of paths and names that is no UTF-8 has lone surrogates (`\\udc80`…), as Python's os.fsdecode makes them.
+A path or name that is not UTF-8 has lone surrogates (`\\udc80`…), as Python's os.fsdecode makes them.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from msgspec import Meta
 
 TOKEN_HEADER = "authorization"
 SUMS_HEADER = "headrace-checksums"
-"""Of a request for content: "xxh3-64" asks for it. Of its answer: one checksum for each piece of the range that lies
-within one block of 1 MiB, 16 hex digits each, with commas between. Of whole blocks that are cached it is the checksum
-that was taken when they were fetched, so that the client checks them from end to end."""
+"""In a request for content, "xxh3-64" asks for checksums. The response then has one checksum for each piece of the
+range that lies within one block of 1 MiB: 16 hex digits each, separated by commas. For a complete cached block it is
+the checksum taken when the block was fetched, so that the client verifies it end to end."""
 SUM_HEADER = "headrace-checksum"
-"""Of a request that brings content: xxh3-64 of all of it, 16 hex digits; what doesn't match is not kept."""
+"""In a request that uploads content: xxh3-64 of all its bytes, 16 hex digits. The gateway discards content that does
+not match."""
 SUMS_WORD = "xxh3-64"
 SUMS_BYTES_MAX = 32 << 20
-"""A range up to this length is answered with checksums."""
+"""The length in bytes up to which a range is answered with checksums."""
 PAGE_NAMES = 1000
 WAIT_S_MAX = 30.0
 BODY_BYTES_MAX = 1 << 20
-"""Of a body that is JSON."""
+"""The limit for a JSON body."""
 
 PATH = Meta(
-    description="In the namespace, absolute.",
+    description="Absolute path in the namespace.",
     pattern="^/",
     min_length=1,
     max_length=4096,
@@ -40,14 +42,14 @@ Path = Annotated[str, PATH]
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=False):
-    """Base of all that is JSON."""
+    """Base class of all JSON values."""
 
 
-# ---------------------------------------------------------------- what is asked
+# ---------------------------------------------------------------- requests
 
 
 class Nothing(Value, frozen=True):
-    """No parameters."""
+    """An operation without parameters."""
 
 
 class AtPath(Value, frozen=True):
@@ -56,45 +58,51 @@ class AtPath(Value, frozen=True):
 
 class EntryQuery(Value, frozen=True):
     path: Path
-    follow: Annotated[bool, Meta(description="Of a link: what it leads to.")] = False
+    follow: Annotated[bool, Meta(description="Return the target of a link, not the link itself.")] = False
 
 
 class ListQuery(Value, frozen=True):
     path: Path
     after: Annotated[
-        str, Meta(description="Names after this one: `next` of the page before.", max_length=255)
+        str, Meta(description="List the names after this one: `next` of the previous page.", max_length=255)
     ] = ""
-    limit: Annotated[int, Meta(description="Entries of the page at most.", ge=1, le=10_000)] = PAGE_NAMES
+    limit: Annotated[int, Meta(description="Entries per page, at most.", ge=1, le=10_000)] = PAGE_NAMES
 
 
 class RemoveQuery(Value, frozen=True):
     path: Path
-    recursive: Annotated[bool, Meta(description="A folder, too, with all that is in it.")] = False
-    empty_directory: Annotated[bool, Meta(description="A folder that has nothing in it.")] = False
+    recursive: Annotated[bool, Meta(description="Remove a directory too, with everything in it.")] = False
+    empty_directory: Annotated[bool, Meta(description="Remove an empty directory.")] = False
 
 
 class PutQuery(Value, frozen=True):
     path: Path
-    replace: Annotated[bool, Meta(description="What is there is replaced; false: that is an error.")] = True
+    replace: Annotated[
+        bool, Meta(description="Replace an existing file; false: an existing file is an error.")
+    ] = True
 
 
 class JobQuery(Value, frozen=True):
-    id: Annotated[str, Meta(description="Of a job.", min_length=1, max_length=200)]
+    id: Annotated[str, Meta(description="Id of the job.", min_length=1, max_length=200)]
 
 
 class WaitQuery(Value, frozen=True):
-    id: Annotated[str, Meta(description="Of a job.", min_length=1, max_length=200)]
+    id: Annotated[str, Meta(description="Id of the job.", min_length=1, max_length=200)]
     wait_s: Annotated[
         float,
-        Meta(description="So long the answer may wait for the job's end, in seconds.", ge=0, le=WAIT_S_MAX),
+        Meta(
+            description="How long the response may wait for the end of the job, in seconds.",
+            ge=0,
+            le=WAIT_S_MAX,
+        ),
     ] = 0.0
 
 
 class NewMount(Value, frozen=True):
-    """options: docs/operating.md; secrets among them are not kept over a restart."""
+    """A mount to attach. options: see docs/operating.md; secrets among them are not kept over a restart."""
 
     path: Path
-    url: Annotated[str, Meta(description="Of the origin.", min_length=1, examples=["s3://bucket/prefix"])]
+    url: Annotated[str, Meta(description="URL of the origin.", min_length=1, examples=["s3://bucket/prefix"])]
     options: dict[str, str] = {}
 
 
@@ -102,7 +110,8 @@ JobKind = Literal["load", "free", "pin", "unpin", "sync", "persist", "persist-so
 
 
 class NewJob(Value, frozen=True):
-    """options: as of the command of that name, as text: replicas, priority, verify; forget_conflicts."""
+    """A job to start. options: those of the command of that name, as text: replicas, priority, verify,
+    forget_conflicts."""
 
     kind: JobKind
     path: Path = "/"
@@ -114,7 +123,7 @@ class Rename(Value, frozen=True):
     target: Path
 
 
-# ---------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------- responses
 
 
 class Health(Value, frozen=True):
@@ -122,7 +131,7 @@ class Health(Value, frozen=True):
 
 
 class ApiStatus(Value, frozen=True):
-    """status: what `headrace status --json` prints of a node, docs/operating.md."""
+    """The status of a node. status: what `headrace status --json` prints, see docs/operating.md."""
 
     status: dict[str, Any]
 
@@ -138,7 +147,8 @@ class ApiMounts(Value, frozen=True):
 
 
 class ApiMember(Value, frozen=True):
-    """api: where its REST API is, as a URL; "": it has none. capacity_bytes: its share of the ring follows from it."""
+    """A member of the cluster. api: URL of its REST API; "": it has none. capacity_bytes: its share of the ring follows
+    from it."""
 
     id: str
     api: str
@@ -148,7 +158,8 @@ class ApiMember(Value, frozen=True):
 
 
 class Cluster(Value, frozen=True):
-    """node: that was asked; "" and no members: it is alone."""
+    """The cluster as one node sees it. node: the node that answers. A node without a cluster has node "" and no
+    members."""
 
     node: str
     replicas: int
@@ -161,10 +172,10 @@ class Failed(Value, frozen=True):
 
 
 class ApiJob(Value, frozen=True):
-    """scope: `cluster`: a job of all nodes, known to each; `node`: of this API's process, which ends with it. state:
-    running, done, cancelled or failed (at its end some files could not be done). failed: up to 1000, failed_files
-    counts all. files_total 0: not known yet; listing: more may be found. error: why it ended, where that was no file's
-    fault."""
+    """A job and its progress. scope: `cluster` for a job of all nodes, which each of them can report; `node` for a job
+    of the process that serves this API, which ends with it. state: running, done, cancelled or failed; failed means
+    that some files could not be processed. failed: up to 1000 files; failed_files counts all. files_total: 0 while
+    unknown. listing: the job may still find more files. error: why the job ended, if no single file caused it."""
 
     id: str
     kind: str
@@ -193,9 +204,9 @@ class ApiJobs(Value, frozen=True):
 
 
 class ApiEntry(Value, frozen=True):
-    """path: with `follow` what it leads to. mtime_ns: 0 where the origin knows none. version: of a file; another one
-    where the bytes are others. target: of a link. id, cached (`yes`, `no`, or a share as `40%`) and origin are told of
-    one path only."""
+    """An entry of the namespace. path: with `follow`, the target of the link. mtime_ns: 0 where the origin has no time.
+    version: of a file; it changes when the bytes change. target: of a link. id, cached (`yes`, `no`, or a share such as
+    `40%`) and origin are set in the response for one path only."""
 
     path: str
     kind: Literal["file", "directory", "link", "other"]
@@ -209,15 +220,15 @@ class ApiEntry(Value, frozen=True):
 
 
 class ApiEntries(Value, frozen=True):
-    """next: to be given as `after` for the next page; null: this is the last one."""
+    """A page of a listing. next: the value of `after` for the next page; null: this is the last page."""
 
     entries: list[ApiEntry]
     next: str | None
 
 
 class Problem(Value, frozen=True):
-    """RFC 9457. code: of docs/errors.md; detail is what, why and hint in one line. retryable: the same call may work
-    later."""
+    """An error as RFC 9457 describes it. code: see docs/errors.md. detail: what, why and hint in one line. retryable:
+    the same call may succeed later."""
 
     type: str
     title: str
@@ -235,8 +246,8 @@ class Problem(Value, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """query: parameters; those that stand in the path are among them. body, answer: JSON, or BYTES, or TEXT, or None.
-    open: no token is asked for. refusals: HTTP statuses that are told of this operation beside those of all."""
+    """A row of the table. query: all parameters, including those in the path. body, answer: a JSON type, a media type,
+    or None. open: the operation needs no token."""
 
     name: str
     method: str
@@ -250,7 +261,7 @@ class Operation:
 
     @property
     def path_names(self) -> tuple[str, ...]:
-        """Parameters that stand in the path."""
+        """Return the parameters in the path."""
         return tuple(part[1:-1] for part in self.path.split("/") if part.startswith("{"))
 
 
@@ -263,31 +274,31 @@ BYTES, TEXT, DOCUMENT = (
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="health", method="GET", path="/healthz", open=True, answer=Health,
-        summary="Whether this API answers.",
+        summary="Report that this API is alive.",
     ),
     Operation(
         name="ready", method="GET", path="/readyz", open=True, answer=Health,
-        summary="Whether the node behind it answers; 503 where it does not.",
+        summary="Report whether the node behind this API answers; 503 if it does not.",
     ),
     Operation(
         name="metrics", method="GET", path="/metrics", answer=TEXT,
-        summary="Counters and gauges for Prometheus.",
+        summary="Return counters and gauges for Prometheus.",
     ),
     Operation(
         name="document", method="GET", path="/openapi.json", open=True, answer=DOCUMENT,
-        summary="This document.",
+        summary="Return this document.",
     ),
     Operation(
         name="status", method="GET", path="/v1/status", answer=ApiStatus,
-        summary="What the node holds and does.",
+        summary="Return the status of the node: what it caches and which work it does.",
     ),
     Operation(
         name="cluster", method="GET", path="/v1/cluster", answer=Cluster,
-        summary="The nodes, and where their APIs are.",
+        summary="List the nodes of the cluster and the URLs of their APIs.",
     ),
     Operation(
         name="listMounts", method="GET", path="/v1/mounts", answer=ApiMounts,
-        summary="Which origins are attached, and where.",
+        summary="List the mounts and their origins.",
     ),
     Operation(
         name="addMount", method="POST", path="/v1/mounts", body=NewMount, answer=ApiMount, status=201,
@@ -295,66 +306,67 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="removeMount", method="DELETE", path="/v1/mounts", query=AtPath, status=204,
-        summary="Detach what is attached at a path. The origin is not touched.",
+        summary="Detach the origin at a path. The origin itself does not change.",
     ),
     Operation(
         name="listJobs", method="GET", path="/v1/jobs", answer=ApiJobs,
-        summary="Jobs that run, and the last ones that are over.",
+        summary="List running jobs and the most recent finished ones.",
     ),
     Operation(
         name="startJob", method="POST", path="/v1/jobs", body=NewJob, answer=ApiJob, status=202,
-        summary="Begin a job: load, free, pin, unpin, sync, persist, fsck, or drain of the node.",
+        summary="Start a job: load, free, pin, unpin, sync, persist, fsck, or drain of the node.",
     ),
     Operation(
         name="getJob", method="GET", path="/v1/jobs/{id}", query=WaitQuery, answer=ApiJob,
-        summary="How far a job is, and what failed.",
+        summary="Return the progress of a job and the files that failed.",
     ),
     Operation(
         name="cancelJob", method="POST", path="/v1/jobs/{id}/cancel", query=JobQuery, answer=ApiJob, status=202,
-        summary="End a job; what is done stays done.",
+        summary="Cancel a job; files that are done stay done.",
     ),
     Operation(
         name="retryJob", method="POST", path="/v1/jobs/{id}/retry", query=JobQuery, answer=ApiJob, status=202,
-        summary="Do again what failed of a job of the cluster.",
+        summary="Run the failed files of a cluster job again.",
     ),
     Operation(
         name="getEntry", method="GET", path="/v1/entry", query=EntryQuery, answer=ApiEntry,
-        summary="What is known of one path.",
+        summary="Return the entry of one path.",
     ),
     Operation(
         name="removeEntry", method="DELETE", path="/v1/entry", query=RemoveQuery, status=204,
-        summary="Remove a file or a link; recursive: a folder, too.",
+        summary="Remove a file or a link; with `recursive`, a directory too.",
     ),
     Operation(
         name="listEntries", method="GET", path="/v1/entries", query=ListQuery, answer=ApiEntries,
-        summary="What is in a directory, by name, in pages.",
+        summary="List a directory, sorted by name, in pages.",
     ),
     Operation(
         name="makeDirectory", method="PUT", path="/v1/directory", query=AtPath, status=204,
-        summary="Make a directory, with those above; one that is there is let be.",
+        summary="Create a directory and its missing parents; an existing one is no error.",
     ),
     Operation(
         name="rename", method="POST", path="/v1/rename", body=Rename, status=204,
-        summary="Give another name, in one step, over a file that is there.",
+        summary="Rename a path atomically; an existing file at the target is replaced.",
     ),
     Operation(
         name="readContent", method="GET", path="/v1/content", query=AtPath, answer=BYTES,
-        summary="A file's bytes, or a range of them.",
+        summary="Read a file, or a range of it.",
     ),
     Operation(
         name="writeContent", method="PUT", path="/v1/content", query=PutQuery, body=BYTES, status=204,
-        summary="A whole file, which is there when all of it has come. Folders above it are made.",
+        summary="Write a file; it appears when all its bytes have arrived. Missing parent directories are created.",
     ),
 )  # fmt: skip
 
 
 def operation(name: str) -> Operation:
+    """Return the row of an operation. KeyError for an unknown name."""
     return _BY_NAME[name]
 
 
 def etag_of(version: str) -> str:
-    """Of content: the version as HTTP writes it."""
+    """Return a version as an HTTP ETag of the content."""
     return version if version.startswith(('"', 'W/"')) else f'"{version}"'
 
 
-_BY_NAME = {one.name: one for one in OPERATIONS}
+_BY_NAME = {row.name: row for row in OPERATIONS}

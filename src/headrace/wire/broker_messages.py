@@ -1,8 +1,8 @@
-"""The messages between a node and programs of other users of its host. The authority on their meaning.
+"""The messages between a node and programs of other users of its host. This module is the authority on their meaning.
 
-One packet of a SOCK_SEQPACKET socket is one message, a tagged msgpack map. Who connects sends a request and waits for
-its answer before the next one. Descriptors of cache files come with the answer (SCM_RIGHTS), for reading only. What is
-in a request was chosen by any user of the host: it is checked here, while it is decoded. Since protocol 1.
+A message is a tagged msgpack map in one packet of a SOCK_SEQPACKET socket. The client sends a request and waits for its
+answer before it sends the next one. The answer carries descriptors of cache files (SCM_RIGHTS), open for reading only.
+Any user of the host can send a request, so the classes here check each value while it is decoded. Since protocol 1.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from headrace.base.namespace_path import check_name, check_path
 
 REQUEST_BYTES_MAX = 64 << 10
 ANSWER_BYTES_MAX = 160 << 10
-"""Below what a socket takes by default (net.core.wmem_default)."""
+"""Less than a socket accepts by default (net.core.wmem_default)."""
 FILES_MAX = 64
 NAMES_MAX = 1024
-"""Of all paths of a request: each is looked at in the node's loop, 4 us or so."""
+"""The limit for the names in all paths of a request: the node's loop looks each one up, in about 4 us."""
 RANGE_BYTES_MAX = 64 << 20
 ROWS_MAX = 256
 _OFFSET_MAX = (1 << 63) - 1
 
 
 class BrokerMessage(msgspec.Struct, frozen=True, tag=True):
-    """Base of all; the tag on the wire is the class name."""
+    """Base class of all messages; the tag on the wire is the class name."""
 
 
 class OpenFiles(BrokerMessage, frozen=True):
-    """Of each file a descriptor with the bytes start..end in it, or, where it is shorter, those up to its end; all that
-    are not cached are fetched first. → OpenedFiles."""
+    """Open files and fetch their missing blocks of start..end first. → OpenedFiles: a descriptor for each file, with
+    the bytes start..end, or up to the end of a shorter file."""
 
     paths: list[bytes]
     start: int
@@ -46,7 +46,7 @@ class OpenFiles(BrokerMessage, frozen=True):
 
 
 class LookAt(BrokerMessage, frozen=True):
-    """What is at a path. → Looked."""
+    """Return the entry at a path. → Looked."""
 
     path: bytes
 
@@ -56,7 +56,7 @@ class LookAt(BrokerMessage, frozen=True):
 
 
 class ListNames(BrokerMessage, frozen=True):
-    """Names of a directory, those after a name, in byte order. → BrokerNames."""
+    """List a directory in byte order, beginning after a name. → BrokerNames."""
 
     path: bytes
     after: bytes = b""
@@ -74,7 +74,7 @@ def _check_depth(names: int) -> None:
 
 
 class BrokerRefusal(BrokerMessage, frozen=True):
-    """code: of base/errors.py."""
+    """An error. code: of base/errors.py."""
 
     code: str
     what: str
@@ -83,8 +83,8 @@ class BrokerRefusal(BrokerMessage, frozen=True):
 
 
 class OpenedFile(BrokerMessage, frozen=True):
-    """whole: all bytes are in the descriptor, not only those that were asked for. Its descriptor is the next one of
-    those that came along."""
+    """A file of the cache; its descriptor is the next one of those that came with the answer. whole: all bytes of the
+    file are in the descriptor, not only the requested ones."""
 
     id: int
     size_bytes: int
@@ -94,18 +94,19 @@ class OpenedFile(BrokerMessage, frozen=True):
 
 
 class UpperFile(BrokerMessage, frozen=True):
-    """It was written on this host, and is in no cache: it is read by a mount, where the kernel asks its owner's
-    modes. No descriptor comes along: who owns a file may do more with one than read."""
+    """A file that was written on this host and is in no cache. The client reads it through a mount, where the kernel
+    checks its owner and mode. The answer has no descriptor for it: the owner of a file can do more with a descriptor
+    than read."""
 
 
 class OpenedFiles(BrokerMessage, frozen=True):
-    """In the order of the paths."""
+    """The opened files, in the order of the paths."""
 
     files: list[OpenedFile | UpperFile | BrokerRefusal]
 
 
 class BrokerRow(msgspec.Struct, frozen=True, array_like=True):
-    """As the mount shows it. written: it is in the upper layer. mode: of stat(2), the kind among it."""
+    """An entry as the mount shows it. written: it is in the upper layer. mode: of stat(2), with the file type."""
 
     name: bytes
     id: int
@@ -123,7 +124,7 @@ class Looked(BrokerMessage, frozen=True):
 
 
 class BrokerNames(BrokerMessage, frozen=True):
-    """next: the name after which to go on; b"": these are the last."""
+    """A page of a listing. next: the name to continue after; b"": this is the last page."""
 
     rows: list[BrokerRow]
     next: bytes = b""
@@ -143,7 +144,7 @@ def encode(message: BrokerMessage) -> bytes:
 
 
 def decode_request(body: bytes) -> Request:
-    """ProtocolError."""
+    """Decode a request. ProtocolError."""
     try:
         request: Request = _requests.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -152,7 +153,7 @@ def decode_request(body: bytes) -> Request:
 
 
 def decode_answer(body: bytes) -> Answer:
-    """ProtocolError."""
+    """Decode an answer. ProtocolError."""
     try:
         answer: Answer = _answers.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""Frames: 4 bytes of length (little-endian, of the body), then the body, msgpack. Sans-IO: no socket here."""
+"""Frames: 4 bytes of length (little-endian, of the body), then the body, msgpack. Sans-IO: this module opens no
+socket."""
 
 from __future__ import annotations
 
@@ -21,38 +22,40 @@ Kind = TypeVar("Kind")
 
 
 def encode(message: Message) -> bytes:
-    """The whole frame."""
+    """Return the complete frame of a message."""
     body = _encoder.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
 def body_length(header: bytes) -> int:
+    """Return the length of a body in bytes. ProtocolError when it exceeds BODY_BYTES_MAX."""
     length = int.from_bytes(header, "little")
     if length > BODY_BYTES_MAX:
         raise ProtocolError("frame too long", why=f"{length} bytes announced, {BODY_BYTES_MAX} allowed")
     return length
 
 
-def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, what: str) -> Kind:
-    """ProtocolError when the body is not what the decoder knows. what: "request" or "answer"."""
+def decode(decoder: msgspec.msgpack.Decoder[Kind], body: bytes, *, kind: str) -> Kind:
+    """Decode a body. kind: "request" or "answer", for the message of the error. ProtocolError when the decoder refuses
+    it."""
     try:
         return decode_with(decoder.decode, body)
     except msgspec.DecodeError as error:
-        raise ProtocolError(f"{what} not understood", why=str(error)) from error
+        raise ProtocolError(f"{kind} not understood", why=str(error)) from error
 
 
 def decode_request(body: bytes) -> Request:
-    request: Request = decode(_requests, body, what="request")
+    request: Request = decode(_requests, body, kind="request")
     return request
 
 
 def decode_answer(body: bytes) -> Answer:
-    answer: Answer = decode(_answers, body, what="answer")
+    answer: Answer = decode(_answers, body, kind="answer")
     return answer
 
 
 def failure_of(error: HeadraceError) -> Failure:
-    """Its texts as UTF-8: they may name a file whose name is none."""
+    """Return an error as a message. Its texts become UTF-8, as they may contain a file name that is not."""
     return Failure(error.code, *map(_utf8, (error.what, error.why, error.hint)))
 
 

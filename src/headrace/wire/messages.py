@@ -1,7 +1,7 @@
-"""The messages between a host's clients and its node. The authority on their meaning.
+"""The messages between a host's clients and its node. This module is the authority on their meaning.
 
-Requests and answers are tagged msgpack maps in frames (`wire/frame.py`). A connection carries one request at a time;
-its answer is the message named in the request's docstring, or Failure. File contents never travel here: answers say
+Requests and answers are tagged msgpack maps in frames (`wire/frame.py`). A connection carries one request at a time.
+Its answer is the message named in the request's docstring, or Failure. File contents never travel here: answers say
 when they are in the cache file. Since protocol 1.
 """
 
@@ -15,14 +15,14 @@ PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all; the tag on the wire is the class name."""
+    """Base class of all messages; the tag on the wire is the class name."""
 
 
 # ---------------------------------------------------------------- requests
 
 
 class Hello(Message, frozen=True):
-    """First on every connection. → Welcome."""
+    """Introduce the client; the first message on every connection. → Welcome."""
 
     protocol: int
     pid: int
@@ -30,33 +30,34 @@ class Hello(Message, frozen=True):
 
 
 class Lookup(Message, frozen=True):
-    """Make the index right for one name, now. → Done (then read the index: no entry means no such file) or Failure."""
+    """Update the index for one name, now. → Done (then read the index: no entry means no such file) or Failure."""
 
     parent: int
     name: bytes
 
 
 class List(Message, frozen=True):
-    """Make the index hold a fresh whole listing of a directory. → Done."""
+    """Bring a complete, fresh listing of a directory into the index. → Done."""
 
     directory: int
 
 
 class Open(Message, frozen=True):
-    """Make a cache file exist for a file; small files are filled whole first. → Opened."""
+    """Create the cache file of a file; a small file is filled completely first. → Opened."""
 
     id: int
 
 
 class OpenMany(Message, frozen=True):
-    """As Open, of many small files at once. → OpenedMany, many: as they are whole; the last has done=True."""
+    """Open many small files at once, as Open does. → OpenedMany, many: one whenever files are complete; the last has
+    done=True."""
 
     ids: list[int]
 
 
 class FillRange(Message, frozen=True):
-    """Wait until the bytes start..end of the file are in its cache file. → Filled.
-    sequential: the caller reads on from here; the node may read ahead."""
+    """Wait until the bytes start..end of the file are in its cache file. → Filled. sequential: the caller reads on from
+    here, so the node may read ahead."""
 
     id: int
     start: int
@@ -65,30 +66,31 @@ class FillRange(Message, frozen=True):
 
 
 class Touch(Message, frozen=True):
-    """These files were opened, in this order; for eviction. → Done."""
+    """Report for eviction that the client opened these files, in this order. → Done."""
 
     ids: list[int]
 
 
 class Forgot(Message, frozen=True):
-    """What an Evicted with this receipt asked for is done. An unknown one is no error. → Done."""
+    """Acknowledge an Evicted event by its receipt: the client released its descriptors and backing ids. An unknown
+    receipt is no error. → Done."""
 
     receipt: int
 
 
 class Subscribe(Message, frozen=True):
-    """From now on this connection carries only events, from the node. → Invalidated, Evicted, … until closed."""
+    """Turn this connection into a stream of events from the node. → Invalidated, Evicted, … until closed."""
 
 
 class Resolve(Message, frozen=True):
-    """A path of the namespace ("/a/b") to its entry, listing what is needed. → Resolved."""
+    """Find the entry of a path of the namespace ("/a/b"); the node lists directories as needed. → Resolved."""
 
     path: bytes
 
 
 class MountAdd(Message, frozen=True):
-    """Attach an origin. options: of `origin/factory.py` (endpoint, region, …), never secrets in logs. restricted: only
-    where `allowed_origins` has it, as another host asks. → Done."""
+    """Attach an origin. options: of `origin/factory.py` (endpoint, region, …); secrets among them never get into logs.
+    restricted: attach it only if `allowed_origins` permits it, because another host sent the request. → Done."""
 
     path: str
     url: str
@@ -97,23 +99,23 @@ class MountAdd(Message, frozen=True):
 
 
 class MountRemove(Message, frozen=True):
-    """→ Done."""
+    """Detach an origin. → Done."""
 
     path: str
 
 
 class MountList(Message, frozen=True):
-    """→ Mounts."""
+    """List the mounts. → Mounts."""
 
 
 class StatusAsk(Message, frozen=True):
-    """→ Report."""
+    """Return the status of the node. → Report."""
 
 
 class JobStart(Message, frozen=True):
-    """kind: load | free | pin | unpin | sync | fsck. → JobState, many: one at least every second, the last
-    has done=True. Closing the connection cancels the job; but not one that has an id, which is the whole cluster's.
-    kind watch: path is such an id, and its states are told. options: jobs/options.py."""
+    """Start a job. kind: load | free | pin | unpin | sync | fsck. → JobState, many: at least one a second; the last has
+    done=True. Closing the connection cancels the job, unless it has an id: then it is a job of the whole cluster. With
+    kind watch, path is such an id, and the answers are the states of that job. options: jobs/options.py."""
 
     kind: str
     path: str
@@ -121,26 +123,26 @@ class JobStart(Message, frozen=True):
 
 
 class JobList(Message, frozen=True):
-    """The cluster's jobs, or the one that is named. → JobRows."""
+    """List the cluster's jobs, or the one with this id. → JobRows."""
 
     id: str = ""
 
 
 class JobCancel(Message, frozen=True):
-    """Ends it on all nodes; what is done stays done. → Done, also when it was over already."""
+    """Cancel a job on all nodes; files that are done stay done. → Done, also if the job was over already."""
 
     id: str
 
 
 class JobRetry(Message, frozen=True):
-    """What failed of it, or all of it, once more. → Done, also while it is running."""
+    """Run the failed files of a job again, or all of its files. → Done, also while the job is running."""
 
     id: str
 
 
 class Changed(Message, frozen=True):
-    """These paths of the upper layer were written, made, moved or removed; source: the session that did it, which is
-    not told again. begun: files that are open for writing, of which copies are promised. → Done, at once."""
+    """Report paths of the upper layer that were written, created, moved or removed. source: the session that changed
+    them; it gets no event. begun: files open for writing, of which replicas are promised. → Done, at once."""
 
     paths: list[bytes]
     source: int = 0
@@ -152,9 +154,9 @@ class Changed(Message, frozen=True):
 
 
 class Secure(Message, frozen=True):
-    """What was written at a path gets what the path's mode promises before a close returns: `through`: the origin has
-    it; `back:2` and more: so many nodes. In `back` in a cluster: the other nodes are told that there is something. →
-    Done then, or Failure."""
+    """Make the files at a path as durable as its mode promises before a close returns. In `through` the origin has
+    them; in `back:2` and more, so many nodes have them. In `back`, in a cluster, the other nodes know that dirty files
+    exist. → Done after that, or Failure."""
 
     path: bytes
 
@@ -163,8 +165,8 @@ class Secure(Message, frozen=True):
 
 
 class AcquireLease(Message, frozen=True):
-    """New names are to be made in a folder, exclusively: this node has the right to it, for a moment at least, and the
-    index knows the names that other nodes made. → Done, or Failure."""
+    """Acquire the lease of a directory in order to create names in it exclusively. The node then holds the lease for a
+    moment at least, and the index has the names that other nodes created. → Done, or Failure."""
 
     path: bytes
 
@@ -173,13 +175,15 @@ class AcquireLease(Message, frozen=True):
 
 
 class Describe(Message, frozen=True):
-    """What the origin tells of a file's object beside its bytes, if it is the version of that id. → Described."""
+    """Return what the origin stores about a file's object besides its bytes, if it still has the version of that id. →
+    Described."""
 
     id: int
 
 
 class OperationRow(msgspec.Struct, frozen=True):
-    """Of one operation, since the gateway began. refused: answered 4xx; failed: 5xx. Bytes are of bodies."""
+    """Counts of one operation since the gateway started. refused: answered 4xx; failed: 5xx. Bytes are those of
+    bodies."""
 
     operation: str
     requests: int
@@ -190,7 +194,7 @@ class OperationRow(msgspec.Struct, frozen=True):
 
 
 class GatewayCounts(Message, frozen=True):
-    """What a gateway of this host has answered; told every two seconds. kind: "s3", "webhdfs". → Done."""
+    """Report what a gateway of this host has answered; sent every two seconds. kind: "s3", "webhdfs". → Done."""
 
     pid: int
     kind: str
@@ -199,25 +203,25 @@ class GatewayCounts(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """Stop the node in order. → Done."""
+    """Stop the node in an orderly way. → Done."""
 
 
 # ---------------------------------------------------------------- answers and events
 
 
 class Welcome(Message, frozen=True):
-    """index: folder of the LMDB index; volumes: their folders, by volume number; generation: changes when the
-    index was made anew, and ids with it."""
+    """The node's answer to Hello. index: directory of the LMDB index. volumes: their directories, by volume number.
+    generation: changes when the index is created anew, and with it all ids. upper: directory of the upper layer. write:
+    write modes, as base/write_modes.py parses them; "" or "off": the mounts are read-only. durable_puts: files that are
+    written by path are on disk before the answer."""
 
     protocol: int
     index: str
     volumes: list[str]
     generation: int
-    upper: str = ""  # folder of the upper layer
-    write: str = (
-        ""  # modes of writing, as base/write_modes.py reads them; "" or "off": nothing can be written
-    )
-    durable_puts: bool = True  # what is written by path is on the disk before it is answered
+    upper: str = ""
+    write: str = ""
+    durable_puts: bool = True
 
 
 class Done(Message, frozen=True):
@@ -230,7 +234,8 @@ class Opened(Message, frozen=True):
 
 
 class OpenedMany(Message, frozen=True):
-    """ids: whole now. What was asked for and never named is to be asked for by an Open, which says why."""
+    """Some of the files of OpenMany. ids: files that are complete now. Send Open for a file that no answer lists: its
+    Failure says why."""
 
     ids: list[int]
     done: bool
@@ -249,7 +254,7 @@ class Resolved(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """known: False where the origin has another version by now, or does not tell."""
+    """Attributes of an object. known: False if the origin has another version by now, or does not return attributes."""
 
     known: bool
     metadata: dict[str, str] = {}
@@ -268,14 +273,14 @@ class Mounts(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """status: a JSON-able tree, see docs/operating.md."""
+    """The status of the node. status: a tree that fits into JSON, see docs/operating.md."""
 
     status: dict[str, object]
 
 
 class JobState(Message, frozen=True):
-    """failed: up to 1000 of (path, reason); failed_files counts all. files_total 0: not known yet. id, state: of a job
-    of the whole cluster: "running", "done", "cancelled" or "failed"; else ""."""
+    """The progress of a job. failed: up to 1000 of (path, reason); failed_files counts all. files_total: 0 while
+    unknown. id, state: of a job of the whole cluster, "running", "done", "cancelled" or "failed"; else ""."""
 
     done: bool
     files_done: int
@@ -290,8 +295,8 @@ class JobState(Message, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job of the cluster. node: that took it. attempt: 1, and one more with each retry. eta_s: None where it can't
-    be told. took_s: of the node that took longest, by its own clock."""
+    """A job of the cluster. node: the node that accepted it. attempt: 1, and one more with each retry. eta_s: None if
+    it cannot be estimated. took_s: of the slowest node, by its own clock."""
 
     id: str
     kind: str
@@ -314,13 +319,13 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 class JobRows(Message, frozen=True):
-    """By id, the oldest first."""
+    """Jobs sorted by id, the oldest first."""
 
     rows: list[JobRow]
 
 
 class Failure(Message, frozen=True):
-    """A HeadraceError on its way: `code` is HeadraceError.code."""
+    """A HeadraceError as a message: `code` is HeadraceError.code."""
 
     code: str
     what: str
@@ -329,7 +334,7 @@ class Failure(Message, frozen=True):
 
 
 class Invalidated(Message, frozen=True):
-    """Names in directories that no longer mean what they did: (parent id, name)."""
+    """Names whose entries changed: (id of the parent, name)."""
 
     names: list[tuple[int, bytes]]
 
@@ -342,8 +347,9 @@ class Written(Message, frozen=True):
 
 
 class Evicted(Message, frozen=True):
-    """Cache files that were dropped: let go of descriptors and backing ids. damaged: their bytes were not what was
-    fetched, so the kernel's pages go, too. receipt: not 0: send it back by Forgot when that is done."""
+    """Deleted cache files: the client releases their descriptors and backing ids. damaged: the bytes failed
+    verification, so the client drops the kernel's page cache of them too. receipt: unless 0, the client returns it in
+    Forgot afterwards."""
 
     ids: list[int]
     damaged: bool = False

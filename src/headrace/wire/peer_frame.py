@@ -1,6 +1,6 @@
 """Frames between nodes: those of `wire/frame.py`, with the messages of `wire/peer_messages.py`. Sans-IO.
 
-A Block frame is followed by its bytes, which are no frame and never pass through here.
+The raw bytes of a block follow its Block frame. They are no frame and never pass through this module.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _answers = msgspec.msgpack.Decoder(PeerAnswer)
 
 
 def decode_request(body: bytes) -> PeerRequest:
-    """ProtocolError for nonsense."""
-    request: PeerRequest = decode(_requests, body, what="peer's request")
+    """Decode a peer's request. ProtocolError for anything else."""
+    request: PeerRequest = decode(_requests, body, kind="peer's request")
     return request
 
 
 def decode_answer(body: bytes) -> PeerAnswer:
-    """ProtocolError for nonsense."""
-    answer: PeerAnswer = decode(_answers, body, what="peer's answer")
+    """Decode a peer's answer. ProtocolError for anything else."""
+    answer: PeerAnswer = decode(_answers, body, kind="peer's answer")
     return answer
 
 
 def common_protocol(theirs: tuple[int, int], *, ours: tuple[int, int] = SPOKEN) -> int:
-    """The highest that both speak. ProtocolError: none."""
+    """Return the highest protocol that both nodes speak. ProtocolError if there is none."""
     highest = min(theirs[1], ours[1])
     if highest < max(theirs[0], ours[0]):
         raise ProtocolError(

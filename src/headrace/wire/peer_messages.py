@@ -1,10 +1,12 @@
-"""The messages between nodes. The authority on their meaning.
+"""The messages between nodes. This module is the authority on their meaning.
 
-Tagged msgpack maps in frames, as in `wire/messages.py`, over TCP or TLS. One request at a time on a connection; its
-answers end with Done or Failure. After each Block frame come its bytes, raw, `length` of them. Names between nodes are
-paths of the namespace and versions: file ids are of one host. Paths, names and node ids are checked while they are
-decoded, so that none leads out of a directory of the receiver. Peers never forward: a node answers from its cache, or,
-where it is an owner, from the origin. No wall clock is compared between nodes. Since peer protocol 1.
+Messages are tagged msgpack maps in frames, as in `wire/messages.py`, over TCP or TLS. A connection carries one request
+at a time; its answers end with Done or Failure. The raw bytes of a block, `length` of them, follow its Block frame.
+Nodes name files by path and version, as file ids belong to one host. Decoding checks paths, names and node ids, so that
+none points out of a directory of the receiver. Peers never forward a request: a node answers from its cache, or, as an
+owner, from the origin. Nodes never compare wall clocks. Since peer protocol 1.
+
+In the docstrings the *sender* is the node that sends the request, the *receiver* the node that answers it.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from headrace.wire.messages import Done, Failure, Message
 
 PEER_PROTOCOL = 4
 PEER_PROTOCOL_MIN = 4
-"""The oldest that is still spoken. From the first release on a node speaks at least two, so that nodes can be upgraded
-one by one. Protocols 1 to 3 had other names for messages."""
+"""The oldest protocol that this release speaks. From the first release on a node speaks at least two, so that nodes can
+be upgraded one by one. Protocols 1 to 3 had other names for messages."""
 FILES_MAX = 256
-"""Files of one Fetch at most."""
+"""The limit for the files of one Fetch."""
 
 
 # ---------------------------------------------------------------- requests
 
 
 class PeerHello(Message, frozen=True):
-    """First on every connection. → PeerWelcome, or Failure when the two can't talk: no protocol in common, or another
-    cluster. protocols: lowest and highest that the asker speaks."""
+    """Introduce the sender; the first message on every connection. → PeerWelcome, or Failure if the nodes have no
+    protocol in common or belong to different clusters. protocols: the lowest and the highest that the sender speaks."""
 
     protocols: tuple[int, int]
     cluster: str
@@ -55,10 +57,10 @@ class FileRange(msgspec.Struct, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """→ for each file, in any order but one after the other: Block, many, then FileEnd; at last Done. Blocks of a file
-    come as they are there, in order, each within one block of the cache (1 MiB).
-    cached_only: only what is there already, or on its way here; else what an owner misses it fetches from the origin
-    while it streams. epoch: of the asker's view."""
+    """Fetch ranges of files. → for each file, in any order but one after the other: Block, many, then FileEnd; at last
+    Done. Blocks of a file arrive in order, each within one block of the cache (1 MiB), as soon as the receiver has
+    them. cached_only: send only bytes that are cached or already being fetched; otherwise an owner fetches missing
+    blocks from the origin while it streams. epoch: of the sender's view."""
 
     files: list[FileRange]
     cached_only: bool
@@ -66,8 +68,9 @@ class Fetch(Message, frozen=True):
 
 
 class ListShared(Message, frozen=True):
-    """A directory's listing, from its owner, who asks the origin if its own is stale. → Names, many, the last with
-    last=True; or Failure. anew: the asker met a change; the owner asks the origin however fresh its listing is."""
+    """List a directory at its owner, which lists it at the origin if its own listing is stale. → Names, many, the last
+    with last=True; or Failure. anew: the sender detected a change, so the owner lists it at the origin however fresh
+    its listing is."""
 
     path: bytes
     epoch: int
@@ -78,7 +81,7 @@ class ListShared(Message, frozen=True):
 
 
 class LookupShared(Message, frozen=True):
-    """One name of a directory, from the directory's owner. → Names with the entry, or with none."""
+    """Look up one name of a directory at the directory's owner. → Names with the entry, or with none."""
 
     path: bytes
     name: bytes
@@ -90,10 +93,11 @@ class LookupShared(Message, frozen=True):
 
 
 class InvalidateListing(Message, frozen=True):
-    """`headrace sync`, in two rounds over all nodes, so that nobody takes an old listing from a node that has not heard
-    of it yet. First (relist=False): listings at and below the path are stale from now on. Then (relist=True): list
-    again what was listed, in the background. → Done. below False: only the listing of the path itself, which changed
-    because the asker persisted something there."""
+    """Invalidate listings on another node, for example in `headrace sync`. It takes two rounds over all nodes, so that
+    no node copies a stale listing from a node that is still to be notified. First (relist=False) listings at and below
+    the path become stale. Then (relist=True) the nodes list again, in the background, the directories that they had
+    listed. → Done. below False: only the listing of the path itself is stale, because the sender persisted a change
+    there."""
 
     path: bytes
     relist: bool = False
@@ -104,24 +108,24 @@ class InvalidateListing(Message, frozen=True):
 
 
 class OfferHandover(Message, frozen=True):
-    """After a change of the ring: the asker has these, and the asked one owns them now, and fetches from the asker, or
-    another node that has them, what it lacks. → HandoverAnswer, when that is over."""
+    """Offer files to their new owner after a change of the ring. The receiver owns them now, and fetches those it lacks
+    from the sender or another node that has them. → HandoverAnswer, after that."""
 
     files: list[FileRange]
     epoch: int
 
 
 class ReportCorruption(Message, frozen=True):
-    """What came of this file did not match its checksums. → Done, when the asked one has compared its copy with them:
-    blocks that are bad are dropped, and fetched again when they are wanted."""
+    """Report that the bytes received for this file did not match their checksums. → Done, after the receiver verified
+    its copy: it drops corrupt blocks, and fetches them again when they are next read."""
 
     file: FileRange
 
 
 class Replicate(Message, frozen=True):
-    """The asker wrote these and has not persisted them: a copy of each is kept here. Blocks of large files that are
-    not here are fetched from the asker first. → Done, when all are as the snapshots say. begin: what the asker does not
-    name from here on, until a message with end, is of no more use then."""
+    """Keep replicas of files that the sender wrote and has not persisted. The receiver first fetches missing blocks of
+    large files from the sender. → Done, when all replicas match the snapshots. begin: starts a complete list, which a
+    message with end completes; replicas that are not in it are obsolete then."""
 
     writer: str
     snapshots: list[Snapshot]
@@ -133,8 +137,8 @@ class Replicate(Message, frozen=True):
 
 
 class ReplicateAhead(Message, frozen=True):
-    """These bytes of a file of the asker's that a Replicate will name are fetched, so that it takes less long. → Done.
-    inode: of the file there."""
+    """Fetch these bytes of a sender's file now, so that the Replicate that follows takes less time. → Done. inode: of
+    the file on the sender."""
 
     writer: str
     inode: int
@@ -148,8 +152,8 @@ class ReplicateAhead(Message, frozen=True):
 
 
 class QueryFailover(Message, frozen=True):
-    """The asker is back: what was persisted of its copies meanwhile? → FailoverReport. done: it has noted that; →
-    FailoverReport, empty."""
+    """Ask, after the sender came back, which of its files the receiver persisted in its place. → FailoverReport. done:
+    the sender has recorded the report. → FailoverReport, empty."""
 
     writer: str
     done: bool = False
@@ -159,8 +163,8 @@ class QueryFailover(Message, frozen=True):
 
 
 class ListPending(Message, frozen=True):
-    """What did the writer write in this folder that is not persisted yet? Of the asked node itself, or of one whose
-    copies it holds. since: `state` of the last answer, "" for all. → PendingNamesPage."""
+    """List names in a directory that a writer changed and has not persisted yet. The writer is the receiver itself, or
+    a node whose replicas the receiver holds. since: `state` of the previous answer; "" for all. → PendingNamesPage."""
 
     writer: str
     path: bytes
@@ -172,8 +176,8 @@ class ListPending(Message, frozen=True):
 
 
 class DirtyNamesChanged(Message, frozen=True):
-    """The asker wrote something in these folders, which its record names already. below: or somewhere below them.
-    → Done, at once."""
+    """Notify the receiver that the sender wrote in these directories. Its record in the cluster names them already.
+    below: the change may also be somewhere below them. → Done, at once."""
 
     writer: str
     paths: list[bytes]
@@ -186,12 +190,13 @@ class DirtyNamesChanged(Message, frozen=True):
 
 
 OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
-"""Their writer is the asker itself. ListPending's may be another one."""
+"""The requests whose writer is the sender itself. The writer of ListPending may be another node."""
 
 
 class ResolveVersion(Message, frozen=True):
-    """The asker wrote something that replaces a file which the asked one had not persisted when the asker saw it. It is
-    persisted now. token: of that file, as `overlay/pending_version.py` makes it. → VersionResolved."""
+    """Ask which version of the origin a pending file became. The sender replaced that file before the receiver had
+    persisted it; by now the receiver has. token: of that file, as `overlay/pending_version.py` makes it. →
+    VersionResolved."""
 
     path: bytes
     token: str
@@ -201,8 +206,8 @@ class ResolveVersion(Message, frozen=True):
 
 
 class RecallLease(Message, frozen=True):
-    """The asker wants to be the one that makes new names in a folder. → Done, when the asked one is not any more, or
-    never was."""
+    """Recall the lease of a directory: the sender wants to create names in it. → Done, when the receiver does not hold
+    the lease any more, or never held it."""
 
     path: bytes
 
@@ -211,14 +216,14 @@ class RecallLease(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Is there somebody, and who? → PeerWelcome."""
+    """Check that the receiver is alive and which node it is. → PeerWelcome."""
 
 
 # ---------------------------------------------------------------- answers
 
 
 class PeerWelcome(Message, frozen=True):
-    """protocol: the highest that both speak; instance: of this run of the node."""
+    """The identity of a node. protocol: the highest that both speak. instance: of this run of the node."""
 
     protocol: int
     node: str
@@ -227,7 +232,7 @@ class PeerWelcome(Message, frozen=True):
 
 
 class Block(Message, frozen=True):
-    """Bytes of files[file], which follow the frame. checksum: xxh3, 64 bits, of these bytes."""
+    """The header of bytes of files[file], which follow the frame. checksum: xxh3, 64 bits, of these bytes."""
 
     file: int
     start: int
@@ -236,8 +241,8 @@ class Block(Message, frozen=True):
 
 
 class FileEnd(Message, frozen=True):
-    """files[file] is through; failure: why not all of it came. extras: what the asked one knows of the file beside its
-    bytes; older nodes neither tell nor understand it."""
+    """The end of files[file]. failure: why some bytes are missing. extras: attributes of the object that the receiver
+    has besides its bytes; older nodes neither send nor understand them."""
 
     file: int
     failure: Failure | None = None
@@ -245,13 +250,14 @@ class FileEnd(Message, frozen=True):
 
 
 class HandoverAnswer(Message, frozen=True):
-    """refused: the numbers of the files that are not here after all."""
+    """The end of a handover. refused: the numbers of the files that the receiver could not fetch."""
 
     refused: list[int]
 
 
 class FailedOverFile(msgspec.Struct, frozen=True, array_like=True):
-    """inode, ctime_ns, size_bytes: of the file on the node that wrote it. version: what the origin has."""
+    """A file that a replica persisted. inode, ctime_ns, size_bytes: of the file on the node that wrote it. version:
+    what the origin has now."""
 
     path: bytes
     inode: int
@@ -268,7 +274,8 @@ class FailoverReport(Message, frozen=True):
 
 
 class PendingNamesPage(Message, frozen=True):
-    """whole: these are all; else what changed since the state that the asker had. more: ask again, with this state."""
+    """A page of pending names. whole: these are all; otherwise what changed since the state in the request. more:
+    request the next page with this state."""
 
     names: list[PendingEntry]
     state: str
@@ -277,7 +284,8 @@ class PendingNamesPage(Message, frozen=True):
 
 
 class VersionResolved(Message, frozen=True):
-    """version: what the origin has of the file that was asked for; None: it never came there, and never will."""
+    """The result of ResolveVersion. version: what the origin has of that file; None: it was never persisted, and never
+    will be."""
 
     version: Version | None
 
@@ -291,7 +299,7 @@ class NameRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Names(Message, frozen=True):
-    """good_for_s: how long the listing may still be used, from now."""
+    """Entries of a directory. good_for_s: how long the listing may still be used, from now."""
 
     rows: list[NameRow]
     good_for_s: float
