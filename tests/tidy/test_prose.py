@@ -70,7 +70,6 @@ PENDING = {
     "namespace",
     "node",
     "origin",
-    "overlay",
     "peer",
     "rest",
     "s3",

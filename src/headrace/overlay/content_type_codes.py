@@ -1,7 +1,7 @@
-"""What most objects have beside their bytes is a usual Content-Type and nothing else: then one number says it.
+"""Encode the attributes of most objects as one number: they have a usual Content-Type and nothing else.
 
-Where there is more, `extras.py` keeps it at the file. The numbers are in the index: none is given another meaning, new
-ones come at the end.
+`object_metadata.py` keeps all other attributes at the file. The numbers are in the index: no number changes its
+meaning, and new ones are appended.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ CONTENT_TYPES = (
     "application/pdf",
     "application/x-www-form-urlencoded",
 )
-"""By number. "": none is told."""
+"""Content types by number. "": the origin returned none."""
 _NUMBERS = {name: number for number, name in enumerate(CONTENT_TYPES)}
 _EXTRAS = tuple(ObjectMetadata({}, {"Content-Type": name} if name else {}, None) for name in CONTENT_TYPES)
 _BY_IDENTITY = {id(extras): number for number, extras in enumerate(_EXTRAS)}
 
 
 def number_of(extras: ObjectMetadata) -> int | None:
-    """None: it takes more than a number. At once for what `usual` returned."""
-    if (known := _BY_IDENTITY.get(id(extras))) is not None:
-        return known
+    """Return the number of an object's attributes; None if they need more than a number. It is quick for results of
+    `usual`."""
+    if (number := _BY_IDENTITY.get(id(extras))) is not None:
+        return number
     if extras.metadata or extras.tags is not None or len(extras.headers) > 1:
         return None
     (name,) = extras.headers.values() or ("",)
@@ -60,10 +61,10 @@ def number_of(extras: ObjectMetadata) -> int | None:
 
 
 def usual(extras: ObjectMetadata) -> ObjectMetadata:
-    """The same; of those that have a number, the one object that there is of them."""
+    """Return equal attributes; those that have a number are always the same object."""
     return extras_by(number_of(extras)) or extras
 
 
 def extras_by(number: int | None) -> ObjectMetadata | None:
-    """None: no number, or one of a later release."""
+    """Return the attributes of a number; None for no number, or one of a later release."""
     return _EXTRAS[number] if number is not None and number < len(_EXTRAS) else None

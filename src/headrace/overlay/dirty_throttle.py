@@ -1,6 +1,6 @@
-"""How much writers are slowed down: a number that the node writes and every session reads, in shared memory.
+"""Share how much writers are slowed down: a number in shared memory that the node writes and every session reads.
 
-Where persisting falls behind, the makers of files wait a little, each time; they are not refused.
+When uploads fall behind, a process that creates files waits a little each time; it gets no error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ PAUSE_S_MAX = 0.25
 
 
 class DirtyThrottle:
-    """path: a file beside the layer."""
+    """The throttle of one upper layer. path: a file beside the layer."""
 
     def __init__(self, path: str) -> None:
         self._map = shared_page(path)
 
     @property
     def pause_s(self) -> float:
-        """For each file that is made or closed."""
+        """Return the pause for each file that is created or closed."""
         return float(_PAUSE.unpack_from(self._map)[0]) / 1000
 
     def set(self, waiting_bytes: int, limit_bytes: int) -> None:
-        """waiting_bytes: not yet persisted. Nothing up to half of the limit, the longest pause at all of it."""
+        """Set the pause from the bytes that are not persisted yet: none up to half of the limit, the longest at the
+        limit."""
         share = (waiting_bytes / max(1, limit_bytes) - 0.5) * 2
         _PAUSE.pack_into(self._map, 0, int(1000 * PAUSE_S_MAX * min(1.0, max(0.0, share))))
 

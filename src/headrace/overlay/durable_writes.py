@@ -1,4 +1,4 @@
-"""What was acknowledged is on the disk (`durable_puts`): bytes first, then the names, by one flush for all who wait.
+"""Make acknowledged writes durable (`durable_puts`): bytes first, then names, by one flush for all threads that wait.
 
 A disk does some hundred flushes a second. `docs/decisions/0052-one-flush-for-many-puts.md`
 """
@@ -14,8 +14,8 @@ from headrace.overlay.syscalls import flush_file_system, write_back
 
 
 class DurableWrites:
-    """Flushes for the threads of a process. folder: any on that file system that this process may write to. is_on:
-    whether anything is done at all."""
+    """Flushes for the threads of a process. folder: any directory on that file system that this process may write to.
+    is_on: whether the methods do anything at all."""
 
     def __init__(self, folder: bytes, is_on: Callable[[], bool]) -> None:
         self._folder = folder
@@ -23,40 +23,41 @@ class DurableWrites:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """In a child: whoever waited, or flushed, is a thread of the parent's."""
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        """Reset the state in a child: threads that wait or flush belong to the parent."""
+        self._lock, self._flushing = threading.Lock(), threading.Lock()
         self._next: Future[None] | None = None
 
     def write_back(self, fd: int) -> None:
-        """Before a file gets its name: no power loss shows that name with a part of the bytes. OSError."""
+        """Write a file's bytes back before it gets its name, so that no power loss shows the name with a part of them.
+        OSError."""
         if self._is_on():
             write_back(fd)
 
     def flush(self) -> None:
-        """Make durable what was changed in names and attributes before, and all bytes that were written back. Blocks.
-        OSError: of the flush that should have done it, for all who wait for that one."""
+        """Make earlier changes of names and attributes durable, and all bytes that were written back. Blocks. When a
+        flush fails, all threads that wait for it get its OSError."""
         if not self._is_on():
             return
         with self._lock:
-            leads = self._next is None
-            mine = self._next = self._next or Future()
-        if leads:
-            with self._turn:
+            is_leader = self._next is None
+            flush = self._next = self._next or Future()
+        if is_leader:
+            with self._flushing:
                 with self._lock:
-                    self._next = None  # who comes from here on waits for another one
-                self._run(mine)
-        mine.result()
+                    self._next = None  # later callers wait for the next flush
+                self._run(flush)
+        flush.result()
 
     def _run(self, flush: Future[None]) -> None:
         try:
             flush_folder(self._folder)
             flush.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised by all who wait
+        except BaseException as error:  # noqa: BLE001 - raised in all threads that wait
             flush.set_exception(error)
 
 
 def flush_folder(folder: bytes | str) -> None:
-    """As `flush_file_system`."""
+    """Call `flush_file_system` for the file system of a directory."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         flush_file_system(fd)

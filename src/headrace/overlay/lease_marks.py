@@ -1,10 +1,11 @@
-"""What the other nodes of the cluster know and allow of a folder of the upper layer: seen by a session without asking.
+"""Share with sessions what the cluster's records say of a directory of the upper layer, so that a session need not call
+the node.
 
-Two marks, attributes of the folder. TOLD: the cluster's records say that something was written there. RIGHT: this node
-alone makes new names there (O_EXCL, mkdir, link). The node sets and takes them with the layer's lock held; a session
-looks at them with the lock held, in the step that changes the folder. Marks count as long as they are of the generation
-that a file beside the layer names, and a RIGHT until the time that it says, which the node keeps moving on while the
-cluster believes in it.
+There are two marks, attributes of the directory. PUBLISHED: the cluster's records say that the directory has dirty
+names. LEASED: only this node creates names there exclusively (O_EXCL, mkdir, link). The node sets and clears marks with
+the layer's lock held. A session reads them with the lock held, in the same step that changes the directory. A mark is
+valid as long as its generation is the one in a file beside the layer. LEASED also ends at the time in that file, which
+the node extends as long as the cluster counts it as a member.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _FOREVER_S = 1e9
 
 
 class DirectoryFlags:
-    """path: a file beside the layer. Generation 0: there is no cluster, and nobody asks."""
+    """The marks of one upper layer. path: a file beside the layer. Generation 0: there is no cluster, and marks are not
+    used."""
 
     def __init__(self, path: str) -> None:
         self._map = shared_page(path)
@@ -39,40 +41,44 @@ class DirectoryFlags:
         return self.generation != 0
 
     def begin(self, generation: int) -> None:
-        """All marks of before mean nothing."""
+        """Invalidate all earlier marks."""
         _STATE.pack_into(self._map, 0, generation, 0)
 
     def keep_rights(self, until_s: float) -> None:
-        """until_s: CLOCK_BOOTTIME, the clock of all processes of a host."""
+        """Extend the leases. until_s: CLOCK_BOOTTIME, the clock of all processes of a host."""
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
-    def is_told(self, at: SafePath, folder: bytes) -> bool:
-        """at: where a folder lies. folder: its path in the namespace; a mark that was renamed with it means nothing."""
-        return self._has(at, folder, PUBLISHED)
+    def is_told(self, upper_path: SafePath, directory: bytes) -> bool:
+        """Return whether PUBLISHED is valid. upper_path: of the directory in the layer. directory: its path in the
+        namespace; a mark that was renamed with the directory is invalid."""
+        return self._has(upper_path, directory, PUBLISHED)
 
-    def has_right(self, at: SafePath, folder: bytes) -> bool:
-        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(at, folder, LEASED)
+    def has_right(self, upper_path: SafePath, directory: bytes) -> bool:
+        """Return whether LEASED is valid."""
+        return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(
+            upper_path, directory, LEASED
+        )
 
-    def set(self, at: SafePath, folder: bytes, mark: str) -> bool:
-        """False where there is no such folder."""
+    def set(self, upper_path: SafePath, directory: bytes, mark: str) -> bool:
+        """Set a mark. Return False if the directory does not exist."""
         try:
-            at.setxattr(mark, self._value(folder))
+            upper_path.setxattr(mark, self._value(directory))
         except OSError:
             return False
         return True
 
-    def clear(self, at: SafePath, mark: str) -> None:
+    def clear(self, upper_path: SafePath, mark: str) -> None:
         with contextlib.suppress(OSError):
-            at.removexattr(mark)
+            upper_path.removexattr(mark)
 
     def close(self) -> None:
         self._map.close()
 
-    def _has(self, at: SafePath, folder: bytes, mark: str) -> bool:
+    def _has(self, upper_path: SafePath, directory: bytes, mark: str) -> bool:
         try:
-            return at.getxattr(mark) == self._value(folder)
+            return upper_path.getxattr(mark) == self._value(directory)
         except OSError:
             return False
 
-    def _value(self, folder: bytes) -> bytes:
-        return b"%x-%x" % (self.generation, xxhash.xxh3_64_intdigest(folder))
+    def _value(self, directory: bytes) -> bytes:
+        return b"%x-%x" % (self.generation, xxhash.xxh3_64_intdigest(directory))

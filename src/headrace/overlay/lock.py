@@ -1,9 +1,9 @@
-"""One at a time changes names of the upper layer: a session, another session, or the node.
+"""Lock the names of the upper layer: one thread of a session or of the node changes them at a time.
 
-Held for some system calls only, never while anything is copied or asked. The kernel gives it back when its holder is
-killed, but for one case: a session that is killed while a thread of its tells the kernel of a name, which waits for an
-answer that only the next session can give. Its files stay open then, and the lock with them: who waits finds that the
-holder is dead, and puts another file in the place of the lock's.
+The lock is held for a few system calls only, never during a copy or a request. The kernel releases it when its holder
+is killed, with one exception. A session may be killed while one of its threads notifies the kernel of a name, and that
+call returns only after the next session answers. Until then its files stay open, and the lock stays held. A thread that
+waits detects that the holder is dead, and puts another file in the place of the lock file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 
 PAUSE_S, PAUSE_S_MAX = 50e-6, 5e-3
 LOOK_S = 0.3
-"""So long it is waited for before it is asked who has it."""
+"""Seconds of waiting after which a thread checks the lock's holder."""
 
 
 class LayerLock:
-    """May be taken again by the thread that has it."""
+    """The lock; the thread that holds it may acquire it again."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -45,8 +45,8 @@ class LayerLock:
         self._threads.release()
 
     def reset_after_fork(self) -> None:
-        """In a child. The descriptor is the parent's, too, and a lock by it would be held for both; and a thread that
-        is not here may have been within."""
+        """Reset the lock in a child. The descriptor is shared with the parent, so a lock by it would be held for both;
+        and a thread of the parent that this process lacks may have held the lock."""
         self._close()
         self._depth = 0
         self._threads = threading.RLock()
@@ -61,8 +61,8 @@ class LayerLock:
         self._fd = -1
 
     def _take(self) -> None:
-        """The file that the lock is by now."""
-        pause_s, look_at_s = PAUSE_S, time.monotonic() + LOOK_S
+        """Lock the file that is at the path now."""
+        pause_s, check_at_s = PAUSE_S, time.monotonic() + LOOK_S
         while True:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -75,8 +75,8 @@ class LayerLock:
             except BlockingIOError:
                 time.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
-            if time.monotonic() > look_at_s:
-                look_at_s = time.monotonic() + LOOK_S
+            if time.monotonic() > check_at_s:
+                check_at_s = time.monotonic() + LOOK_S
                 if not self._is_current():
                     self._close()
                 elif _is_dead(_holder(self._fd)):
@@ -84,14 +84,14 @@ class LayerLock:
 
     def _is_current(self) -> bool:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except FileNotFoundError:
             return False
-        mine = os.fstat(self._fd)
-        return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+        own = os.fstat(self._fd)
+        return (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino)
 
     def _replace(self) -> None:
-        """One of those who wait does so."""
+        """Replace the lock file of a dead holder; one of the waiting threads does so."""
         guard = os.open(f"{self._path}.guard", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(guard, fcntl.LOCK_EX)
@@ -104,20 +104,20 @@ class LayerLock:
 
 
 def _holder(fd: int) -> int:
-    """The pid that /proc/locks (proc(5)) names for the lock of this file; 0: none."""
+    """Return the pid that /proc/locks (proc(5)) names for the lock of this file; 0 for none."""
     inode = str(os.fstat(fd).st_ino)
     with contextlib.suppress(OSError), open("/proc/locks") as locks:
         for line in locks:
-            words = line.split()
-            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
-                return int(words[4])
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+                return int(fields[4])
     return 0
 
 
 def _is_dead(pid: int) -> bool:
-    """It was killed, and not all of its threads could end."""
+    """Return whether a process was killed but not all of its threads could end."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             return source.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
     except OSError:
-        return False  # not of this namespace, or gone, and its lock with it
+        return False  # in another pid namespace, or ended, which released its lock

@@ -1,6 +1,6 @@
-"""What a name means that was written on a node and is not at its origin yet: for the other nodes of the cluster.
+"""Describe to other nodes a name that was written on a node and is not at its origin yet.
 
-Such a file has a version like any other; its token names the node that wrote it, and the state of the file there.
+Such a file has a version like any other. Its token contains the node that wrote it, and the state of the file there.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from headrace.base.model import Version
 from headrace.base.namespace_path import check_name
 
 PREFIX = "written-by/"
-"""No ETag begins like this: those have quotes."""
+"""No ETag begins like this: ETags have quotes."""
 
 
 class EntryState(IntEnum):
-    """What a writer says of a name."""
+    """The state of a name at its writer."""
 
     ORIGIN = 0
-    """What the origin has: there is nothing here that it lacks."""
+    """The writer has nothing that the origin lacks."""
     HIDDEN = 1
-    """Nothing: it was removed."""
+    """The name was removed."""
     FILE = 2
     DIRECTORY = 3
 
 
 class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
-    """means: a EntryState. Of a file: as it is on the node that wrote it."""
+    """A pending name. means: an EntryState. The other fields: of a file, as it is on the node that wrote it."""
 
     name: bytes
     means: int
@@ -45,13 +45,15 @@ class PendingEntry(msgspec.Struct, frozen=True, array_like=True):
         EntryState(self.means)
 
     @classmethod
-    def of_file(cls, name: bytes, found: os.stat_result) -> PendingEntry:
-        return cls(name, EntryState.FILE, found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+    def of_file(cls, name: bytes, status: os.stat_result) -> PendingEntry:
+        return cls(
+            name, EntryState.FILE, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """writer: id of the node. inode, ctime_ns: of the file there."""
+    """The version of a file that no origin has yet. writer: id of the node. inode, ctime_ns: of the file there."""
 
     writer: str
     inode: int
@@ -63,7 +65,7 @@ class PendingVersion:
 
     @classmethod
     def parse(cls, token: str) -> PendingVersion | None:
-        """None for the token of an origin."""
+        """Parse a token; None for the token of an origin."""
         if not token.startswith(PREFIX):
             return None
         writer, _, state = token.removeprefix(PREFIX).rpartition("/")
@@ -75,5 +77,5 @@ class PendingVersion:
 
 
 def is_pending(version: Version | None) -> bool:
-    """Whether a version is one that no origin has yet."""
+    """Return whether a version is one that no origin has yet."""
     return version is not None and version.token.startswith(PREFIX)

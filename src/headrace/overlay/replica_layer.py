@@ -1,9 +1,10 @@
-"""A copy of what another node wrote and has not persisted yet: an upper layer like its own, made of snapshots.
+"""Keep a replica of what another node wrote and has not persisted yet: an upper layer like that node's, made of
+snapshots.
 
-Whoever opens the folder as an `Upper` can persist what is in it, with the conditions that the writer would have used.
-A large file is put together in `work` (its staging) and takes its place whole: what was there before is complete
-until then. Blocks that are here already, of an earlier state of the file or under an earlier name of it, are not sent
-again. Blocking; one call at a time but for `write`. Every call may raise OSError.
+A process that opens the directory as an `Upper` can persist its files, with the conditions that the writer would have
+used. A large file is assembled in `work` (its staging) and then moves to its place by one rename; until then the
+previous state stays complete. Blocks that an earlier state of the file has here, also under an earlier name, are not
+sent again. Calls block, and run one at a time except `write`. Each may raise OSError.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from headrace.overlay.syscalls import write_back
 from headrace.overlay.upper import BASE, REMOVED, BaseVersion, Upper, set_base
 
 COPY_OF = "trusted.headrace.copy"
-"""Of a file: inode number, ctime in ns and size on the node that wrote it."""
+"""The writer's file that this one replicates: inode number, ctime in ns and size there."""
 RANGE_BYTES = 8 << 20
 COPY_BYTES = 64 << 20
 
@@ -37,10 +38,10 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class Staging:
-    """sums: of the blocks that are there. shared: a second name of a file that has its place; not to be written.
-    used_s: monotonic, the last time that something came for it."""
+    """A large file that is being assembled. sums: of the blocks that it has. shared: it is a second name of an
+    installed file, so nothing may write to it. used_s: monotonic, the time of the last write."""
 
-    at: SafePath
+    path: SafePath
     sums: dict[int, int] = field(default_factory=dict)
     shared: bool = False
     used_s: float = field(default_factory=time.monotonic)
@@ -48,7 +49,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """copy: what `copy_of` says of it as long as the sums are those of its bytes."""
+    """A large file in its place. copy: the value of `copy_of` as long as the sums are those of its bytes."""
 
     path: bytes
     copy: tuple[int, ...]
@@ -56,8 +57,8 @@ class Installed:
 
 
 class ReplicaLayer:
-    """folder: made when it is needed. is_durable: a file's bytes are on their way to the disk before it has its name;
-    the flush is the caller's."""
+    """The replicas of one writer. folder: created when needed. is_durable: a file's bytes are written back before it
+    gets its name; the caller flushes."""
 
     def __init__(self, folder: str, *, is_durable: bool = False) -> None:
         self._is_durable = is_durable
@@ -74,15 +75,15 @@ class ReplicaLayer:
 
     # ------------------------------------------------------------ large files
 
-    def missing(self, wanted: Snapshot) -> list[Range]:
-        """The ranges of a large file that have to be fetched and written before it can be placed."""
-        staged = self._staged.get(wanted.inode) or self._stage(wanted)
-        absent = [number for number, sum in enumerate(wanted.sums) if staged.sums.get(number) != sum]
+    def missing(self, snapshot: Snapshot) -> list[Range]:
+        """Return the ranges of a large file that must be fetched and written before it can be placed."""
+        staged = self._staged.get(snapshot.inode) or self._stage(snapshot)
+        absent = [number for number, sum in enumerate(snapshot.sums) if staged.sums.get(number) != sum]
         if absent and staged.shared:
-            staged = self._unshare(wanted.inode, staged)
+            staged = self._unshare(snapshot.inode, staged)
         ranges: list[Range] = []
         for number in absent:
-            start, end = number * BLOCK_SIZE_BYTES, min((number + 1) * BLOCK_SIZE_BYTES, wanted.size_bytes)
+            start, end = number * BLOCK_SIZE_BYTES, min((number + 1) * BLOCK_SIZE_BYTES, snapshot.size_bytes)
             if ranges and ranges[-1][1] == start and end - ranges[-1][0] <= RANGE_BYTES:
                 ranges[-1] = (ranges[-1][0], end)
             else:
@@ -90,20 +91,20 @@ class ReplicaLayer:
         return ranges
 
     def write(self, inode: int, start: int, body: bytes | bytearray) -> None:
-        """Into the staging of a file. start: of a block."""
-        with self._staging:  # ranges of one file come in several threads
+        """Write bytes into the staging of a file. start: of a block."""
+        with self._staging:  # several threads write ranges of one file
             staged = self._staged.get(inode)
             if staged is None:
                 staged = self._staged[inode] = self._new_staging(inode)
             elif staged.shared:
                 staged = self._unshare(inode, staged)
             staged.used_s = time.monotonic()
-        fd = staged.at.open(os.O_WRONLY)
+        fd = staged.path.open(os.O_WRONLY)
         try:
-            view, at = memoryview(body), start
+            view, position = memoryview(body), start
             while view:
-                done = os.pwrite(fd, view, at)
-                view, at = view[done:], at + done
+                done = os.pwrite(fd, view, position)
+                view, position = view[done:], position + done
         finally:
             os.close(fd)
         for offset in range(0, len(body), BLOCK_SIZE_BYTES):
@@ -111,122 +112,125 @@ class ReplicaLayer:
             staged.sums[(start + offset) // BLOCK_SIZE_BYTES] = xxhash.xxh3_64_intdigest(part)
 
     def drop_idle(self, idle_s: float) -> int:
-        """What was sent ahead of a file that nobody came back to is thrown away: it was removed before it was closed.
-        Were it still being written, it would be sent anew. How many there were."""
+        """Delete stagings without a write for idle_s, and return how many there were. Their files were removed before
+        they were closed; if one is still being written, its writer sends it anew."""
         limit_s = time.monotonic() - idle_s
         with self._staging:
             idle = [inode for inode, staged in self._staged.items() if staged.used_s < limit_s]
             for inode in idle:
-                self._staged.pop(inode).at.throw_away()
+                self._staged.pop(inode).path.throw_away()
         return len(idle)
 
-    def _stage(self, wanted: Snapshot) -> Staging:
-        """What an earlier state of the file gives: the same inode on the writer, here under this name or another."""
-        placed = self._placed.get(wanted.inode)
-        staging = self._new_staging(wanted.inode)
+    def _stage(self, snapshot: Snapshot) -> Staging:
+        """Create the staging of a file, with the blocks of its earlier state: of the same inode on the writer, here
+        under this name or another."""
+        placed = self._placed.get(snapshot.inode)
+        staging = self._new_staging(snapshot.inode)
         earlier = None if placed is None else self.upper.at(placed.path)
         if placed is not None and earlier is not None and copy_of(earlier) == placed.copy:
-            staging.at.unlink()
-            earlier.link(staging.at)
-            staging = Staging(staging.at, dict(enumerate(placed.sums)), shared=True)
-        self._staged[wanted.inode] = staging
+            staging.path.unlink()
+            earlier.link(staging.path)
+            staging = Staging(staging.path, dict(enumerate(placed.sums)), shared=True)
+        self._staged[snapshot.inode] = staging
         return staging
 
     def _new_staging(self, inode: int) -> Staging:
-        at = self.upper.work.at(b"/%x" % inode)
-        os.close(at.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        return Staging(at)
+        path = self.upper.work.at(b"/%x" % inode)
+        os.close(path.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        return Staging(path)
 
     def _unshare(self, inode: int, staged: Staging) -> Staging:
-        own = self.upper.work.at(staged.at.path + b".own")
-        _copy(staged.at, own)
-        own.rename(staged.at)
+        copy = self.upper.work.at(staged.path.path + b".own")
+        _copy(staged.path, copy)
+        copy.rename(staged.path)
         staged.shared = False
         return staged
 
     # ------------------------------------------------------------ placing
 
     def begin(self) -> None:
-        """From here to `end`, what is to stay is kept; the rest goes then."""
+        """Begin a complete list: `end` deletes every file that is not placed before it."""
         self._kept = set()
 
     def end(self) -> None:
         kept, self._kept = self._kept, None
         if kept is None:
             return
-        for path, found in list(self.upper.walk()):
-            if path not in kept and path != b"/" and not stat.S_ISDIR(found.st_mode):
+        for path, status in list(self.upper.walk()):
+            if path not in kept and path != b"/" and not stat.S_ISDIR(status.st_mode):
                 self._clear(path)
         self._drop_empty(b"/")
 
     def _drop_empty(self, directory: bytes) -> None:
-        for path, found in reversed(list(self.upper.walk(directory))):
-            if path != b"/" and stat.S_ISDIR(found.st_mode):
+        for path, status in reversed(list(self.upper.walk(directory))):
+            if path != b"/" and stat.S_ISDIR(status.st_mode):
                 with contextlib.suppress(OSError):
                     self.upper.at(path).rmdir()
 
-    def place(self, one: Snapshot) -> None:
-        """The name is as the snapshot says on return. Of a large file, all of `missing` was written."""
+    def place(self, snapshot: Snapshot) -> None:
+        """Make a name what the snapshot says. A large file needs all of `missing` written before."""
         if self._kept is not None:
-            self._kept.add(one.path)
+            self._kept.add(snapshot.path)
         with self.upper.lock:
-            if one.shape == EntryType.GONE:
-                self._clear(one.path)
+            if snapshot.shape == EntryType.GONE:
+                self._clear(snapshot.path)
                 return
-            self._make_parents(one.path)
-            if one.shape in (EntryType.DIRECTORY, EntryType.REMOVED):
-                self._place_directory(one)
+            self._make_parents(snapshot.path)
+            if snapshot.shape in (EntryType.DIRECTORY, EntryType.REMOVED):
+                self._place_directory(snapshot)
                 return
-            if self.upper.at(one.path).is_folder():
-                self._clear(one.path)
-            if one.shape == EntryType.WHITEOUT:
-                self.upper.hide(one.path, one.replaces)
+            if self.upper.at(snapshot.path).is_folder():
+                self._clear(snapshot.path)
+            if snapshot.shape == EntryType.WHITEOUT:
+                self.upper.hide(snapshot.path, snapshot.replaces)
             else:
-                self._place_file(one)
+                self._place_file(snapshot)
 
-    def _place_file(self, one: Snapshot) -> None:
-        made = self._made(one)
-        if one.replaces is not None:
-            set_base(made, BaseVersion(one.path, one.replaces))
-        made.chown(one.uid, one.gid)
-        if one.shape == EntryType.FILE:
-            give_mode(made, one.mode)
-            own = msgspec.msgpack.encode((one.inode, one.ctime_ns, one.size_bytes))
-            made.setxattr(COPY_OF, own)
-            if one.extras:
-                made.setxattr(EXTRAS, one.extras)
-        made.utime((one.mtime_ns, one.mtime_ns))
-        if self._is_durable and one.shape == EntryType.FILE:
-            _write_back(made)
-        made.rename(self.upper.at(one.path))
+    def _place_file(self, snapshot: Snapshot) -> None:
+        new = self._build(snapshot)
+        if snapshot.replaces is not None:
+            set_base(new, BaseVersion(snapshot.path, snapshot.replaces))
+        new.chown(snapshot.uid, snapshot.gid)
+        if snapshot.shape == EntryType.FILE:
+            give_mode(new, snapshot.mode)
+            source = msgspec.msgpack.encode((snapshot.inode, snapshot.ctime_ns, snapshot.size_bytes))
+            new.setxattr(COPY_OF, source)
+            if snapshot.extras:
+                new.setxattr(EXTRAS, snapshot.extras)
+        new.utime((snapshot.mtime_ns, snapshot.mtime_ns))
+        if self._is_durable and snapshot.shape == EntryType.FILE:
+            _write_back(new)
+        new.rename(self.upper.at(snapshot.path))
         with contextlib.suppress(FileNotFoundError):
-            made.unlink()  # rename does nothing where both were names of one file
+            new.unlink()  # rename does nothing if both are names of one file
 
-    def _made(self, one: Snapshot) -> SafePath:
-        made = self.upper.new()
-        if one.shape == EntryType.LINK:
-            made.symlink(one.content)
-        elif one.is_large:
-            staged = self._staged.pop(one.inode)
-            made = staged.at
-            _truncate(made, one.size_bytes)
-            count = -(-one.size_bytes // BLOCK_SIZE_BYTES)
+    def _build(self, snapshot: Snapshot) -> SafePath:
+        new = self.upper.new()
+        if snapshot.shape == EntryType.LINK:
+            new.symlink(snapshot.content)
+        elif snapshot.is_large:
+            staged = self._staged.pop(snapshot.inode)
+            new = staged.path
+            _truncate(new, snapshot.size_bytes)
+            count = -(-snapshot.size_bytes // BLOCK_SIZE_BYTES)
             sums = [staged.sums[number] for number in range(count)]
-            self._placed[one.inode] = Installed(one.path, (one.inode, one.ctime_ns, one.size_bytes), sums)
+            self._placed[snapshot.inode] = Installed(
+                snapshot.path, (snapshot.inode, snapshot.ctime_ns, snapshot.size_bytes), sums
+            )
         else:
-            with open(made.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
-                out.write(one.content)
-        return made
+            with open(new.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
+                out.write(snapshot.content)
+        return new
 
-    def _place_directory(self, one: Snapshot) -> None:
-        at = self.upper.at(one.path)
-        _make_folder(at)
-        at.chown(one.uid, one.gid)
-        at.chmod(one.mode)
-        _mark(at, REMOVED, b"" if one.shape == EntryType.REMOVED else None)
-        _mark(at, BASE, None)
-        if one.replaces is not None:
-            set_base(at, BaseVersion(one.path, one.replaces))
+    def _place_directory(self, snapshot: Snapshot) -> None:
+        path = self.upper.at(snapshot.path)
+        _make_folder(path)
+        path.chown(snapshot.uid, snapshot.gid)
+        path.chmod(snapshot.mode)
+        _mark(path, REMOVED, b"" if snapshot.shape == EntryType.REMOVED else None)
+        _mark(path, BASE, None)
+        if snapshot.replaces is not None:
+            set_base(path, BaseVersion(snapshot.path, snapshot.replaces))
 
     def _make_parents(self, path: bytes) -> None:
         for end, byte in enumerate(path):
@@ -240,41 +244,41 @@ class ReplicaLayer:
             self.upper.at(path).throw_away()
 
 
-def copy_of(at: SafePath | int) -> tuple[int, ...]:
-    """Inode number, ctime in ns and size of the writer's file; () for what is no copy."""
+def copy_of(file: SafePath | int) -> tuple[int, ...]:
+    """Return inode number, ctime in ns and size of the writer's file; () if the file is no replica."""
     try:
-        value = os.getxattr(at, COPY_OF) if isinstance(at, int) else at.getxattr(COPY_OF)
+        value = os.getxattr(file, COPY_OF) if isinstance(file, int) else file.getxattr(COPY_OF)
         return decode_msgpack(value, tuple[int, ...])
     except (OSError, msgspec.MsgspecError):
         return ()
 
 
-def _make_folder(at: SafePath) -> None:
-    """In the place of what is none."""
-    if not at.is_folder():
+def _make_folder(path: SafePath) -> None:
+    """Create a directory in the place of anything else."""
+    if not path.is_folder():
         with contextlib.suppress(FileNotFoundError):
-            at.unlink()
-        at.mkdir(0o755)
+            path.unlink()
+        path.mkdir(0o755)
 
 
-def _truncate(at: SafePath, size_bytes: int) -> None:
-    fd = at.open(os.O_WRONLY)
+def _truncate(path: SafePath, size_bytes: int) -> None:
+    fd = path.open(os.O_WRONLY)
     try:
         os.ftruncate(fd, size_bytes)
     finally:
         os.close(fd)
 
 
-def _mark(at: SafePath, name: str, value: bytes | None) -> None:
+def _mark(path: SafePath, name: str, value: bytes | None) -> None:
     if value is not None:
-        at.setxattr(name, value)
+        path.setxattr(name, value)
         return
     with contextlib.suppress(OSError):
-        at.removexattr(name)
+        path.removexattr(name)
 
 
-def _write_back(at: SafePath) -> None:
-    fd = at.open(os.O_RDONLY)
+def _write_back(path: SafePath) -> None:
+    fd = path.open(os.O_RDONLY)
     try:
         write_back(fd)
     finally:
@@ -282,7 +286,7 @@ def _write_back(at: SafePath) -> None:
 
 
 def _copy(source: SafePath, target: SafePath) -> None:
-    """Within the file system, which may share the blocks."""
+    """Copy a file within the file system, which may share the blocks."""
     read, write = source.open(os.O_RDONLY), -1
     try:
         write = target.open(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

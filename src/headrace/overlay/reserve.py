@@ -1,10 +1,10 @@
-"""Room that the node keeps for itself on a disk that others fill.
+"""Reserve space for the node on a disk that others fill.
 
-Whoever writes through a mount writes to the disk without us, and so do other programs, until it is full. The node must
-still be able to start then, to persist and to drop files, and all of that is written down: in the index, in the table
-of what the origins have. So those have blocks ahead of what they use (`allocate`), and for all else there are spares:
-files of allocated blocks, of which one is removed when something fails for want of room (`spend`), and made again when
-there is some (`refill`). A spare gives back an inode, too.
+Processes that write through a mount write to the disk without the node, and so do other programs, until it is full. The
+node must still be able to start then, to persist files and to evict them. All of that needs writes: to the index and to
+the sync journal. So those have blocks allocated ahead of their use (`allocate`). For everything else there are spares,
+files of allocated blocks: `spend` deletes one when a call fails because the disk is full, and `refill` creates it again
+when there is space. Deleting a spare also frees an inode.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Reserve:
-    """volume_folder: of the first volume, where the index and the upper layer are."""
+    """The reserve of one node. volume_folder: of the first volume, which has the index and the upper layer."""
 
     def __init__(self, volume_folder: str) -> None:
         self._volume_folder = volume_folder
@@ -36,12 +36,13 @@ class Reserve:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much a table has beyond what it uses."""
+        """Return the bytes that a table has allocated beyond its use."""
         disk = os.statvfs(self._volume_folder)
         return min(_AHEAD_BYTES_MAX, max(_AHEAD_BYTES_MIN, disk.f_blocks * disk.f_frsize // _DISK_SHARE))
 
     def spend(self, work: Callable[[], Result]) -> Result:
-        """Does the work; again with a spare less, as long as there is one, where the disk is full."""
+        """Call the work. While it fails because the disk is full, delete a spare and call it again, as long as spares
+        are left."""
         while True:
             try:
                 return work()
@@ -50,8 +51,8 @@ class Reserve:
                     raise
 
     def allocate(self, fd: int, length: int) -> bool:
-        """The first bytes of a file have blocks on return, whatever its length is. False: the disk is full. A file
-        system that can't do it keeps no room for anybody."""
+        """Allocate blocks for the first bytes of a file, whatever its length is. Return False if the disk is full. On a
+        file system that can't allocate ahead it does nothing."""
         try:
             self.spend(lambda: fallocate(fd, _KEEP_SIZE, 0, length))
         except OSError as error:
@@ -62,25 +63,25 @@ class Reserve:
             raise
         return True
 
-    def refill(self, room_bytes: int) -> None:
-        """Makes what is missing of the spares, as far as so many bytes reach. OSError."""
+    def refill(self, free_bytes: int) -> None:
+        """Create missing spares, as far as the free bytes suffice. OSError."""
         size_bytes = self.ahead_bytes // 2
         try:
-            there = set(os.listdir(self._folder))
+            existing = set(os.listdir(self._folder))
         except FileNotFoundError:
             os.mkdir(self._folder, mode=0o700)
-            there = set()
+            existing = set()
         for name in map(str, range(SPARES)):
-            if name not in there and room_bytes >= size_bytes:
+            if name not in existing and free_bytes >= size_bytes:
                 self._make_spare(f"{self._folder}/{name}", size_bytes)
-                room_bytes -= size_bytes
+                free_bytes -= size_bytes
 
     def _make_spare(self, path: str, size_bytes: int) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fallocate(fd, 0, 0, size_bytes)
         except OSError as error:
-            if error.errno in FULL:  # somebody was faster
+            if error.errno in FULL:  # another program took the space
                 os.unlink(path)
             elif error.errno not in _UNSUPPORTED:
                 raise

@@ -1,4 +1,4 @@
-"""What one name of an upper layer looks like at a moment: enough to make the same in another node's layer."""
+"""Describe one name of an upper layer at a moment, completely enough to recreate it in another node's layer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from headrace.overlay.syscalls import seen_at_rest
 from headrace.overlay.upper import is_removed, is_whiteout
 
 SMALL_BYTES_MAX = 256 << 10
-"""Smaller files travel within the snapshot."""
+"""The snapshot of a file up to this size contains its bytes."""
 
 
 class EntryType(IntEnum):
     GONE = 0
-    """Nothing there, or nothing that the origin doesn't have."""
+    """The name does not exist, or has nothing that the origin lacks."""
     FILE = 1
     DIRECTORY = 2
     REMOVED = 3
@@ -31,9 +31,9 @@ class EntryType(IntEnum):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """shape: a EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's version that it stands
-    for, or hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB of another file.
-    extras: as `overlay/object_metadata.py` keeps them."""
+    """The state of one name. shape: an EntryType. inode, ctime_ns: on the node that wrote it. replaces: the origin's
+    version that it replaces or hides. content: of a small file, or a link's target. sums: xxh3 of each block of 1 MiB
+    of a large file. extras: as `overlay/object_metadata.py` stores them."""
 
     path: bytes
     shape: int
@@ -50,7 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     extras: bytes = b""
 
     def __post_init__(self) -> None:
-        """Refuse what no layer can have: it came from another node, and is made below a directory of this one."""
+        """Refuse values that no layer can have: another node sent them, and this node creates the file below a
+        directory."""
         check_path(self.path)
         EntryType(self.shape)
         if self.mode & ~0o7777 or self.size_bytes < 0 or not 0 <= self.inode < 1 << 64:
@@ -60,51 +61,51 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """By which it is known whether anything changed. With what is in it: two changes may have one ctime."""
-        inside = xxhash.xxh3_64_intdigest(self.content), hash(tuple(self.sums))
-        return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces, inside
+        """Return a value that differs after any change. It includes the contents, as two changes may have one ctime."""
+        contents = xxhash.xxh3_64_intdigest(self.content), hash(tuple(self.sums))
+        return self.shape, self.inode, self.ctime_ns, self.size_bytes, self.replaces, contents
 
     @property
     def is_large(self) -> bool:
         return self.shape == EntryType.FILE and self.size_bytes > SMALL_BYTES_MAX
 
 
-def entry_type_of(at: SafePath, found: os.stat_result) -> EntryType:
-    """GONE for what can't be persisted: sockets, devices."""
-    if is_whiteout(found):
+def entry_type_of(path: SafePath, status: os.stat_result) -> EntryType:
+    """Return the type of an entry; GONE for entries that can't be persisted: sockets, devices."""
+    if is_whiteout(status):
         return EntryType.WHITEOUT
-    if stat.S_ISDIR(found.st_mode):
-        return EntryType.REMOVED if is_removed(at) else EntryType.DIRECTORY
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
+        return EntryType.REMOVED if is_removed(path) else EntryType.DIRECTORY
+    if stat.S_ISLNK(status.st_mode):
         return EntryType.LINK
-    return EntryType.FILE if stat.S_ISREG(found.st_mode) else EntryType.GONE
+    return EntryType.FILE if stat.S_ISREG(status.st_mode) else EntryType.GONE
 
 
-def take(path: bytes, at: SafePath, replaces: Version | None) -> Snapshot:
-    """Of what is there. Reads all of a file; one that is written meanwhile may be seen half before, half after, with
-    the ctime of before. OSError."""
-    found = at.lstat()
-    shape = entry_type_of(at, found)
+def take(path: bytes, upper_path: SafePath, replaces: Version | None) -> Snapshot:
+    """Take the snapshot of a name. It reads all of a file. If somebody writes the file meanwhile, the result may mix
+    old and new bytes, with the old ctime. OSError."""
+    status = upper_path.lstat()
+    shape = entry_type_of(upper_path, status)
     content, sums, extras = b"", [], b""
     if shape is EntryType.LINK:
-        content = at.readlink()
+        content = upper_path.readlink()
     elif shape is EntryType.FILE:
-        fd = at.open(os.O_RDONLY | os.O_NONBLOCK)
+        fd = upper_path.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
-            found = seen_at_rest(fd)
-            if found.st_size <= SMALL_BYTES_MAX:
+            status = seen_at_rest(fd)
+            if status.st_size <= SMALL_BYTES_MAX:
                 content = os.pread(fd, SMALL_BYTES_MAX, 0)
             else:
-                sums = block_sums(fd, found.st_size)
+                sums = block_sums(fd, status.st_size)
             extras = raw_extras(fd)
         finally:
             os.close(fd)
     return Snapshot(
-        *(path, shape, found.st_ino, found.st_ctime_ns, found.st_mtime_ns),
-        size_bytes=found.st_size if sums else len(content),
-        mode=stat.S_IMODE(found.st_mode),
-        uid=found.st_uid,
-        gid=found.st_gid,
+        *(path, shape, status.st_ino, status.st_ctime_ns, status.st_mtime_ns),
+        size_bytes=status.st_size if sums else len(content),
+        mode=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        gid=status.st_gid,
         replaces=replaces,
         content=content,
         sums=sums,

@@ -1,10 +1,12 @@
-"""What the origins have of the upper layer: a table beside it, of which the node alone is the user.
+"""Record what the origins have of the upper layer: a table beside the layer that only the node uses.
 
-A row says: the file that was at this path, with this inode number, size and ctime, is at the origin as this version.
-As long as the file still looks like that, it is clean. A row that is `begun` is written before a put: whoever finds it
-after a crash knows that the origin may have that file, though nobody noted it.
-SQLite in WAL mode: what was written survives kill -9, and after `sync` a power loss. Rows of what is about to be
-done at an origin are synced before it is done; those of what was done are not, and a power loss may leave them begun.
+A row says: the file at this path, with this inode number, size and ctime, is at the origin as this version. As long as
+the file still looks like that, it is clean. The node writes a row as `begun` before an upload. After a crash such a row
+means that the origin may have that file, although no result was recorded.
+
+The table is SQLite in WAL mode: recorded rows survive kill -9, and after `sync` a power loss. The node syncs the rows
+of a change before it makes the change at the origin. It does not sync the rows of results, so a power loss may leave
+them begun.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ CREATE TABLE IF NOT EXISTS conflicts (
 INSERT OR IGNORE INTO told_conflicts SELECT path, kept, why, at_s FROM conflicts;
 DROP TABLE conflicts;
 """
-"""`conflicts` is what there was before: of a path that had another one, only the last."""
+"""`conflicts` is the table of older releases, which kept only the last conflict of a path."""
 
 
 ABSENT = Version(-1, 0)
 RECENT_MAX = 10_000
-"""Rows that are kept in memory: each is asked for some times around its put, and a look at the table is 25 µs."""
+"""Rows that are kept in memory: each is read some times around its upload, and a query takes 25 µs."""
 CHECKPOINT_NOTES = 2_000
 REMOVED_MAX = 100_000
 """Rows of removed paths that are kept, the newest ones."""
@@ -53,11 +55,14 @@ REMOVED_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """version: what the origin had last, as far as this node knows; ABSENT, or another one of -1 bytes: nothing. A row
-    of that, which is not begun, is of a path that this node removed there: what is put there again replaces nothing,
-    whatever its BASE says. Its mtime and token are those of what was removed, as a late listing may show that once
-    more. So are those of a directory's version, of which else only the inode counts. size_bytes -1 and begun: of a
-    removal."""
+    """A row: the origin's state of one path of the upper layer.
+
+    version: the last one at the origin, as far as this node knows. ABSENT, or any version of -1 bytes: the origin has
+    nothing there. Such a row that is not begun means that this node removed the path: a later upload to it replaces
+    nothing, whatever its BASE says. The row keeps mtime and token of the removed version, since a late listing may show
+    it once more. A directory's version keeps those of what was removed before it, too; besides them only the
+    directory's inode counts. size_bytes -1 and begun: the node is removing the path.
+    """
 
     path: bytes
     inode: int
@@ -69,7 +74,8 @@ class JournalRecord:
 
     @property
     def is_there(self) -> bool:
-        """Whether the origin has something at the path, as far as this node knows; begun: perhaps something else."""
+        """Return whether the origin has an entry at the path, as far as this node knows; if begun, perhaps another
+        one."""
         return self.version.size_bytes >= 0
 
     @property
@@ -78,61 +84,64 @@ class JournalRecord:
 
     @property
     def is_file(self) -> bool:
-        """Of a path at which the origin has a file, or may have one."""
+        """Return whether the origin has a file at the path, or may have one."""
         return not self.is_directory and (self.is_there or self.begun)
 
     @property
     def is_absent(self) -> bool:
-        """Of a path that was removed at the origin."""
+        """Return whether the path was removed at the origin."""
         return not self.is_there and not self.begun
 
     @property
     def is_removal(self) -> bool:
-        """Of a path that is being removed at the origin: version is what is removed."""
+        """Return whether the node is removing the path at the origin; version is the one to remove."""
         return self.begun and self.size_bytes < 0
 
     @property
     def last_removed(self) -> Version:
-        """What this node removed at the path, before it put there what is there now; ABSENT: that is not known."""
-        known = self.is_directory or not self.is_there
-        return Version(-1, self.version.mtime_ns, self.version.token) if known else ABSENT
+        """Return the version that this node removed at the path before it uploaded the present one; ABSENT if
+        unknown."""
+        is_recorded = self.is_directory or not self.is_there
+        return Version(-1, self.version.mtime_ns, self.version.token) if is_recorded else ABSENT
 
     def was_removed(self, version: Version) -> bool:
-        """Whether that is what this node removed there."""
+        """Return whether this node removed that version there."""
         last = self.last_removed
         return last != ABSENT and last == Version(-1, version.mtime_ns, version.token)
 
     @classmethod
     def removal(cls, path: bytes, version: Version) -> JournalRecord:
+        """Return the row of a removal that is about to begin."""
         return cls(path, 0, time.time_ns(), -1, version, begun=True)
 
     @classmethod
     def removed(cls, path: bytes, last: Version = ABSENT) -> JournalRecord:
-        """last: what was removed."""
+        """Return the row of a completed removal. last: the version that was removed."""
         return cls(path, 0, time.time_ns(), -1, Version(-1, last.mtime_ns, last.token))
 
     @classmethod
-    def made(cls, path: bytes, inode: int, before: JournalRecord | None, *, begun: bool) -> JournalRecord:
-        """Of a directory. before: what was noted of the path."""
-        last = ABSENT if before is None else before.last_removed
+    def made(cls, path: bytes, inode: int, previous: JournalRecord | None, *, begun: bool) -> JournalRecord:
+        """Return the row of a directory. previous: the row of the path before."""
+        last = ABSENT if previous is None else previous.last_removed
         return cls(path, inode, 0, 0, Version(0, last.mtime_ns, last.token), begun)
 
     @property
     def put_id(self) -> str:
-        """By which the object that was put is known again, where the origin keeps it."""
+        """Return the id by which an uploaded object is recognized if the origin stores it."""
         return f"{self.inode:x}-{self.ctime_ns:x}"
 
-    def describes(self, found: os.stat_result) -> bool:
+    def describes(self, status: os.stat_result) -> bool:
+        """Return whether a file still looks like the row, so that it is clean."""
         return not self.begun and (self.inode, self.ctime_ns, self.size_bytes) == (
-            found.st_ino,
-            found.st_ctime_ns,
-            found.st_size,
+            status.st_ino,
+            status.st_ctime_ns,
+            status.st_size,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """path: which the origin has another version of; kept: where ours is now, b"" when only a removal was given up."""
+    """A name that the origin changed too. kept: path of this node's version now; b"" if only a removal was given up."""
 
     path: bytes
     kept: bytes
@@ -141,14 +150,15 @@ class Conflict:
 
 
 class SyncJournal:
-    """One thread at a time; nobody else writes to it. reserve: keeps room for it on a disk that gets full."""
+    """The table. One thread at a time writes, and no other process. reserve: reserves space for it on a disk that gets
+    full."""
 
     def __init__(self, path: str, reserve: Reserve | None = None) -> None:
         self._path = path
         self._reserve = reserve
         self._recent: dict[bytes, JournalRecord | None] = {}
         self._notes = 0
-        # as long as SQLite: to close any descriptor of a file takes its locks away (fcntl(2))
+        # open as long as SQLite: closing any descriptor of a file releases its locks (fcntl(2))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -168,15 +178,16 @@ class SyncJournal:
             raise StoreError(f"table {path} can't be used", why=os.strerror(error.errno or 0)) from error
         self.keep_room()
         self.unsure = {row.path for row in self.begun()}
-        """Paths of rows that are begun."""
+        """The paths of rows that are begun."""
 
     def get(self, path: bytes) -> JournalRecord | None:
+        """Return the row of a path; None if there is none."""
         try:
             return self._recent[path]
         except KeyError:
             pass
-        found = self._db.execute("SELECT * FROM known WHERE path = ?", (path,)).fetchone()
-        row = None if found is None else _row(found)
+        values = self._db.execute("SELECT * FROM known WHERE path = ?", (path,)).fetchone()
+        row = None if values is None else _row(values)
         self._remember(path, row)
         return row
 
@@ -189,7 +200,7 @@ class SyncJournal:
         self.note_all([row])
 
     def note_all(self, rows: list[JournalRecord]) -> None:
-        """In one transaction."""
+        """Record rows in one transaction."""
         self._notes += len(rows)
         values = [*map(_values, rows)]
         self._write("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
@@ -198,8 +209,8 @@ class SyncJournal:
             (self.unsure.add if row.begun else self.unsure.discard)(row.path)
 
     def _write(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-        """All of it in one transaction. NoSpaceError where the log can't grow, and would not be shorter by a
-        checkpoint."""
+        """Execute a statement for all values in one transaction. NoSpaceError if the log can't grow and a checkpoint
+        does not help."""
         try:
             self._transact(statement, values)
         except NoSpaceError:
@@ -218,17 +229,17 @@ class SyncJournal:
                 self._db.execute("ROLLBACK")
 
     def _translated(self, error: sqlite3.Error) -> StoreError | NoSpaceError:
-        what = f"table {self._path} can't be used"
+        subject = f"table {self._path} can't be used"
         disk = os.statvfs(os.path.dirname(self._path))
-        is_said = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-        full = is_said or not disk.f_bavail or not disk.f_favail
-        return (NoSpaceError if full else StoreError)(what, why=str(error))
+        is_reported = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        full = is_reported or not disk.f_bavail or not disk.f_favail
+        return (NoSpaceError if full else StoreError)(subject, why=str(error))
 
     def keep_room(self) -> None:
-        """Blocks ahead of what the table uses, and all that its log is given between two checkpoints."""
+        """Allocate blocks ahead of the table's use, and all blocks that its log needs between two checkpoints."""
         if self._reserve is None:
             return
-        with contextlib.suppress(OSError):  # a disk that has another trouble says so to who uses it
+        with contextlib.suppress(OSError):  # any other error of the disk appears when the table is used
             ahead_bytes = self._reserve.ahead_bytes
             self._reserve.allocate(self._fd, os.fstat(self._fd).st_size + ahead_bytes)
             log_fd = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -243,16 +254,17 @@ class SyncJournal:
         self.unsure.discard(path)
 
     def sync(self) -> None:
-        """Makes durable what was noted before, and what anybody changed before in names and attributes of the file
-        system that the table is on. Blocks for the disk; in any thread, while others note. OSError."""
+        """Make recorded rows durable, and all earlier changes, by any process, of names and attributes on the table's
+        file system. Blocks for the disk; may run in any thread while others record rows. OSError."""
         flush_file_system(self._log)
 
     @property
     def wants_checkpoint(self) -> bool:
+        """Return whether the log is long enough for a checkpoint."""
         return self._notes >= CHECKPOINT_NOTES
 
     def checkpoint(self) -> None:
-        """What was noted goes from the log to its place: two flushes of the disk. In any thread, while others note."""
+        """Copy the log into the table, with two flushes of the disk. May run in any thread while others record rows."""
         self._notes = 0
         try:
             with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as db:
@@ -265,27 +277,30 @@ class SyncJournal:
         return map(_row, self._db.execute("SELECT * FROM known").fetchall())
 
     def below(self, path: bytes) -> dict[bytes, JournalRecord]:
-        """Those below a path, by theirs: a tenth of the time of as many `get`."""
+        """Return the rows below a path, by path. This takes a tenth of the time of as many `get`."""
         top = path.rstrip(b"/")
-        found = self._db.execute("SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0"))
-        return {row.path: row for row in map(_row, found.fetchall())}
+        selected = self._db.execute(
+            "SELECT * FROM known WHERE path > ? AND path < ?", (top + b"/", top + b"0")
+        )
+        return {row.path: row for row in map(_row, selected.fetchall())}
 
     def clean_files(self, after: bytes, most: int) -> list[JournalRecord]:
-        """Of files that the origin has, as far as is known; by path, those behind `after`."""
-        found = self._db.execute(
+        """Return rows of files that the origin has, as far as this node knows, sorted by path, beginning after
+        `after`."""
+        selected = self._db.execute(
             "SELECT * FROM known WHERE path > ? AND NOT begun AND version_bytes >= 0 AND ctime_ns != 0 "
             "ORDER BY path LIMIT ?",
             (after, most),
         )
-        return [*map(_row, found.fetchall())]
+        return [*map(_row, selected.fetchall())]
 
     def sums(self, row: JournalRecord) -> list[int] | None:
-        """Checksums of the blocks of just that state of a file; None: they were not noted."""
-        found = self._db.execute(
+        """Return the checksums of the blocks of exactly that state of a file; None if they were not recorded."""
+        selected = self._db.execute(
             "SELECT blocks FROM sums WHERE path = ? AND inode = ? AND ctime_ns = ?",
             (row.path, row.inode, row.ctime_ns),
         ).fetchone()
-        return None if found is None else [sum for (sum,) in struct.iter_unpack("<Q", found[0])]
+        return None if selected is None else [sum for (sum,) in struct.iter_unpack("<Q", selected[0])]
 
     def note_sums(self, row: JournalRecord, sums: list[int]) -> None:
         blocks = struct.pack(f"<{len(sums)}Q", *sums)
@@ -295,10 +310,11 @@ class SyncJournal:
         )
 
     def forget_old_sums(self) -> None:
-        """Those of paths that are known no more."""
+        """Delete checksums of paths that have no row any more."""
         self._write("DELETE FROM sums WHERE path NOT IN (SELECT path FROM known) AND path >= ?", [(b"",)])
 
     def forget_old_removals(self) -> None:
+        """Delete all but the newest REMOVED_MAX rows of removed paths."""
         self._recent.clear()
         self._write(
             "DELETE FROM known WHERE path IN (SELECT path FROM known WHERE version_bytes = -1 AND NOT begun "
@@ -307,7 +323,7 @@ class SyncJournal:
         )
 
     def begun(self) -> list[JournalRecord]:
-        return [_row(one) for one in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
+        return [_row(values) for values in self._db.execute("SELECT * FROM known WHERE begun").fetchall()]
 
     def add_conflict(self, conflict: Conflict) -> None:
         self._write(
@@ -317,8 +333,8 @@ class SyncJournal:
 
     def conflicts(self) -> list[Conflict]:
         return [
-            Conflict(*one)
-            for one in self._db.execute("SELECT * FROM told_conflicts ORDER BY at_s").fetchall()
+            Conflict(*values)
+            for values in self._db.execute("SELECT * FROM told_conflicts ORDER BY at_s").fetchall()
         ]
 
     def forget_conflicts(self, paths: Iterable[bytes]) -> None:
@@ -338,7 +354,7 @@ def _values(row: JournalRecord) -> tuple[bytes, int, int, int, int, int, int, st
     )
 
 
-def _row(found: tuple[bytes, int, int, int, int, int, int, str, int]) -> JournalRecord:
-    path, inode, ctime_ns, size_bytes, mtime_ns, version_bytes, version_mtime_ns, token, begun = found
+def _row(values: tuple[bytes, int, int, int, int, int, int, str, int]) -> JournalRecord:
+    path, inode, ctime_ns, size_bytes, mtime_ns, version_bytes, version_mtime_ns, token, begun = values
     version = Version(version_bytes, version_mtime_ns, token)
     return JournalRecord(path, inode, ctime_ns, size_bytes, version, bool(begun), mtime_ns)

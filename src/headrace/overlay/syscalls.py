@@ -1,5 +1,5 @@
-"""System calls that Python's os lacks: fallocate(2) with its modes, sync_file_range(2); and what takes more than
-one."""
+"""Call system calls that Python's os lacks, fallocate(2) with its modes and sync_file_range(2), and combinations of
+calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headrace.base.libc import address_of, c_library, last_errno
 from headrace.overlay.given_mode import as_given
 
 CTIME_TICK_NS = 20_000_000
-"""Two changes within a tick of the kernel's clock may have one ctime, where it has no finer one."""
+"""Two changes within a tick of the kernel's clock may have one ctime, unless the kernel has a finer clock."""
 _AT_FDCWD = -100
 _JOURNALS = (0xEF53, 0x58465342)
-"""ext2 to ext4, XFS."""
+"""File systems that commit a journal in order: ext2 to ext4, XFS."""
 STATFS_BYTES = 256
-"""More than the kernel's struct has, of which the first word is the file system's number."""
+"""More than the kernel's struct needs; its first word is the file system's number."""
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 def rename(source: str, target: str, flags: int) -> None:
-    """By paths that nobody else changes. flags: as of `SafePath.rename`."""
+    """Rename by paths that nobody else changes. flags: as in `SafePath.rename`."""
     rename_at(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flags)
 
 
@@ -35,15 +35,16 @@ def fallocate(fd: int, mode: int, start: int, length: int) -> None:
 
 
 def write_back(fd: int) -> None:
-    """Dirty pages are written to the disk and are write-protected: whoever then stores into a mapping of the file
-    faults, which sets its ctime. No flush of the disk and no commit: that is fsync."""
+    """Write dirty pages to the disk and write-protect them: a later store into a mapping of the file faults, which sets
+    its ctime. It neither flushes the disk nor commits: that is fsync."""
     _sync_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
 
 
 def flush_file_system(fd: int) -> None:
-    """Make durable what anybody changed before in names and attributes of the file's file system, and all bytes that
-    `write_back` was called for. fd: of a file or directory whose times nobody needs. ext4 and XFS commit their journal
-    in order, so an fsync of what was changed last is enough; others are synced whole. Blocks. OSError."""
+    """Make durable all earlier changes, by any process, of names and attributes on the file's file system, and all
+    bytes for which `write_back` was called. fd: of a file or directory whose times nobody needs. ext4 and XFS commit
+    their journal in order, so an fsync of the last change is enough; other file systems are synced completely. Blocks.
+    OSError."""
     if _file_system(fd) in _JOURNALS:
         os.utime(fd)
         os.fsync(fd)
@@ -53,7 +54,7 @@ def flush_file_system(fd: int) -> None:
 
 
 def _file_system(fd: int) -> int:
-    """Its number in the kernel (linux/magic.h)."""
+    """Return the file system's number in the kernel (linux/magic.h)."""
     statistics = bytearray(STATFS_BYTES)
     if c_library().fstatfs(fd, address_of(memoryview(statistics))) != 0:
         number = last_errno()
@@ -71,7 +72,7 @@ def sync_folder(path: str) -> None:
 
 
 def begin_write_back(fd: int) -> None:
-    """Dirty pages go to the disk's queue, but for those that are under way already."""
+    """Queue dirty pages for the disk, except those that are being written already."""
     _sync_range(fd, _WRITE)
 
 
@@ -82,28 +83,28 @@ def _sync_range(fd: int, flags: int) -> None:
 
 
 def seen_at_rest(fd: int) -> os.stat_result:
-    """As fstat, when all writes that the ctime tells of have ended: a write(2) sets the times first and then copies its
-    bytes, of which a reader would see a part under the ctime of all. A later write has another ctime, where the
-    kernel's clock has ticked since. Blocks while a write goes on, but for one with O_DIRECT. Moves the offset of fd.
+    """Return fstat after all writes have ended that the ctime covers. A write(2) first sets the times and then copies
+    its bytes, so a reader could get some of the bytes under the ctime of all. A later write has another ctime if the
+    kernel's clock has ticked since. Blocks while a write runs, except one with O_DIRECT. Moves the offset of fd.
     docs/decisions/0022-a-write-sets-its-time-first.md"""
-    found = os.fstat(fd)
+    status = os.fstat(fd)
     with contextlib.suppress(OSError):
         os.lseek(fd, 0, os.SEEK_DATA)  # waits for the lock that a write holds: ext4, tmpfs, btrfs
-    os.pread(fd, 1, 0)  # the same of XFS
+    os.pread(fd, 1, 0)  # XFS: waits for the same lock
     again = os.fstat(fd)
-    return as_given(again if again.st_ctime_ns == found.st_ctime_ns else found, fd)
+    return as_given(again if again.st_ctime_ns == status.st_ctime_ns else status, fd)
 
 
-def tick_left_s(found: os.stat_result) -> float:
-    """How long a change may still have the ctime of the last one; 0 also where the clock was set back."""
-    age_ns = time.time_ns() - found.st_ctime_ns
+def tick_left_s(status: os.stat_result) -> float:
+    """Return how long a change may still get the ctime of the last one; also 0 if the clock was set back."""
+    age_ns = time.time_ns() - status.st_ctime_ns
     return (CTIME_TICK_NS - age_ns) / 1e9 if 0 <= age_ns < CTIME_TICK_NS else 0.0
 
 
 def may_be_written(fd: int) -> bool:
-    """Whether anybody has the file open for writing, or mapped so; True where that can't be told. fd: open for reading
-    only. By a lease (fcntl(2)), held for a moment: who opens the file meanwhile would get this process a SIGIO, so the
-    caller keeps others from that."""
+    """Return whether any process has the file open for writing or mapped writable; True if that can't be determined.
+    fd: open for reading only. It takes a lease (fcntl(2)) for a moment. A process that opens the file in that moment
+    would cause a SIGIO for this one, so the caller must prevent that."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError:

@@ -1,17 +1,17 @@
 """The upper layer: what was written on this node, as a real directory tree on its disk.
 
-Paths of the namespace (b"/a/b") lie below `tree`, with the attributes, links and extended attributes that the local
-file system keeps for us. What the origin has is the lower layer; a name of the upper one hides that of the lower one.
-Three things of the tree stand for what is not there, and are never shown:
+Paths of the namespace (b"/a/b") are below `tree`, with the attributes, links and extended attributes that the local
+file system stores. The origin is the lower layer; a name of the upper layer hides the same name of the lower one. Some
+entries stand for names that do not exist, or are outside the tree, and users never see them:
 
 * a whiteout, a character device 0:0 (as overlayfs and RENAME_WHITEOUT make it): the name was removed;
-* a directory marked REMOVED: it was removed, with all that its whiteouts hide; made anew, it loses the mark;
-* `work`, beside the tree, holds what is being made or moved; what a crash left there is put where it was on its way
-  to, or thrown away (`clear_work`);
-* `gone`, beside it, holds removed directories in whose place a file was put: what is to be removed at the origin still.
+* a directory marked REMOVED: it was removed, with all names that its whiteouts hide; created again, it loses the mark;
+* `work`, beside the tree, has entries that are being created or moved; after a crash `clear_work` moves them to their
+  place or deletes them;
+* `gone`, beside the tree, has removed directories whose place a file took: the node still removes them at the origin.
 
-Sessions write here and the node reads and persists; both only by steps that the file system makes atomic. No state
-but the folder. Every call may raise OSError.
+Sessions write here, and the node reads and persists; both only by steps that the file system makes atomic. All state is
+in the directory. Every call may raise OSError.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from headrace.overlay.lock import LayerLock
 
 REMOVED = "trusted.headrace.removed"
 LOWER_ID = "trusted.headrace.id"
-"""Of what the origin had when it came into this layer: the id it had. A directory goes on having it; a file goes on
-showing it as its inode number, as programs that change a file in place compare that (vim)."""
+"""The id of the origin's entry that was copied up. A directory keeps that id. A file keeps showing it as its inode
+number, as programs that change a file in place compare it (vim)."""
 BASE = "trusted.headrace.base"
-"""Which version of the origin's file this one replaces, and at which path: the condition of its put."""
+"""The version of the origin's file that this one replaces, and its path: the precondition of the upload."""
 DEMOTED = "trusted.headrace.left"
-"""Of a directory: files of it left the layer for the cache. When nothing is left in it, it is there for the origin's
-sake, and goes when that has it no more."""
+"""On a directory: the node demoted files of it to the cache. A directory without entries exists only because the origin
+has it, and is removed when the origin has it no more."""
 PATH = "trusted.headrace.path"
-"""Of a directory in `gone`, or in `work` on its way there: where it was."""
+"""On a directory in `gone`, or in `work` on its way there: its former path."""
 MOVING = "trusted.headrace.moving"
-"""Of a directory: where it is on its way to. It means something only while that one lies in `work`."""
+"""On a directory: the path that it moves to. The mark is valid only while the directory is in `work`."""
 OURS = "trusted.headrace."
 BASES_MAX = 8
 
@@ -56,21 +56,21 @@ _serial = itertools.count()
 
 
 class Hidden:
-    """The name is not there, whatever the lower layer says."""
+    """The state of a name that the upper layer removed, whatever the lower layer has."""
 
 
 HIDDEN = Hidden()
 
 
 class BaseVersion(msgspec.Struct, frozen=True):
-    """A file of several names (hard links) has one for each."""
+    """The version that a file replaces at one path. A file of several names (hard links) has one for each."""
 
     path: bytes
     version: Version
 
 
 class Upper:
-    """folder: of this cache; made when `make` is called."""
+    """The upper layer in a directory of this cache. `make` creates the directory."""
 
     def __init__(self, folder: str) -> None:
         self._mount = LinklessMount(os.fsencode(folder))
@@ -78,127 +78,128 @@ class Upper:
         self.work = Root(self._mount.path + b"/work", self._mount)
         self.gone = Root(self._mount.path + b"/gone", self._mount)
         self.lock = LayerLock(f"{folder}/lock")
-        """Whoever changes names holds it."""
+        """Held by every thread that changes names."""
         self.pressure_path = f"{folder}/pressure"
         self.marks_path = f"{folder}/marks"
 
     def make(self) -> None:
-        """The folders; the node calls it, at its start."""
+        """Create the directories. The node calls it when it starts."""
         make_private(os.fsdecode(self._mount.path))
         self.tree.make(0o755)
         self.work.make(0o700)
         self.gone.make(0o700)
 
     def close(self) -> None:
-        """Descriptors go. It may be used again."""
+        """Close all descriptors. The object can be used again."""
         self.lock.close()
         for root in (self.tree, self.work, self.gone):
             root.close()
         self._mount.close()
 
     def at(self, path: bytes) -> SafePath:
-        """Where a path of the namespace lies; b"/" and b"" are the root. Users exchange folders and links there at any
-        time."""
+        """Return where a path of the namespace lies; b"/" and b"" are the root. Users may exchange directories and
+        links there at any time."""
         return SafePath(self.tree, path)
 
     def new(self) -> SafePath:
-        """A name in `work` that nobody has."""
+        """Return a new name in `work`."""
         return self.work.at(b"/" + workdir.temp_name(next(_serial)))
 
     def clear_work(self) -> list[bytes]:
-        """What processes that are dead left in `work` goes, but for directories that were being moved, or put away:
-        those come to their places. The paths of those that were being moved."""
+        """Delete what dead processes left in `work`, but move renamed directories, and those on their way to `gone`, to
+        their place. Return the paths of renamed ones."""
         moved: list[bytes] = []
         for name in self.work.at(b"/").names():
-            at = self.work.at(b"/" + name)
+            entry = self.work.at(b"/" + name)
             if not workdir.is_orphaned(name):
                 continue
-            target = _mark(at, MOVING)
+            target = _mark(entry, MOVING)
             if target is not None:
-                if self._finish_move(at, target):
+                if self._finish_move(entry, target):
                     moved.append(target)
-            elif _mark(at, PATH) is not None:
-                at.rename(self._name_in_gone())
+            elif _mark(entry, PATH) is not None:
+                entry.rename(self._name_in_gone())
             else:
-                at.throw_away()
+                entry.throw_away()
         return moved
 
-    def move_in(self, at: SafePath, target: bytes) -> None:
-        """A directory of `work` comes to its place, in one step: that of what hides the name, or of a directory in
-        which nothing is visible. FileExistsError for anything else. The lock is held."""
-        to = self.at(target)
+    def move_in(self, directory: SafePath, target: bytes) -> None:
+        """Move a directory of `work` to its place by one rename, over an entry that hides the name or a directory
+        without visible names. FileExistsError for anything else. The caller holds the lock."""
+        upper_path = self.at(target)
         try:
-            at.rename(to, NOREPLACE)
+            directory.rename(upper_path, NOREPLACE)
         except FileExistsError:
-            there = self.look(target)
-            if isinstance(there, os.stat_result) and (
-                not stat.S_ISDIR(there.st_mode) or any(self.names(target).values())
+            existing = self.look(target)
+            if isinstance(existing, os.stat_result) and (
+                not stat.S_ISDIR(existing.st_mode) or any(self.names(target).values())
             ):
                 raise
-            _unmark(to)  # else it would be taken for one that is being moved
-            at.rename(to, EXCHANGE)
-            at.throw_away()
-        _unmark(to)
+            _unmark(upper_path)  # else clear_work would treat it as one that is being moved
+            directory.rename(upper_path, EXCHANGE)
+            directory.throw_away()
+        _unmark(upper_path)
 
-    def _finish_move(self, at: SafePath, target: bytes) -> bool:
+    def _finish_move(self, directory: SafePath, target: bytes) -> bool:
         try:
             with self.lock:
-                self.move_in(at, target)
+                self.move_in(directory, target)
             return True
         except FileNotFoundError:
-            if not at.exists():
-                return False  # somebody else did it
-            why = "its parent is gone"
+            if not directory.exists():
+                return False  # another process moved it
+            why = "its parent does not exist"
         except OSError as error:
             why = str(error)
         log.warning(
-            "a folder that was being renamed stays aside path=%s at=%s why=%s",
-            *(os.fsdecode(target), at, why),
+            "a directory that was being renamed can't be moved to its new name path=%s at=%s why=%s",
+            *(os.fsdecode(target), directory, why),
         )
         return False
 
     # ------------------------------------------------------------ looking
 
     def look(self, path: bytes) -> os.stat_result | Hidden | None:
-        """None: this layer says nothing of the name. The directory that it is in must be a visible one."""
-        at = self.at(path)
-        found = at.seen()
-        if found is None:
+        """Return the status of a name; None if this layer does not have it. The directory of the name must be
+        visible."""
+        upper_path = self.at(path)
+        status = upper_path.seen()
+        if status is None:
             return None
-        if is_whiteout(found) or (stat.S_ISDIR(found.st_mode) and is_removed(at)):
+        if is_whiteout(status) or (stat.S_ISDIR(status.st_mode) and is_removed(upper_path)):
             return HIDDEN
-        return as_given(found, at)
+        return as_given(status, upper_path)
 
     def names(self, directory: bytes) -> dict[bytes, bool]:
-        """What this layer says of the names of a directory: whether each one is visible."""
+        """Return the names of a directory in this layer, and whether each one is visible."""
         try:
-            with self.at(directory).entries() as found:
-                return {entry.name: not _hides(entry) for entry in found}
+            with self.at(directory).entries() as entries:
+                return {entry.name: not _hides(entry) for entry in entries}
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
     def walk(self, top: bytes = b"/") -> Iterator[tuple[bytes, os.stat_result]]:
-        """Everything at and below a path, hidden things too, a directory before what is in it. What goes meanwhile is
-        passed by."""
-        for at, found in self.at(top).walk():
-            yield at.path, as_given(found, at)
+        """Yield everything at and below a path, hidden entries too, each directory before its entries. Entries that
+        disappear meanwhile are skipped."""
+        for upper_path, status in self.at(top).walk():
+            yield upper_path.path, as_given(status, upper_path)
 
     # ------------------------------------------------------------ hiding
 
     def hide(self, path: bytes, base: Version | None) -> None:
-        """A whiteout in the place of a name, or of a file that is there; base: the origin's version that it hides."""
+        """Put a whiteout in the place of a name, or of an existing file. base: the origin's version that it hides."""
         self.unmark_left(split(path)[0])
-        made = self._whiteout(BaseVersion(path, base) if base is not None else None)
+        whiteout = self._whiteout(BaseVersion(path, base) if base is not None else None)
         try:
-            made.rename(self.at(path))
+            whiteout.rename(self.at(path))
         except OSError:
-            made.unlink()
+            whiteout.unlink()
             raise
 
     def hide_missing(self, path: bytes, base: Version | None, *, directory: bool = False) -> bytes | None:
-        """Something came to the origin whose name is not here any more: it is to be hidden, and removed there.
-        Whiteouts and removed directories are made, for the name and for those above it that are gone, too. The topmost
-        path that was made, or that has to be looked at; None when the name is here. The lock is held."""
+        """Hide a name that reached the origin after it was removed here, so that the node removes it there. Whiteouts
+        and removed directories are created for the name, and for missing directories above it. Return the topmost path
+        that was created, or that the caller must examine; None if the name exists here. The caller holds the lock."""
         if self.at(path).exists():
             return None
         top, missing = path, [split(path)[1]]
@@ -206,51 +207,52 @@ class Upper:
             top = split(top)[0]
             missing.insert(0, split(top)[1])
         parent = split(top)[0]
-        made = self.new()
+        chain = self.new()
         self._make_chain(
-            made, missing, BaseVersion(path, base) if base is not None else None, directory=directory
+            chain, missing, BaseVersion(path, base) if base is not None else None, directory=directory
         )
         if self.at(parent).is_folder():
-            made.rename(self.at(top), NOREPLACE)
+            chain.rename(self.at(top), NOREPLACE)
             return top
-        aside = self.new()  # a file, or a whiteout, took the place of a directory above
-        aside.mkdir(0o700)
-        made.rename(aside / missing[0])
-        aside.setxattr(PATH, parent)
-        aside.rename(self._name_in_gone())
+        container = self.new()  # a file, or a whiteout, took the place of a directory above
+        container.mkdir(0o700)
+        chain.rename(container / missing[0])
+        container.setxattr(PATH, parent)
+        container.rename(self._name_in_gone())
         return parent
 
     def _make_chain(
-        self, at: SafePath, names: list[bytes], base: BaseVersion | None, *, directory: bool
+        self, upper_path: SafePath, names: list[bytes], base: BaseVersion | None, *, directory: bool
     ) -> None:
-        """Removed directories within each other, the last name a whiteout, or one more of them."""
+        """Create removed directories within each other; the last name becomes a whiteout, or one more removed
+        directory."""
         for name in names[1:]:
-            make_removed(at)
-            at = at / name
+            make_removed(upper_path)
+            upper_path = upper_path / name
         if directory:
-            make_removed(at)
+            make_removed(upper_path)
             return
-        make_whiteout(at)
+        make_whiteout(upper_path)
         if base is not None:
-            set_base(at, base)
+            set_base(upper_path, base)
 
     def _name_in_gone(self) -> SafePath:
         return self.gone.at(b"/%d-%d-%d" % (os.getpid(), next(_serial), time.time_ns()))
 
     def _whiteout(self, base: BaseVersion | None) -> SafePath:
-        made = self.new()
-        make_whiteout(made)
+        whiteout = self.new()
+        make_whiteout(whiteout)
         if base is not None:
-            set_base(made, base)
-        return made
+            set_base(whiteout, base)
+        return whiteout
 
     def mark_removed(self, directory: bytes) -> None:
-        """The directory it is in shows the change, as if the name were gone from it."""
+        """Mark a directory as removed. Its parent gets a new mtime, as if the name were removed from it."""
         self.at(directory).setxattr(REMOVED, b"")
         self.at(split(directory)[0]).utime()
 
     def unmark_removed(self, directory: bytes) -> None:
-        """The directory it is in shows that, too."""
+        """Clear the mark. The parent gets a new mtime."""
         self.at(directory).removexattr(REMOVED)
         self.at(split(directory)[0]).utime()
 
@@ -258,7 +260,8 @@ class Upper:
         self.at(directory).setxattr(DEMOTED, b"")
 
     def unmark_left(self, directory: bytes) -> None:
-        """Something was removed here: from now on it may be empty because somebody here wants it so."""
+        """Clear DEMOTED after a removal: from now on the directory may be empty because a user here removed its
+        files."""
         with contextlib.suppress(OSError):
             self.at(directory).removexattr(DEMOTED)
 
@@ -270,124 +273,132 @@ class Upper:
         return True
 
     def put_away(self, path: bytes) -> None:
-        """A removed directory makes room for a file; the node finds it in `gone`. Until the file comes a whiteout hides
-        what it hid."""
-        at, base = self.at(path), self.base_of(path)
-        at.setxattr(PATH, path)
-        made = self._whiteout(BaseVersion(path, base) if base is not None else None)
-        made.rename(at, EXCHANGE)
+        """Move a removed directory to `gone` to make space for a file; the node finds it there. Until the file comes, a
+        whiteout hides what the directory hid."""
+        upper_path, base = self.at(path), self.base_of(path)
+        upper_path.setxattr(PATH, path)
+        whiteout = self._whiteout(BaseVersion(path, base) if base is not None else None)
+        whiteout.rename(upper_path, EXCHANGE)
         failpoint.hit("tree.away")
-        made.rename(self._name_in_gone())
+        whiteout.rename(self._name_in_gone())
 
     def put_aside(self) -> list[tuple[SafePath, bytes]]:
-        """What is in `gone`: (where it lies, where it was)."""
-        found = []
+        """Return the directories in `gone` with their former paths."""
+        directories = []
         for name in self.gone.at(b"/").names():
-            at = self.gone.at(b"/" + name)
+            directory = self.gone.at(b"/" + name)
             try:
-                found.append((at, at.getxattr(PATH)))
+                directories.append((directory, directory.getxattr(PATH)))
             except OSError:
                 continue
-        return found
+        return directories
 
     def is_going(self, path: bytes) -> bool:
-        """Whether what is in `gone` was at a path, or above it: what the origin has there is about to be looked at,
-        and may go."""
-        return any(path == was or path.startswith(was + b"/") for _, was in self.put_aside())
+        """Return whether a directory in `gone` was at a path or above it: the node is about to check what the origin
+        has there, and may remove it."""
+        return any(
+            path == former_path or path.startswith(former_path + b"/") for _, former_path in self.put_aside()
+        )
 
     def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
-        """source → target, atomic, with a whiteout where the source was; base: what that one hides."""
+        """Rename source to target atomically and leave a whiteout at the source. base: the version that the whiteout
+        hides."""
         self.unmark_left(split(source)[0])
         self.at(source).rename(self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), BaseVersion(source, base))
 
     def exchange(self, source: bytes, target: bytes) -> None:
-        """Two visible things change places, atomically; each goes on knowing what it replaces at the origin."""
+        """Exchange two visible entries atomically; each keeps the record of what it replaces at the origin."""
         bases = [(source, target, self.base_of(target)), (target, source, self.base_of(source))]
-        for path, becomes, base in bases:
+        for path, other, base in bases:
             if base is not None:
-                set_base(self.at(path), BaseVersion(becomes, base))
+                set_base(self.at(path), BaseVersion(other, base))
         self.at(source).rename(self.at(target), EXCHANGE)
 
     # ------------------------------------------------------------ placing
 
-    def place(self, made: SafePath, path: bytes) -> bool:
-        """A file of `work` gets its name, unless that is taken by something that is not a whiteout: False."""
-        at = self.at(path)
+    def place(self, file: SafePath, path: bytes) -> bool:
+        """Give a file of `work` its name. Return False if anything but a whiteout has that name."""
+        upper_path = self.at(path)
         while True:
             try:
-                made.rename(at, NOREPLACE)
+                file.rename(upper_path, NOREPLACE)
                 return True
             except FileExistsError:
                 try:
-                    if not is_whiteout(at.lstat()):
+                    if not is_whiteout(upper_path.lstat()):
                         return False
                 except FileNotFoundError:
                     continue
-                made.rename(at)  # whoever else takes the whiteout's place just now loses, as if it came first
+                file.rename(
+                    upper_path
+                )  # a file that replaces the whiteout at this moment is lost, as if it came first
                 return True
 
     def base_of(self, path: bytes) -> Version | None:
-        """What the object of this layer at a path replaces at the origin; None: nothing that it knows of."""
+        """Return the version that the entry at a path replaces at the origin; None if none is recorded."""
         return base_version(self.at(path), path)
 
 
-def base_version(at: SafePath | int, path: bytes) -> Version | None:
-    """at: or an open file."""
-    return next((base.version for base in _bases(at) if base.path == path), None)
+def base_version(file: SafePath | int, path: bytes) -> Version | None:
+    """Return the version that a file replaces at a path. file: a path or an open file."""
+    return next((base.version for base in _bases(file) if base.path == path), None)
 
 
-def set_base(at: SafePath, base: BaseVersion) -> None:
-    others = [one for one in _bases(at) if one.path != base.path]
-    value = msgspec.msgpack.encode([*others[-BASES_MAX:], base])
-    at.setxattr(BASE, value)
+def set_base(file: SafePath, base: BaseVersion) -> None:
+    kept = [previous for previous in _bases(file) if previous.path != base.path]
+    value = msgspec.msgpack.encode([*kept[-BASES_MAX:], base])
+    file.setxattr(BASE, value)
 
 
-def drop_base(at: SafePath, path: bytes) -> None:
-    """It replaces nothing at this path."""
-    others = [one for one in _bases(at) if one.path != path]
-    at.setxattr(BASE, msgspec.msgpack.encode(others))
+def drop_base(file: SafePath, path: bytes) -> None:
+    """Record that the file replaces nothing at this path."""
+    kept = [base for base in _bases(file) if base.path != path]
+    file.setxattr(BASE, msgspec.msgpack.encode(kept))
 
 
-def _bases(at: SafePath | int) -> list[BaseVersion]:
+def _bases(file: SafePath | int) -> list[BaseVersion]:
     try:
-        value = os.getxattr(at, BASE) if isinstance(at, int) else at.getxattr(BASE)
+        value = os.getxattr(file, BASE) if isinstance(file, int) else file.getxattr(BASE)
         return decode_msgpack(value, list[BaseVersion])
     except (OSError, msgspec.MsgspecError):
         return []
 
 
-def apply_attributes(file: int | SafePath, known: Attributes | None) -> None:
-    """Mode and owner that a file had when this node put it to its origin, where they are known."""
-    if known is None or known.mode is None:
+def apply_attributes(file: int | SafePath, attributes: Attributes | None) -> None:
+    """Set the mode and owner that a file had when this node uploaded it, if they are known."""
+    if attributes is None or attributes.mode is None:
         return
-    uid, gid = -1 if known.uid is None else known.uid, -1 if known.gid is None else known.gid
-    with contextlib.suppress(PermissionError):  # another's, and we are not root
+    uid, gid = (
+        -1 if attributes.uid is None else attributes.uid,
+        -1 if attributes.gid is None else attributes.gid,
+    )
+    with contextlib.suppress(PermissionError):  # another user's file, and this process is not root
         os.fchown(file, uid, gid) if isinstance(file, int) else file.chown(uid, gid)
-    give_mode(file, known.mode)
+    give_mode(file, attributes.mode)
 
 
-def is_whiteout(found: os.stat_result) -> bool:
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+def is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def make_whiteout(at: SafePath) -> None:
-    at.mknod(stat.S_IFCHR, os.makedev(0, 0))
+def make_whiteout(path: SafePath) -> None:
+    path.mknod(stat.S_IFCHR, os.makedev(0, 0))
 
 
-def make_removed(at: SafePath) -> None:
-    """A folder that hides what the origin has there."""
-    at.mkdir(0o755)
-    at.setxattr(REMOVED, b"")
+def make_removed(path: SafePath) -> None:
+    """Create a directory that hides the origin's."""
+    path.mkdir(0o755)
+    path.setxattr(REMOVED, b"")
 
 
-def is_removed(at: SafePath) -> bool:
-    """By a descriptor: a look at each folder of a path is what most calls here do, and by /proc/self/fd it takes
-    longer."""
+def is_removed(path: SafePath) -> bool:
+    """Return whether a directory has the mark. It uses a descriptor, which is faster than /proc/self/fd: most calls
+    here check each directory of a path."""
     fd = -1
     try:
-        fd = at.open(os.O_RDONLY | os.O_DIRECTORY)
+        fd = path.open(os.O_RDONLY | os.O_DIRECTORY)
         os.getxattr(fd, REMOVED)
     except OSError:
         return False
@@ -402,21 +413,21 @@ def join(directory: bytes, name: bytes) -> bytes:
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
-    """(directory, name); the directory of a top name is b"/"."""
+    """Return (directory, name); the directory of a top name is b"/"."""
     directory, _, name = path.rpartition(b"/")
     return directory or b"/", name
 
 
-def _unmark(at: SafePath) -> None:
-    """It is on its way to nowhere."""
+def _unmark(path: SafePath) -> None:
+    """Remove the marks of a move that is complete."""
     for mark in (MOVING, PATH):
         with contextlib.suppress(OSError):
-            at.removexattr(mark)
+            path.removexattr(mark)
 
 
-def _mark(at: SafePath, mark: str) -> bytes | None:
+def _mark(path: SafePath, mark: str) -> bytes | None:
     try:
-        return at.getxattr(mark)
+        return path.getxattr(mark)
     except OSError:
         return None
 
@@ -430,7 +441,7 @@ def _hides(entry: os.DirEntry[bytes]) -> bool:
 
 
 def _has_removed_mark(path: bytes) -> bool:
-    """path: of an entry of a directory that is held."""
+    """Return whether an entry of an open directory has the mark."""
     try:
         os.getxattr(path, REMOVED, follow_symlinks=False)
     except OSError:

@@ -1,8 +1,8 @@
-"""Names in `work` that tell whose they are: what a dead process left there can be told from what one that lives is
-about to place.
+"""Name entries of `work` by the process that owns them, so that the remains of a dead process can be told from entries
+that a live one is about to place.
 
-A process is known by its pid, the time at which it began (a pid is used again) and its pid namespace: a container may
-have the folder, too, and whether its processes live can't be seen from outside. So a name also says when it was made.
+A process is identified by its pid, its start time (pids are used again) and its pid namespace. A container may share
+the directory, and nobody outside can see whether its processes live. So a name also contains the time of its creation.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 from headrace.base.boot_clock import Moment, boot_id, now_s
 
 FOREIGN_S = 86400.0
-"""How old something must be whose owner can't be looked at."""
+"""The age at which an entry counts as orphaned if its owner is in another pid namespace."""
 
 _own: tuple[int, bytes] = (0, b"")
 
 
 def temp_prefix() -> bytes:
-    """Of this process; another one after a fork."""
+    """Return the prefix of this process; it changes after a fork."""
     global _own
     pid = os.getpid()
     if _own[0] != pid:
@@ -27,15 +27,15 @@ def temp_prefix() -> bytes:
 
 
 def temp_name(serial: int) -> bytes:
-    """One that nobody else has. serial: differs in this process."""
+    """Return a unique name. serial: unique in this process."""
     return b"%s-%d-%d@%s" % (temp_prefix(), serial, int(now_s()), boot_id().encode())
 
 
 def is_orphaned(name: bytes) -> bool:
-    """Whether nobody will ever come back for something in `work`."""
-    of, _, rest = name.partition(b"-")
+    """Return whether the owner of an entry in `work` is dead."""
+    owner, _, rest = name.partition(b"-")
     try:
-        namespace, pid, began = (int(part, 16) for part in of.split(b"."))
+        namespace, pid, began = (int(part, 16) for part in owner.split(b"."))
     except ValueError:
         return _age_s(rest) > FOREIGN_S
     if namespace != _namespace():
@@ -44,7 +44,8 @@ def is_orphaned(name: bytes) -> bool:
 
 
 def _age_s(rest: bytes) -> float:
-    """Return how old a name is, at least. rest: the serial, and the moment; older releases gave the serial alone."""
+    """Return the age of a name, at least. rest: the serial and the time; names of older releases have the serial
+    alone."""
     made_s, _, boot = rest.partition(b"-")[2].partition(b"@")
     return Moment(os.fsdecode(boot), float(made_s) if made_s.isdigit() else 0.0).age_s()
 
@@ -54,7 +55,7 @@ def _namespace() -> int:
 
 
 def _began(pid: int) -> int | None:
-    """In ticks since the machine started; None: there is no such process any more."""
+    """Return when a process started, in ticks since the machine started; None if there is no such process any more."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, *rest = file.read().rpartition(b")")[2].split()

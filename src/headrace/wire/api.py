@@ -42,7 +42,7 @@ Path = Annotated[str, PATH]
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=False):
-    """Base class of all JSON values."""
+    """Base of all JSON values."""
 
 
 # ---------------------------------------------------------------- requests

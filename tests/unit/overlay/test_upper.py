@@ -204,7 +204,7 @@ def test_what_a_dead_process_left_in_work_goes(upper: Upper, caplog: pytest.LogC
     assert upper.at(b"/target").listxattr() == []
     left = {os.path.basename(mine), os.path.basename(foreign), os.fsencode(done.stdout.strip())}
     assert set(os.listdir(upper.work.path)) == left
-    assert "stays aside" in caplog.text
+    assert "can't be moved to its new name" in caplog.text
     assert [where for _, where in upper.put_aside()] == [b"/removed"]
     assert upper.clear_work() == []
 
