@@ -45,7 +45,7 @@ def test_a_folder_that_was_open_is_closed_and_that_is_said_once(
             make_private(str(folder / name))
     assert (mode_of(folder), mode_of(folder / "upper")) == (0o700, 0o700)
     assert [record.getMessage() for record in caplog.records] == [
-        f"a folder could be entered by other users, and is closed to them folder={folder} mode=0755"
+        f"a directory was open to other users, access is removed folder={folder} mode=0755"
     ]
 
 

@@ -52,7 +52,6 @@ FRAGMENTS = {
 }
 PENDING = {
     "__init__.py",
-    "base",
     "bench",
     "checkpoint",
     "cli",

@@ -63,7 +63,7 @@ BY_EITHER = {
     "utime",
 }
 """Calls that take a descriptor, too, or the path of a Pin."""
-HELD = {"fd", "file", "at", "_fd"}
+HELD = {"fd", "file", "at", "proc_path", "_fd"}
 ALLOWED = {
     ("dataplane/pending_names.py", "exists"): "a file beside the layer",
     ("overlay/upper.py", "getxattr"): "an entry of a directory that is held",
@@ -116,7 +116,7 @@ def test_a_plain_call_would_be_found(tmp_path: Path) -> None:
         "shutil.rmtree(tree)\n"
         "open(path)\n"
         "os.fchmod(fd, 0o600)\n"
-        "os.utime(pin.at)\n"
+        "os.utime(pin.proc_path)\n"
     )
     assert [line for _, line in plain_calls(module)] == [2, 3, 4, 5]
 

@@ -1,14 +1,14 @@
-"""Access to what is below a directory that others change meanwhile, so that nobody is led out of it.
+"""Access files below a directory that others change meanwhile, so that no link leads out of it.
 
-A path that was looked at may lead elsewhere when it is used: its owner exchanges a directory with a symbolic link in
-between. So the directory itself is held by a descriptor (`Root`), each call walks from there without links to the
-folder that the name is in (openat2(2), or name by name where the kernel has none), and then acts on that name in that
-folder by the *at calls, which follow no link either. A process that may mount things, and uses a directory for long,
-has a mount of it to itself in which the kernel follows no link at all (`LinklessMount`): then one call does both. Who
-looks at something before he changes it pins it: both are done to one thing then, whatever has its name by now.
+A path may lead elsewhere between a check and its use: its owner exchanges a directory with a symbolic link in between.
+So `Root` holds the directory itself by a descriptor. Each call walks from there without links to the directory of the
+name (openat2(2), or name by name on an older kernel). Then it acts on that name by the *at calls, which follow no link
+either. A process that may mount, and uses a directory for long, gets a mount of it for itself in which the kernel
+follows no link at all (`LinklessMount`): then one call does both. A caller that checks a file before it changes it pins
+the file, so that both calls reach the same file even if another one has the name by then.
 
-Paths are absolute, as in the namespace: b"/" is the root. OSErrors are those of the plain calls; where a link is in the
-way, it is ELOOP, or ENOTDIR for one above the last name.
+Paths are absolute, as in the namespace: b"/" is the root. Calls raise the OSErrors of the plain calls. A link in the
+path raises ELOOP, or ENOTDIR if it is above the last name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
 LINKS_MAX = 40
 _SLASH = 0x2F
 _PATH_MAX = 4096
-"""Of one call. A folder that was moved into a deep one has more below it."""
-_SYS_OPENAT2 = 437  # of every architecture but alpha; since Linux 5.6
+"""The kernel's limit for one call. A directory that was moved into a deep one has longer paths below it."""
+_SYS_OPENAT2 = 437  # on every architecture but alpha; since Linux 5.6
 _SYS_OPEN_TREE, _SYS_MOUNT_SETATTR = 428, 442  # likewise; since Linux 5.2 and 5.12
 _OPEN_TREE_CLONE, _AT_EMPTY_PATH = 1, 0x1000
 _NOSUID, _NODEV, _NOSYMFOLLOW = 0x02, 0x04, 0x200000
@@ -39,9 +39,9 @@ _opening = threading.Lock()
 
 
 class LinklessMount:
-    """A mount of a directory that only this process has, in no place, and in which the kernel follows no link, opens no
-    device and heeds no set-user-id bit (open_tree(2), mount_setattr(2)). To make one costs some 30 µs, to close it some
-    milliseconds. Nothing can be renamed or linked from it into another mount."""
+    """A private mount of a directory, attached nowhere. The kernel follows no link in it, opens no device and ignores
+    set-user-id bits (open_tree(2), mount_setattr(2)). Creating one costs some 30 µs, closing it some milliseconds.
+    Nothing can be renamed or linked from it into another mount."""
 
     __slots__ = ("_fd", "_was_tried", "path")
 
@@ -52,7 +52,8 @@ class LinklessMount:
 
     @property
     def fd(self) -> int:
-        """-1 where this process may have none: it lacks CAP_SYS_ADMIN, or the kernel is older than 5.12."""
+        """Return its descriptor, created at the first call; -1 if this process may not create one: it lacks
+        CAP_SYS_ADMIN, or the kernel is older than 5.12."""
         with _opening:
             if not self._was_tried:
                 self._fd = _linkless_mount(self.path)
@@ -69,8 +70,8 @@ class LinklessMount:
 
 
 class Root:
-    """path: of a directory that is trusted itself. It is opened when it is needed first, and stays that directory.
-    mount: of the directory that it is in."""
+    """A directory below which paths are safe. path: of the directory, which is trusted itself. It is opened at the
+    first use and stays that directory. mount: of the directory that contains it."""
 
     __slots__ = ("_fd", "_is_linkless", "_mount", "path")
 
@@ -88,18 +89,19 @@ class Root:
         return self._fd if self._fd >= 0 else self._open()
 
     def make(self, mode: int) -> None:
-        """With those above it; nothing happens when it is there."""
+        """Create the directory and its missing parents; an existing one stays as it is."""
         os.makedirs(self.path, mode=mode, exist_ok=True)
 
     def folder(self, path: bytes) -> int:
-        """A descriptor (O_PATH) of a directory below, which the caller closes, but for `fd`, the root's own."""
+        """Return a descriptor (O_PATH) of a directory below. The caller closes it, unless it is `fd`, the root's
+        own."""
         if path in (b"/", b""):
             return self.fd
         return (_walk() if len(path) < _PATH_MAX else _by_names)(self.fd, path)
 
     def way(self, path: bytes) -> tuple[int, bytes]:
-        """A descriptor of a folder, for `leave`, and what leads from there to the path by the *at calls, and nowhere
-        else."""
+        """Return a descriptor of a directory, for `leave`, and a relative path from there for the *at calls. Together
+        they reach the path and nothing else."""
         fd = self._fd if self._fd >= 0 else self._open()
         if self._is_linkless and b"/.." not in path and 1 < len(path) < _PATH_MAX and path[0] == _SLASH:
             return fd, path[1:]
@@ -114,7 +116,7 @@ class Root:
         return self.folder(path[:slash]), name
 
     def seen(self, path: bytes) -> os.stat_result | None:
-        """As `SafePath.seen`."""
+        """Return lstat of a path; None if there is nothing, or if the path is below a link."""
         folder = -1
         try:
             folder, name = self.way(path)
@@ -130,6 +132,7 @@ class Root:
                 os.close(folder)
 
     def leave(self, folder: int) -> None:
+        """Close a descriptor of `way`, unless it is the root's own."""
         if folder != self._fd:
             os.close(folder)
 
@@ -145,7 +148,7 @@ class Root:
         return self._fd
 
     def close(self) -> None:
-        """It may be used again."""
+        """Close the descriptor. The object can be used again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -155,7 +158,7 @@ class Root:
 
 
 class SafePath:
-    """A path below a root, by calls like those of pathlib. None of them follows a link."""
+    """A path below a root, with calls like pathlib's. None of them follows a link."""
 
     __slots__ = ("path", "root")
 
@@ -179,16 +182,16 @@ class SafePath:
             self.root.leave(folder)
 
     def seen(self) -> os.stat_result | None:
-        """None: nothing is there, or it is below a link."""
+        """Return lstat; None if there is nothing, or if the path is below a link."""
         return self.root.seen(self.path)
 
     def exists(self) -> bool:
-        """A link, too, whatever it leads to."""
+        """Return whether anything is there; a link counts too, whatever its target is."""
         return self.seen() is not None
 
     def is_folder(self) -> bool:
-        seen = self.seen()
-        return seen is not None and stat.S_ISDIR(seen.st_mode)
+        status = self.seen()
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def readlink(self) -> bytes:
         folder, name = self.root.way(self.path)
@@ -203,7 +206,8 @@ class SafePath:
 
     @contextlib.contextmanager
     def entries(self) -> Iterator[Iterator[os.DirEntry[bytes]]]:
-        """Of a directory. Their paths are good within, for calls that follow no links."""
+        """Yield the entries of a directory. Their paths are valid within the context, for calls that follow no
+        links."""
         folder = self.root.folder(self.path)
         try:
             with os.scandir(_by(folder)) as entries:
@@ -212,39 +216,40 @@ class SafePath:
             self.root.leave(folder)
 
     def resolved(self, *, last: bool = True) -> SafePath:
-        """Where the path leads by the links that are there now, of which those to an absolute path count from the
-        root's own. last: also by one that is the last name. What is not there is let be. EXDEV for a link that leads
-        out; ELOOP. It has no links: who puts one there after this makes calls fail, and leads nobody away."""
+        """Return the target of the path by its present links; absolute ones count from the root's own path. last: also
+        follow a link that is the last name. Missing names stay as they are. EXDEV for a link that leads out of the
+        root; ELOOP. The result has no links: if one is created there later, calls fail, and none of them leaves the
+        root."""
         if self._is_direct(last=last):
             return self
-        names, at, links = self.path.split(b"/"), SafePath(self.root, b"/"), 0
+        names, resolved, links = self.path.split(b"/"), SafePath(self.root, b"/"), 0
         while names:
             name = names.pop(0)
             if name in (b"", b"."):
                 continue
             if name == b"..":
-                if at.path == b"/":
+                if resolved.path == b"/":
                     raise OSError(errno.EXDEV, "a symbolic link leads out of the folder", self.path)
-                at = SafePath(self.root, at.path[: at.path.rfind(b"/")] or b"/")
+                resolved = SafePath(self.root, resolved.path[: resolved.path.rfind(b"/")] or b"/")
                 continue
-            at = at / name
+            resolved = resolved / name
             if not names and not last:
                 break
-            target = at._target()
+            target = resolved._target()
             if target is None:
                 continue
             links += 1
             if links > LINKS_MAX:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
             if target.startswith(b"/"):
-                target, at = self._below(target), SafePath(self.root, b"/")
+                target, resolved = self._below(target), SafePath(self.root, b"/")
             else:
-                at = SafePath(self.root, at.path[: at.path.rfind(b"/")] or b"/")
+                resolved = SafePath(self.root, resolved.path[: resolved.path.rfind(b"/")] or b"/")
             names = target.split(b"/") + names
-        return at
+        return resolved
 
     def _is_direct(self, *, last: bool) -> bool:
-        """Whether nothing on the way is a link now, as the kernel says by one look."""
+        """Return whether the path has no link now, by one system call."""
         if b"/." in self.path:
             return False  # perhaps b".."; most paths have none
         try:
@@ -255,7 +260,7 @@ class SafePath:
             return False
 
     def _target(self) -> bytes | None:
-        """None: it is no link."""
+        """Return the target of a link; None for anything else."""
         try:
             return self.readlink()
         except OSError as error:
@@ -270,18 +275,19 @@ class SafePath:
         return target[len(top) :]
 
     def walk(self) -> Iterator[tuple[SafePath, os.stat_result]]:
-        """What is there and all below it, a directory before what is in it. What goes meanwhile is passed by."""
-        seen = self.seen()
-        if seen is None:
+        """Yield the path and everything below it, each directory before its entries. Entries that disappear meanwhile
+        are skipped."""
+        status = self.seen()
+        if status is None:
             return
-        yield self, seen
-        pending = [self] if stat.S_ISDIR(seen.st_mode) else []
+        yield self, status
+        pending = [self] if stat.S_ISDIR(status.st_mode) else []
         while pending:
             directory = pending.pop()
-            for name, seen in directory._rows():
+            for name, status in directory._rows():
                 path = directory / name
-                yield path, seen
-                if stat.S_ISDIR(seen.st_mode):
+                yield path, status
+                if stat.S_ISDIR(status.st_mode):
                     pending.append(path)
 
     def _rows(self) -> list[tuple[bytes, os.stat_result]]:
@@ -294,8 +300,8 @@ class SafePath:
             with os.scandir(_by(folder)) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        seen = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
-                        rows.append((entry.name, seen))
+                        status = os.stat(entry.name, dir_fd=folder, follow_symlinks=False)
+                        rows.append((entry.name, status))
         except FileNotFoundError:
             pass  # removed just now
         finally:
@@ -305,7 +311,7 @@ class SafePath:
     # ------------------------------------------------------------ opening
 
     def open(self, flags: int, mode: int = 0o666) -> int:
-        """A descriptor, which the caller closes."""
+        """Open the file and return a descriptor, which the caller closes."""
         folder, name = self.root.way(self.path)
         try:
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
@@ -313,18 +319,18 @@ class SafePath:
             self.root.leave(folder)
 
     def held(self) -> Root:
-        """The directory that is there now, and stays that one wherever it is moved to: each call on a name in it is one
-        call of the system. The caller closes it."""
+        """Open the directory as a root of its own, which stays that directory wherever it is moved. Each call on a name
+        in it is one system call. The caller closes it."""
         root = Root(self.root.path + self.path)
         root._fd = self.open(_FOLDER)
         return root
 
     def pinned(self) -> Pin:
-        """What is there now, of whatever kind; a device or a fifo is not opened by it."""
+        """Pin the file of any type that is there now. A device or a fifo is not opened by it."""
         return Pin(self.open(_NAME))
 
     def sync(self) -> None:
-        """A file's bytes, or a directory's names, are durable on return."""
+        """Make a file's bytes, or a directory's names, durable. Blocks for the disk."""
         fd = self.open(os.O_RDONLY | os.O_NONBLOCK)
         try:
             os.fsync(fd)
@@ -341,8 +347,8 @@ class SafePath:
             self.root.leave(folder)
 
     def make_folders(self, mode: int) -> None:
-        """With those above it; nothing happens to what is there."""
-        for end in [place for place, byte in enumerate(self.path) if byte == _SLASH and place] + [
+        """Create the directory and its missing parents; existing ones stay as they are."""
+        for end in [index for index, byte in enumerate(self.path) if byte == _SLASH and index] + [
             len(self.path)
         ]:
             if end > 1:
@@ -357,7 +363,7 @@ class SafePath:
             self.root.leave(folder)
 
     def symlink(self, target: bytes) -> None:
-        """A link to a target."""
+        """Create a symbolic link to a target."""
         folder, name = self.root.way(self.path)
         try:
             os.symlink(target, name, dir_fd=folder)
@@ -365,7 +371,7 @@ class SafePath:
             self.root.leave(folder)
 
     def link(self, new: SafePath) -> None:
-        """One more name for a file."""
+        """Create another name for the file."""
         folder, name = self.root.way(self.path)
         try:
             target, new_name = new.root.way(new.path)
@@ -377,10 +383,10 @@ class SafePath:
             self.root.leave(folder)
 
     def name_open(self, fd: int) -> None:
-        """An open file that has no name gets this one."""
+        """Give this name to an open file that has none."""
         folder, name = self.root.way(self.path)
         try:
-            # with a folder's descriptor, which is not needed, Python calls linkat(2) and follows the link
+            # src_dir_fd is not needed, but only with it does Python call linkat(2) and follow the link
             os.link(_by(fd), name, src_dir_fd=fd, dst_dir_fd=folder, follow_symlinks=True)
         finally:
             self.root.leave(folder)
@@ -400,13 +406,14 @@ class SafePath:
             self.root.leave(folder)
 
     def throw_away(self) -> None:
-        """Whatever it is, with all below it; it may be gone by now. However deep it is, that takes one descriptor."""
-        for path, seen in reversed(list(self.walk())):
+        """Delete the file or the directory with everything below it, if it still exists. One descriptor suffices at any
+        depth."""
+        for path, status in reversed(list(self.walk())):
             with contextlib.suppress(FileNotFoundError):
-                (path.rmdir if stat.S_ISDIR(seen.st_mode) else path.unlink)()
+                (path.rmdir if stat.S_ISDIR(status.st_mode) else path.unlink)()
 
     def rename(self, new: SafePath, flags: int = 0) -> None:
-        """flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 in the place of the source."""
+        """Rename the file. flags: of the kernel (linux/fs.h). WHITEOUT leaves a character device 0:0 at the source."""
         folder, name = self.root.way(self.path)
         try:
             target, new_name = new.root.way(new.path)
@@ -417,12 +424,13 @@ class SafePath:
         finally:
             self.root.leave(folder)
 
-    def rename_out(self, place: bytes | str) -> None:
-        """To a name of a directory that nobody else changes, and which may be in another mount of the file system."""
+    def rename_out(self, target: bytes | str) -> None:
+        """Rename the file to a path in a directory that nobody else changes; it may be in another mount of the file
+        system."""
         root = Root(self.root.path)
         folder, name = root.way(self.path)
         try:
-            os.rename(name, place, src_dir_fd=folder)
+            os.rename(name, target, src_dir_fd=folder)
         finally:
             root.leave(folder)
 
@@ -436,12 +444,12 @@ class SafePath:
             self.root.leave(folder)
 
     def chmod(self, mode: int) -> None:
-        """EOPNOTSUPP of a link, which has no mode."""
+        """Set the mode. EOPNOTSUPP for a link, which has no mode."""
         with self.pinned() as pin:
-            os.chmod(pin.at, mode)
+            os.chmod(pin.proc_path, mode)
 
     def utime(self, ns: tuple[int, int] | None = None) -> None:
-        """ns: of access and modification; None: now."""
+        """Set the times of access and modification, in ns; None: now."""
         folder, name = self.root.way(self.path)
         try:
             if ns is None:
@@ -481,14 +489,14 @@ class SafePath:
 
 
 class Pin:
-    """Something that has, or had, a name. at: a path by which plain calls reach just that, and follow no link when it
-    is one. Within `with`."""
+    """A file, of any type, that has or had a name. proc_path: a path by which plain calls reach exactly this file; they
+    follow no link if it is one. It is valid within `with`."""
 
-    __slots__ = ("at", "fd")
+    __slots__ = ("fd", "proc_path")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.at = _by(fd)
+        self.proc_path = _by(fd)
 
     def fstat(self) -> os.stat_result:
         return os.fstat(self.fd)
@@ -501,7 +509,7 @@ class Pin:
 
 
 def _linkless_mount(path: bytes) -> int:
-    """-1 where there can be none."""
+    """Create a private mount of a directory and return its descriptor; -1 if that is impossible."""
     how, size = c_struct(_NOSUID | _NODEV | _NOSYMFOLLOW, 0, 0, 0)
     call = c_library().syscall
     fd: int = call(_SYS_OPEN_TREE, -1, path, _OPEN_TREE_CLONE | os.O_CLOEXEC)
@@ -512,12 +520,13 @@ def _linkless_mount(path: bytes) -> int:
 
 
 def _by(fd: int, name: bytes = b"") -> bytes:
-    """A path for calls that take no descriptor of a directory. With a name: for such as follow no link."""
+    """Return a path for calls that take no descriptor of a directory. With a name: only for calls that follow no
+    link."""
     return b"/proc/self/fd/%d/%s" % (fd, name) if name else b"/proc/self/fd/%d" % fd
 
 
 def rename_at(folder: int, name: bytes, target: int, new_name: bytes, flags: int) -> None:
-    """renameat2(2). ENOSYS where the C library has no such call."""
+    """Call renameat2(2). ENOSYS if the C library lacks it."""
     if not flags:
         os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=target)
         return
@@ -531,7 +540,8 @@ def rename_at(folder: int, name: bytes, target: int, new_name: bytes, flags: int
 
 @functools.cache
 def _walk() -> Callable[[int, bytes], int]:
-    """Where openat2 is unknown, or forbidden by an old filter of system calls, names are walked one by one."""
+    """Return the function that opens a directory: `_by_names` where openat2 is unknown, or forbidden by an old filter
+    of system calls."""
     root = os.open("/", _FOLDER)
     try:
         os.close(_by_kernel(root, b"/."))

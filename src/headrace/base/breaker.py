@@ -1,7 +1,7 @@
-"""Whether another side is worth asking. Pure: times and chance are handed in.
+"""Decide whether to send requests to another side. Pure: the caller passes times and random numbers.
 
-Some failures in a row open it, or one silence; then nobody asks, but for one probe after a pause that grows with each
-that failed. Anything that succeeds closes it.
+Some failures in a row, or one timeout, open the breaker. Then nothing is sent except one probe after a pause, which
+grows with each failed probe. Any success closes the breaker.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """failures_max: in a row, until it opens. pause_s: before the first probe; doubled with each that failed, up to
-    pause_s_max. probe_limit_s: a probe of which nobody told the end is forgotten."""
+    """The limits of a breaker. failures_max: failures in a row that open it. pause_s: before the first probe; doubled
+    with each failed probe, up to pause_s_max. probe_limit_s: after this time without a result a probe is forgotten."""
 
     failures_max: int
     pause_s: float
@@ -21,6 +21,8 @@ class BreakerLimits:
 
 
 class Breaker:
+    """The breaker of one other side: closed, open, or probing."""
+
     __slots__ = ("_failures", "_limits", "_opened", "_probe_s", "_until_s")
 
     def __init__(self, limits: BreakerLimits) -> None:
@@ -35,19 +37,19 @@ class Breaker:
         return self._opened == 0
 
     def state(self, now_s: float) -> str:
-        """closed, open, or probing."""
+        """Return "closed", "open" or "probing"."""
         if self.closed:
             return "closed"
         return "probing" if self._probing(now_s) else "open"
 
     def probe_due_s(self, now_s: float) -> float:
-        """When the next probe may be taken, if nothing is heard of the one under way."""
+        """Return when the next probe may be sent, if the current one gets no result."""
         if self._probe_s is not None and self._probing(now_s):
             return self._probe_s + self._limits.probe_limit_s
         return self._until_s
 
     def take_probe(self, now_s: float) -> bool:
-        """True once: the caller asks the other side, and tells what came of it."""
+        """Return True once for each probe: the caller then sends a request and reports its result."""
         if self.closed or now_s < self._until_s or self._probing(now_s):
             return False
         self._probe_s = now_s
@@ -58,16 +60,16 @@ class Breaker:
         self._probe_s = None
 
     def failed(self, now_s: float, *, chance: float, wait_s: float = 0.0, silent: bool = False) -> None:
-        """chance: 0 to 1; nodes that saw the same failure come back at different times. wait_s: what the other side
-        asked for: it opens at once, for so long at least. silent: it said nothing for as long as it may: it opens at
-        once, as whoever asked next would wait as long again."""
+        """Record a failure. chance: 0 to 1, so that nodes that saw the same failure come back at different times.
+        wait_s: the other side asked for this pause: the breaker opens at once, for at least as long. silent: the other
+        side timed out: the breaker opens at once, as the next request would wait just as long."""
         self._failures += 1
         probed = self._probe_s is not None
         self._probe_s = None
         if self.closed and self._failures < self._limits.failures_max and not (wait_s or silent):
             return
         if not self.closed and not probed:
-            return  # requests that were under way when it opened: they say nothing new
+            return  # a request that was sent before the breaker opened carries no new information
         self._opened += 1
         pause_s = min(self._limits.pause_s_max, self._limits.pause_s * 2.0 ** (self._opened - 1))
         self._until_s = now_s + max(pause_s * (0.5 + chance / 2), wait_s)

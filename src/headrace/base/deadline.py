@@ -1,4 +1,4 @@
-"""A point in time by which a call must have answered; passed down, never made anew on the way."""
+"""A point in time by which a call must return. Calls pass it down and never create a new one on the way."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from headrace.base.errors import DeadlineExceededError
 
 
 class Deadline:
-    """Monotonic. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits. patience_s: how
-    long a call is tried again after it failed first, where its caller does better things than to wait for all of it."""
+    """A monotonic time. `Deadline.after(5)`; `Deadline.never()` for background work that has its own limits.
+    patience_s: how long a call retries after its first failure, if its caller has a better alternative than to wait
+    until the deadline."""
 
     __slots__ = ("at_s", "patience_s")
 
@@ -26,12 +27,13 @@ class Deadline:
         return cls(float("inf"))
 
     def left_s(self) -> float:
-        """Seconds left, at least 0; infinite for never."""
+        """Return the seconds left, at least 0; infinite for never."""
         return max(0.0, self.at_s - time.monotonic())
 
     def passed(self) -> bool:
         return time.monotonic() >= self.at_s
 
-    def check(self, what: str) -> None:
+    def check(self, subject: str) -> None:
+        """Raise DeadlineExceededError if the deadline has passed. subject: what the caller does, for the message."""
         if self.passed():
-            raise DeadlineExceededError(what, why="no answer within the time allowed")
+            raise DeadlineExceededError(subject, why="no answer within the time allowed")

@@ -1,7 +1,7 @@
-"""Decodes JSON, msgpack and words that came from outside: another node, a record, a client, a file.
+"""Decode JSON, msgpack and texts from outside: another node, a record, a client, a file.
 
-msgspec raises its own DecodeError for most of what is wrong, but UnicodeDecodeError for text that is none, and
-RecursionError for what is nested too deep. Here all of them are a DecodeError, so that no caller forgets one.
+msgspec raises its own DecodeError for most invalid input, but UnicodeDecodeError for text that is not UTF-8, and
+RecursionError for deep nesting. These functions raise DecodeError for all of them, so that no caller forgets one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ Kind = TypeVar("Kind")
 
 
 def decode_json(data: bytes, kind: type[Kind]) -> Kind:
-    """msgspec.DecodeError for what is no JSON of that kind."""
+    """Decode JSON. msgspec.DecodeError for anything else than JSON of that kind."""
     return decode_with(lambda body: msgspec.json.decode(body, type=kind), data)
 
 
 def decode_msgpack(data: bytes, kind: type[Kind]) -> Kind:
-    """msgspec.DecodeError for what is no msgpack of that kind."""
+    """Decode msgpack. msgspec.DecodeError for anything else than msgpack of that kind."""
     return decode_with(lambda body: msgspec.msgpack.decode(body, type=kind), data)
 
 
 def convert_words(values: Mapping[str, object], kind: type[Kind]) -> Kind:
-    """Texts become numbers where the kind has some. msgspec.ValidationError, also for bytes that are no text."""
+    """Convert values, with texts to numbers where the kind has numbers. msgspec.ValidationError, also for text that is
+    not UTF-8."""
     try:
         return msgspec.convert(values, kind, strict=False)
     except UnicodeEncodeError as error:
@@ -33,7 +34,7 @@ def convert_words(values: Mapping[str, object], kind: type[Kind]) -> Kind:
 
 
 def decode_with(decode: Callable[[bytes], Kind], data: bytes) -> Kind:
-    """decode: of a Decoder that was made before. msgspec.DecodeError."""
+    """Decode with a method of an existing Decoder. msgspec.DecodeError."""
     try:
         return decode(data)
     except (UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Every error that Headrace raises on purpose.
 
-An error says what happened, where, why and what to do, in one line each; doors translate it (errno, exit code,
-wire) by one table of codes. Foreign exceptions are turned into these in the file that called the library.
+An error says what failed, where, why and what to do, in one line each. Interfaces translate it (errno, exit code, wire)
+by one table of codes. A foreign exception becomes one of these in the file that called the library.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import ClassVar, Self
 
 
 class HeadraceError(Exception):
-    """Base of all. `code` is stable and documented in docs/errors.md; `retryable` says the same call may work later.
+    """Base of all. `code` is stable and documented in docs/errors.md; `retryable`: the same call may succeed later.
 
-    what: what failed, with the path or URL. why: the cause. hint: what the user can do ("" when nothing).
+    what: what failed, with the path or URL. why: the cause. hint: what the user can do ("" if nothing).
     """
 
     code: ClassVar[str] = "internal"
@@ -25,7 +25,8 @@ class HeadraceError(Exception):
         super().__init__(what)
 
     def copied(self) -> Self:
-        """For one more who waits. Without its trace, which would keep alive what was in use when it was raised."""
+        """Return a copy for another waiting caller, without the trace: that would keep alive the objects in use when it
+        was raised."""
         return type(self)(self.what, why=self.why, hint=self.hint)
 
     def __str__(self) -> str:
@@ -38,7 +39,7 @@ class HeadraceError(Exception):
 
 
 class UsageError(HeadraceError, ValueError):
-    """The user's words are off: an unknown scheme, a bad size, an unknown setting."""
+    """The user's input is invalid: an unknown scheme, a bad size, an unknown setting."""
 
     code = "usage"
 
@@ -50,8 +51,8 @@ class PathNotFoundError(HeadraceError, FileNotFoundError):
 
 
 class StaleIdError(PathNotFoundError):
-    """An id that names nothing any more: its file was replaced or removed at the origin. The name may mean
-    another file by now: look it up again."""
+    """The id is no longer valid: its file was replaced or removed at the origin. The name may belong to another file
+    now, so look it up again."""
 
     code = "path.stale"
 
@@ -75,7 +76,7 @@ class PathExistsError(HeadraceError, FileExistsError):
 
 
 class PathDeniedError(HeadraceError, PermissionError):
-    """The system does not let this user read or write there."""
+    """The operating system does not permit this user to read or write there."""
 
     code = "path.denied"
 
@@ -95,7 +96,7 @@ class ReadOnlyError(HeadraceError, OSError):
 
 
 class NotSupportedError(HeadraceError, OSError):
-    """What can't be done truly is refused."""
+    """Headrace does not support this operation, and refuses it rather than imitate it."""
 
     code = "not_supported"
 
@@ -103,7 +104,7 @@ class NotSupportedError(HeadraceError, OSError):
 
 
 class MissingExtraError(HeadraceError, ModuleNotFoundError):
-    """An optional package is not installed; the line says which extra of Headrace brings it."""
+    """An optional package is not installed; the message names the extra of Headrace that installs it."""
 
     code = "extra.missing"
 
@@ -111,7 +112,7 @@ class MissingExtraError(HeadraceError, ModuleNotFoundError):
 
 
 class OriginError(HeadraceError, OSError):
-    """The origin answered with an error that trying again won't mend."""
+    """The origin answered with an error that a retry does not fix."""
 
     code = "origin.failed"
 
@@ -119,14 +120,14 @@ class OriginError(HeadraceError, OSError):
 
 
 class OriginUnavailableError(OriginError):
-    """The origin could not be reached, was overloaded (500, 503, 429), or broke off an answer."""
+    """The origin could not be reached, was overloaded (500, 503, 429), or broke off a response."""
 
     code = "origin.unavailable"
     retryable = True
 
 
 class OriginDeniedError(OriginError, PermissionError):
-    """Credentials are missing, wrong, or don't allow this; or the configuration allows no such origin."""
+    """Credentials are missing, wrong or insufficient; or the configuration does not allow this origin."""
 
     code = "origin.denied"
 
@@ -140,26 +141,26 @@ class BucketNotFoundError(OriginError, FileNotFoundError):
 
 
 class VersionChangedError(OriginError):
-    """The object is no longer the version that was asked for; what is cached of that version stays readable."""
+    """The object is no longer the requested version; cached bytes of that version stay readable."""
 
     code = "origin.version_changed"
 
 
 class CorruptOriginError(OriginError):
-    """What the origin sends does not match the checksum that it names, and differs from read to read."""
+    """The origin's bytes do not match the checksum that it sends, and differ from read to read."""
 
     code = "origin.corrupt"
 
 
 class ConflictError(OriginError):
-    """What was to be replaced or removed at the origin is not what it was: somebody else changed it, or made a file
-    of that name. Nothing was changed there."""
+    """Somebody else changed the object that was to be replaced or removed at the origin, or created one of that name.
+    Headrace changed nothing there."""
 
     code = "origin.conflict"
 
 
 class OriginReadOnlyError(OriginError):
-    """The origin can't be written to."""
+    """The origin does not accept writes."""
 
     code = "origin.read_only"
 
@@ -181,7 +182,7 @@ class NoSpaceError(HeadraceError, OSError):
 
 
 class StoreError(HeadraceError, OSError):
-    """A cache volume can't be used: unwritable, an I/O error, too small."""
+    """A cache volume can't be used: it is not writable, too small, or has I/O errors."""
 
     code = "store.failed"
 
@@ -189,14 +190,14 @@ class StoreError(HeadraceError, OSError):
 
 
 class EvictedError(StoreError):
-    """The cache file went, to make room or because somebody freed it, while it was being filled."""
+    """The cache file was evicted or freed while it was being filled."""
 
     code = "store.evicted"
     retryable = True
 
 
 class StoreBusyError(StoreError):
-    """Another node uses this cache folder."""
+    """Another node uses this cache directory."""
 
     code = "store.busy"
 
@@ -222,7 +223,7 @@ class NodeUnavailableError(HeadraceError, ConnectionError):
 
 
 class NotAllowedError(HeadraceError, PermissionError):
-    """Who asks a node shows no token or certificate, or a wrong one, or says to be somebody else; or a file's mode does
+    """The client presents no valid token or certificate, or claims another identity than its own; or a file's mode does
     not let this user read it."""
 
     code = "node.denied"
@@ -231,13 +232,13 @@ class NotAllowedError(HeadraceError, PermissionError):
 
 
 class ProtocolError(HeadraceError):
-    """The other side speaks another version, or nonsense."""
+    """The other side speaks another version of the protocol, or sent an invalid message."""
 
     code = "protocol"
 
 
 class MountError(HeadraceError, OSError):
-    """A mountpoint that is missing, busy or not empty, or a kernel that refuses."""
+    """The mountpoint is missing, busy or not empty, or the kernel refuses the mount."""
 
     code = "mount.failed"
 
@@ -245,7 +246,8 @@ class MountError(HeadraceError, OSError):
 
 
 class ClusterUnavailableError(HeadraceError, ConnectionError):
-    """The cluster's records (etcd) can't be reached. Reads go on by the last view; what needs a record fails."""
+    """The cluster's records (etcd) can't be reached. Reads continue with the last view; operations that need a record
+    fail."""
 
     code = "cluster.unavailable"
     retryable = True
@@ -254,7 +256,7 @@ class ClusterUnavailableError(HeadraceError, ConnectionError):
 
 
 class ClusterDeniedError(ClusterUnavailableError):
-    """etcd refuses this node (no role for the cluster's records, a wrong password or certificate), or shows a
+    """etcd refuses this node (no role for the cluster's records, a wrong password or certificate), or presents a
     certificate of another authority."""
 
     code = "cluster.denied"
@@ -262,19 +264,20 @@ class ClusterDeniedError(ClusterUnavailableError):
 
 
 class NodeIdTakenError(HeadraceError):
-    """Another node that is alive has this id in the cluster."""
+    """Another live node has this id in the cluster."""
 
     code = "cluster.id_taken"
 
 
 class PeerError(HeadraceError, OSError):
-    """A peer did not do what it was asked: broke off, sent bytes that don't match their checksum, has no room."""
+    """A peer failed to carry out a request: it broke off, sent bytes that don't match their checksum, or has no
+    space."""
 
     code = "peer.failed"
     retryable = True
 
     def __init__(self, what: str, *, why: str = "", hint: str = "", silent: bool = False) -> None:
-        """silent: nothing came in the time allowed; to ask again at once would be in vain."""
+        """Create the error. silent: the peer timed out, so an immediate retry would be useless."""
         super().__init__(what, why=why, hint=hint)
         self.silent = silent
 
@@ -282,13 +285,13 @@ class PeerError(HeadraceError, OSError):
 
 
 class NotOwnerError(PeerError):
-    """The peer does not own what it was asked for, and has none of it: the two have different views."""
+    """The peer neither owns nor caches the requested file: the two nodes have different views."""
 
     code = "peer.not_owner"
 
 
 class CheckpointNotFoundError(HeadraceError, FileNotFoundError):
-    """No checkpoint of that step, or none at all, in the folder."""
+    """The directory has no checkpoint, or none of that step."""
 
     code = "checkpoint.not_found"
 
@@ -296,7 +299,7 @@ class CheckpointNotFoundError(HeadraceError, FileNotFoundError):
 
 
 class CorruptCheckpointError(HeadraceError, OSError):
-    """A checkpoint's bytes or its manifest do not match their checksum, or a file of it is gone."""
+    """A checkpoint's bytes or its manifest do not match their checksum, or one of its files is missing."""
 
     code = "checkpoint.corrupt"
 
@@ -304,7 +307,8 @@ class CorruptCheckpointError(HeadraceError, OSError):
 
 
 class CheckpointFailedError(HeadraceError, OSError):
-    """A checkpoint could not be saved: an I/O error, or a rank that did not deliver. The ones before it are whole."""
+    """A checkpoint could not be saved: an I/O error, or a rank that did not deliver. Earlier checkpoints are
+    complete."""
 
     code = "checkpoint.failed"
     retryable = True
@@ -313,13 +317,13 @@ class CheckpointFailedError(HeadraceError, OSError):
 
 
 class CheckpointNoSpaceError(CheckpointFailedError):
-    """The disk is full. The checkpoints before this one are whole."""
+    """The disk is full. Earlier checkpoints are complete."""
 
     code = "checkpoint.no_space"
 
 
 class CheckpointMismatchError(HeadraceError, ValueError):
-    """What is to be restored into is not shaped as what was saved."""
+    """The state to restore into does not have the shape of the saved one."""
 
     code = "checkpoint.mismatch"
 
@@ -329,11 +333,11 @@ class CancelledByUserError(HeadraceError):
 
 
 def error_classes() -> dict[str, type[HeadraceError]]:
-    """All classes by code: what a client needs to turn a wire failure back into the same exception."""
-    found: dict[str, type[HeadraceError]] = {}
+    """Return all classes by code, so that a client can turn a failure on the wire back into the same exception."""
+    classes: dict[str, type[HeadraceError]] = {}
     pending: list[type[HeadraceError]] = [HeadraceError]
     while pending:
-        one = pending.pop()
-        found[one.code] = one
-        pending.extend(one.__subclasses__())
-    return found
+        error_class = pending.pop()
+        classes[error_class.code] = error_class
+        pending.extend(error_class.__subclasses__())
+    return classes

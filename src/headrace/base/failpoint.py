@@ -1,7 +1,8 @@
-"""Where a test can end the process: `hit` names a step of a commit; nothing happens unless the environment arms it.
+"""Let a test end the process at a named step of a commit (`hit`). Nothing happens unless the environment arms that
+name.
 
-HEADRACE_FAILPOINT=name kills this process by SIGKILL at the first hit of that name, name:N at the Nth; name:N:FILE
-only when FILE is not there yet, which is made then: of all processes that share the setting one dies, once.
+HEADRACE_FAILPOINT=name kills this process by SIGKILL at the first hit of that name, name:N at the Nth. name:N:FILE does
+so only if FILE does not exist, and creates it: of all processes that share the setting one dies, once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _left = int(_COUNT or 1)
 
 
 def hit(name: str) -> None:
-    """The process may end here, as by kill -9."""
+    """Pass a step; the process may end here, as by kill -9."""
     global _left
     if name == _ARMED:
         _left -= 1

@@ -1,4 +1,4 @@
-"""What arrives within a moment is worked on together: one transaction, one turn of a thread, for many."""
+"""Batch items that arrive within a moment: many share one transaction, or one job of a thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Result = TypeVar("Result")
 
 
 class GroupCommit(Generic[Item, Result]):
-    """work: gives what comes of each item, in their order; an exception is raised to the one who gave the item, and one
-    that work itself raises, to all. most: items at one time. delay_s: how long the first waits for others. unclaimed:
-    told of a result for which nobody waits any more."""
+    """The batches of one kind of work. work: returns the result of each item, in their order. It may return an
+    exception for an item, which the item's caller gets; an exception that it raises goes to all callers. most: items of
+    one batch. delay_s: how long the first item waits for others. unclaimed: called with a result for which nobody waits
+    any more."""
 
     def __init__(
         self,
@@ -31,7 +32,8 @@ class GroupCommit(Generic[Item, Result]):
         self._working: set[asyncio.Task[None]] = set()
 
     async def one(self, item: Item, *, soon: bool = False, alone: bool = False) -> Result:
-        """soon: with those that wait, and come in this turn of the loop. alone: with no others."""
+        """Return the result of one item. soon: in a batch with the waiting items and those of this turn of the loop.
+        alone: in a batch of its own."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Result] = loop.create_future()
         if alone:
@@ -47,32 +49,32 @@ class GroupCommit(Generic[Item, Result]):
         return await result
 
     async def stop(self) -> None:
-        """What waits is given up; what is worked on is done on return."""
+        """Cancel waiting items, and wait for the batches that are being worked on."""
         for _, result in self._waiting:
             result.cancel()
         self._waiting.clear()
         await asyncio.gather(*self._working)
 
     def _begin_all(self) -> None:
-        taken, self._waiting = self._waiting, []
-        if taken:
-            self._begin(taken)
+        batch, self._waiting = self._waiting, []
+        if batch:
+            self._begin(batch)
 
-    def _begin(self, taken: list[tuple[Item, asyncio.Future[Result]]]) -> None:
-        task = asyncio.ensure_future(self._do(taken))
+    def _begin(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        task = asyncio.ensure_future(self._do(batch))
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
-    async def _do(self, taken: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+    async def _do(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            results = await self._work([item for item, _ in taken])
-        except Exception as error:  # noqa: BLE001 - handed to those who wait
-            results = [error] * len(taken)
-        for (_, waits), result in zip(taken, results, strict=True):
+            results = await self._work([item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001 - raised in all waiting callers
+            results = [error] * len(batch)
+        for (_, future), result in zip(batch, results, strict=True):
             if isinstance(result, Exception):
-                if not waits.done():
-                    waits.set_exception(result)
-            elif not waits.done():
-                waits.set_result(result)
+                if not future.done():
+                    future.set_exception(result)
+            elif not future.done():
+                future.set_result(result)
             elif self._unclaimed is not None:
                 self._unclaimed(result)

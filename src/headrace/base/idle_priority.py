@@ -1,4 +1,4 @@
-"""Work that nobody waits for gives way to all others, for the processor and for the disk."""
+"""Give background work the lowest priority for the processor and the disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _WHO_THREAD, _CLASS_IDLE = 1, 3 << 13
 
 
 def take_idle_priority() -> None:
-    """Of the calling thread (setpriority(2), ioprio_set(2)). Schedulers of disks that know no priorities go by the
-    rate alone."""
+    """Lower the priority of the calling thread (setpriority(2), ioprio_set(2)). Disk schedulers without priorities are
+    limited only by the rate of the work."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     number = _IOPRIO_SET.get(platform.machine())

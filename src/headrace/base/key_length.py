@@ -1,15 +1,15 @@
-"""How long the key of an object may be: said where it is made, as a store says it only when it is put."""
+"""Limit the length of an object's key when its name is created, as an object store reports it only at the upload."""
 
 from __future__ import annotations
 
 import os
 
 KEY_BYTES_MAX = {"s3": 1024, "gs": 1024, "az": 1024}
-"""By scheme of an origin, in UTF-8. Azure counts characters, and is the same for most names."""
+"""By scheme of an origin, in UTF-8. Azure counts characters, which is the same number for most names."""
 
 
 def key_room(url: str) -> int | None:
-    """How many bytes a key below an origin of that URL may have; None: as many as a path."""
+    """Return how many bytes a key below an origin of that URL may have; None: as many as a path."""
     scheme, _, rest = url.partition("://")
     limit = KEY_BYTES_MAX.get(scheme)
     if limit is None:

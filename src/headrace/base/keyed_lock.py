@@ -1,4 +1,4 @@
-"""One at a time at each path. On the node's loop."""
+"""Lock paths, each for one task at a time. For the node's loop."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager
 
 
 class KeyedLock:
-    """`path in turns`: somebody is at it."""
+    """Locks by path. `path in locks` is true while a task holds the lock of the path."""
 
     def __init__(self) -> None:
-        self._taken: dict[bytes, asyncio.Event] = {}
+        self._held: dict[bytes, asyncio.Event] = {}
 
     def __contains__(self, path: bytes) -> bool:
-        return path in self._taken
+        return path in self._held
 
     @asynccontextmanager
     async def at(self, path: bytes) -> AsyncIterator[None]:
-        """Alone at the path within."""
-        while (taken := self._taken.get(path)) is not None:
-            await taken.wait()
-        self._taken[path] = asyncio.Event()
+        """Hold the lock of a path within the context."""
+        while (released := self._held.get(path)) is not None:
+            await released.wait()
+        self._held[path] = asyncio.Event()
         try:
             yield
         finally:
-            self._taken.pop(path).set()
+            self._held.pop(path).set()

@@ -1,5 +1,5 @@
-"""The C library, for what Python's os lacks. Loaded when it is first wanted: a program that only reads needs none
-of it, and ctypes is a twentieth of what `import headrace` costs."""
+"""The C library, for calls that Python's os lacks. It is loaded at its first use: a program that only reads needs none
+of it, and ctypes takes a twentieth of the time of `import headrace`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @functools.cache
 def c_library() -> Any:
-    """errno is kept: `last_errno`."""
+    """Return the library. It keeps errno for `last_errno`."""
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)
@@ -25,14 +25,14 @@ def c_library() -> Any:
 
 
 def last_errno() -> int:
-    """Of the last call of this thread that failed."""
+    """Return the errno of this thread's last failed call."""
     import ctypes
 
     return ctypes.get_errno()
 
 
 def address_of(view: memoryview) -> int:
-    """view: writable."""
+    """Return the address of a writable view."""
     import ctypes
 
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
@@ -40,8 +40,8 @@ def address_of(view: memoryview) -> int:
 
 @functools.cache
 def c_struct(*numbers: int) -> tuple[Any, int]:
-    """A struct of 64-bit numbers, to be passed on and not changed, and its size."""
+    """Return a struct of 64-bit numbers, which callers must not change, and its size."""
     import ctypes
 
-    made = (ctypes.c_uint64 * len(numbers))(*numbers)
-    return made, ctypes.sizeof(made)
+    struct = (ctypes.c_uint64 * len(numbers))(*numbers)
+    return struct, ctypes.sizeof(struct)

@@ -1,4 +1,4 @@
-"""Writes a process's log to its stderr: one line a record, whatever names are in it, and bounded where it is a file."""
+"""Write a process's log to stderr: one line a record, whatever names it contains, and bounded if stderr is a file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import stat
 from headrace.base.printable import printable
 
 LOG_BYTES_MAX = 16 << 20
-"""A larger log is copied to NAME.1, in place of what was there, and begins anew."""
+"""A larger log is copied to NAME.1, replacing the old copy, and starts empty."""
 LOOK_EVERY_BYTES = 64 << 10
 FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class LineFormatter(logging.Formatter):
-    """Escapes what would end a line or steer a terminal. A trace after the message keeps its lines."""
+    """A formatter that escapes characters which end a line or control a terminal. A trace after the message keeps its
+    lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = printable(record.message)
@@ -24,7 +25,7 @@ class LineFormatter(logging.Formatter):
 
 
 class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic only for type checkers
-    """Writes to stderr. Several processes may append to the same file."""
+    """A handler that writes to stderr. Several processes may append to the same file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class BoundedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generi
 
 
 def keep_bounded(fd: int) -> None:
-    """Begin the file anew when it is too long; nothing for what is no file. fd: open for appending."""
+    """Empty the file if it is too long; do nothing if the descriptor is no regular file. fd: open for appending."""
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size <= LOG_BYTES_MAX:
@@ -53,7 +54,7 @@ def keep_bounded(fd: int) -> None:
 
 
 def log_to_stderr(level: str, *, format: str = FORMAT) -> logging.Handler:
-    """Set up the log of this process, once. level: as of `logging`, in any case."""
+    """Set up the log of this process, once. level: as in `logging`, in any case."""
     handler = BoundedHandler()
     handler.setFormatter(LineFormatter(format))
     logging.basicConfig(level=level.upper(), handlers=[handler])

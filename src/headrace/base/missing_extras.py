@@ -1,4 +1,4 @@
-"""The optional packages, the extras that bring them, and the error that names the extra where one is missing."""
+"""The optional packages, the extras that install them, and the error that names the extra of a missing one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EXTRAS_OF: dict[str, tuple[str, ...]] = {
     "torch": ("torch", "bench"),
     "zstandard": ("checkpoint", "torch", "bench"),
 }
-"""The name that is imported → extras of pyproject.toml that bring it; the first is the smallest one."""
+"""The imported name → extras of pyproject.toml that install it; the first is the smallest."""
 
 
 def missing_extra(package: str, needed_by: str, *, extra: str = "") -> MissingExtraError:
-    """Return the error to raise. package: of EXTRAS_OF. extra: to name, if it has the package."""
+    """Return the error to raise. package: of EXTRAS_OF. extra: the one to name, if it has the package."""
     extras = EXTRAS_OF[package]
     named = extra if extra in extras else extras[0]
     return MissingExtraError(
@@ -38,13 +38,13 @@ def missing_extra(package: str, needed_by: str, *, extra: str = "") -> MissingEx
 def missing_extra_of(
     error: ModuleNotFoundError, needed_by: str, *, extra: str = ""
 ) -> MissingExtraError | None:
-    """Return what a failed import means; None where the module is not one that an extra brings."""
+    """Return the error for a failed import; None if no extra installs the module."""
     package = (error.name or "").partition(".")[0]
     return missing_extra(package, needed_by, extra=extra) if package in EXTRAS_OF else None
 
 
 def require(packages: Iterable[str], needed_by: str, *, extra: str) -> None:
-    """Raise MissingExtraError where one of them is not installed. Imports none: some take seconds."""
+    """Raise MissingExtraError if one of the packages is not installed. It imports none: some take seconds."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise missing_extra(package, needed_by, extra=extra)
@@ -52,7 +52,8 @@ def require(packages: Iterable[str], needed_by: str, *, extra: str) -> None:
 
 @contextmanager
 def needs_extra(needed_by: str, *, extra: str = "") -> Iterator[None]:
-    """Imports within it raise MissingExtraError, an ImportError, where a package of an extra is missing."""
+    """Raise MissingExtraError, an ImportError, if an import within the context fails because an extra's package is
+    missing."""
     try:
         yield
     except MissingExtraError:

@@ -1,7 +1,7 @@
-"""Checks paths, names and node ids that came from outside: another node, a record, a client.
+"""Check paths, names and node ids from outside: another node, a record, a client.
 
-Code behind these checks joins a path to a directory of this host. So what could lead out of that directory is refused
-where it is decoded. Every call raises ValueError, which msgspec turns into its own error while it decodes.
+Code behind these checks joins a path to a directory of this host. So decoding refuses everything that could lead out of
+that directory. Every call raises ValueError, which msgspec turns into its own error while it decodes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ PATH_BYTES_MAX = 4095
 NAME_BYTES_MAX = 255
 """NAME_MAX of Linux."""
 DEPTH_MAX = 512
-"""Names of a path in a request: as many as a key of S3 can have. Each costs a look, or a folder to be made."""
+"""The limit for the names of a path in a request: as many as an S3 key can have. Each costs a lookup, or a directory to
+create."""
 
 
 def check_path(path: bytes) -> None:
@@ -27,8 +28,8 @@ def check_path(path: bytes) -> None:
 
 
 def check_long_names(path: bytes) -> None:
-    """Accept a path whose names a directory can have, however long it is itself: a folder may have been moved into a
-    deep one."""
+    """Accept a path whose names a directory can have, whatever its own length is: a directory may have been moved into
+    a deep one."""
     if len(path) > NAME_BYTES_MAX:  # else none of its names is too long
         longest = max(map(len, path.split(b"/")))
         if longest > NAME_BYTES_MAX:
@@ -40,7 +41,7 @@ def check_name(name: bytes) -> None:
     if name in (b"", b".", b".."):
         raise ValueError(f"{name!r} is no name of a file")
     if b"/" in name or b"\0" in name:
-        raise ValueError(f"name {name[:80]!r} has a slash or a zero byte")
+        raise ValueError(f"name {name[:80]!r} has a slash or a NUL character")
     if len(name) > NAME_BYTES_MAX:
         raise ValueError(f"a name of {len(name)} bytes: {NAME_BYTES_MAX} are allowed")
 

@@ -1,4 +1,4 @@
-"""Descriptors that one process hands to another over a unix socket."""
+"""Receive descriptors that another process sent over a unix socket."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def received_descriptors(rights: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors that came beside a message of a unix socket, as `recvmsg` gives them (unix(7),
+    """Return the descriptors that came with a message of a unix socket, from the ancillary data of `recvmsg` (unix(7),
     SCM_RIGHTS). The caller closes them."""
     fds = array.array("i")
     for level, kind, data in rights:

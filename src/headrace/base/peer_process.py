@@ -1,4 +1,4 @@
-"""Which process is at the other end of a unix socket, by the kernel's word (unix(7), SO_PEERCRED)."""
+"""Identify the process at the other end of a unix socket, as the kernel reports it (unix(7), SO_PEERCRED)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CREDENTIALS = struct.Struct("@iII")
 
 
 class PeerProcess(NamedTuple):
-    """As it was when it connected, or began to listen."""
+    """A process as it was when it connected, or began to listen."""
 
     pid: int
     uid: int
@@ -18,5 +18,6 @@ class PeerProcess(NamedTuple):
 
 
 def peer_of(connection: socket.socket) -> PeerProcess:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return PeerProcess(*_CREDENTIALS.unpack(found))
+    """Return the process at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return PeerProcess(*_CREDENTIALS.unpack(credentials))

@@ -1,5 +1,5 @@
-"""Which folder lies in which, whatever way leads there: symbolic links and bind mounts are seen through. Pure paths and
-/proc/self/mountinfo: no folder is asked, as one that hangs is none of ours to wait for."""
+"""Determine which directory is in which, through symbolic links and bind mounts. It uses only paths and
+/proc/self/mountinfo, and touches no directory, so that it can't hang with the file system of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = "file://"
 
 
 def is_within(inner: str, outer: str) -> bool:
-    """Whether inner is outer or lies below it, by its path or on the same file system. They need not exist."""
+    """Return whether inner is outer or below it, by its path or on the same file system. They need not exist."""
     inner, outer = os.path.realpath(inner), os.path.realpath(outer)
     if _below(inner, outer):
         return True
@@ -23,43 +23,46 @@ def is_within(inner: str, outer: str) -> bool:
 
 
 def check_places(caches: Iterable[str], urls: Iterable[str], mountpoint: str | None = None) -> None:
-    """UsageError where the cache would be among the data, or behind its own mount, or the mount among what it shows.
-    caches: folders; urls: of origins."""
+    """Check that the cache is not among the data nor below its own mount, nor the mount among its own data. caches:
+    directories; urls: of origins. UsageError."""
     origins = [url.removeprefix(_FILE) for url in urls if url.startswith(_FILE)]
     for cache in caches:
         for origin in origins:
-            _refuse_within("cache folder", cache, "the origin", origin)
+            _refuse_within("cache directory", cache, "the origin", origin)
         if mountpoint:
-            _refuse_within("cache folder", cache, "the mountpoint", mountpoint)
+            _refuse_within("cache directory", cache, "the mountpoint", mountpoint)
     for origin in origins:
         if mountpoint:
             _refuse_within("mountpoint", mountpoint, "the origin", origin)
 
 
-def _refuse_within(what: str, inner: str, where: str, outer: str) -> None:
+def _refuse_within(subject: str, inner: str, outer_kind: str, outer: str) -> None:
     if is_within(inner, outer):
-        raise UsageError(f"{what} {inner}", why=f"it lies in {where} {outer}", hint="name a folder beside it")
+        raise UsageError(
+            f"{subject} {inner}", why=f"it lies in {outer_kind} {outer}", hint="name a directory beside it"
+        )
 
 
-def _below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
+def _below(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 def _on_device(path: str) -> tuple[str, str]:
-    """The device, and the path there; "" where mounts can't be seen."""
+    """Return the device and the path on it; "" for the device if mounts can't be read."""
     best, device, root = "", "", ""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as rows:
             for row in rows:
-                _, _, number, there, at, *_ = row.split(" ")
-                at = _plain(at)
-                if _below(path, at) and len(at) >= len(best):  # the last of several at one place is on top
-                    best, device, root = at, number, _plain(there)
+                _, _, number, mount_root, mountpoint, *_ = row.split(" ")
+                mountpoint = _plain(mountpoint)
+                # the last of several mounts at one path is on top
+                if _below(path, mountpoint) and len(mountpoint) >= len(best):
+                    best, device, root = mountpoint, number, _plain(mount_root)
     except (OSError, ValueError):
         return "", path
     return device, os.path.normpath(f"{root}/{path[len(best.rstrip('/')) :]}").replace("//", "/")
 
 
-def _plain(word: str) -> str:
-    """As it was before the kernel escaped spaces and their like."""
-    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), word)
+def _plain(text: str) -> str:
+    """Undo the kernel's escapes of spaces and similar characters."""
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -1,20 +1,21 @@
-"""Makes text that others chose fit for a terminal or a line of a log."""
+"""Make text from outside fit for a terminal or a line of a log."""
 
 from __future__ import annotations
 
 import re
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 and C1 controls, other ends of lines, changes of the writing direction, bytes that are no UTF-8."""
+"""C0 and C1 controls, other line ends, changes of the writing direction, bytes that are not UTF-8."""
 
 
 def printable(text: str) -> str:
-    r"""Return the text on one line: what could move a cursor, colour a terminal or begin a line is written as \xNN."""
+    r"""Return the text on one line: characters that move a cursor, colour a terminal or begin a line are written as
+    \xNN."""
     return _CONTROL.sub(_escape, text) if _CONTROL.search(text) else text
 
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match.group())
-    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode of a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode of a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

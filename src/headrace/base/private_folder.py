@@ -1,6 +1,6 @@
-"""Directories that only this process's user may enter: caches, and what running processes keep for each other.
+"""Directories that only this process's user may enter: caches, and state that running processes share.
 
-They hold bytes of files that other users may not read, and what lies in them is believed. So nobody else may own one,
+They hold bytes of files that other users may not read, and processes trust their contents. So nobody else may own one,
 enter it, or put another directory in its place.
 """
 
@@ -19,8 +19,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(folder: str) -> None:
-    """Make a directory that only this user enters, and those above that are missing; narrow one that is there.
-    UsageError where another user owns it or may exchange it. OSError."""
+    """Create a directory that only this user can enter, and its missing parents; restrict an existing one. UsageError
+    if another user owns it or may exchange it. OSError."""
     path = os.path.abspath(folder)
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     check_above(path)
@@ -29,7 +29,7 @@ def make_private(folder: str) -> None:
     except FileExistsError:
         if os.path.islink(path):
             raise refused_folder(path, "it is a link", "name the directory that it leads to") from None
-    _check_owner(os.lstat(path), path)  # who owns it, where another user's can't even be opened
+    _check_owner(os.lstat(path), path)  # before the open, which fails for another user's
     fd = os.open(path, _FOLDER)
     try:
         _narrow(fd, path)
@@ -38,18 +38,19 @@ def make_private(folder: str) -> None:
 
 
 def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:
-    """Give a user a directory: a missing one is made, and an empty one of root's taken. Any other is left as it is, for
-    the user's own process to make or refuse: root goes no way that somebody else may lay. OSError."""
+    """Give a user a directory: create a missing one, or take over an empty one of root's. Any other directory stays as
+    it is, and the user's own process creates or refuses it: root follows no path that another user can change.
+    OSError."""
     path = os.path.abspath(folder)
     missing: list[str] = []
-    at = path
-    while not os.path.lexists(at):
-        missing.append(at)
-        at = os.path.dirname(at)
+    existing = path
+    while not os.path.lexists(existing):
+        missing.append(existing)
+        existing = os.path.dirname(existing)
     if not only_root_moves(missing[-1] if missing else path):
         return
-    for one in reversed(missing):
-        os.mkdir(one, 0o755 if one != path else MODE)
+    for directory in reversed(missing):
+        os.mkdir(directory, 0o755 if directory != path else MODE)
     try:
         fd = os.open(path, _FOLDER)
     except OSError:
@@ -63,7 +64,7 @@ def hand_over(folder: str, uid: int, gid: int, *, mode: int = MODE) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Opens for this user only: the `opener` of Python's open()."""
+    """Open a file for this user only: the `opener` of Python's open()."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -82,9 +83,10 @@ def _narrow(fd: int, path: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode != MODE:
         os.fchmod(fd, MODE)
-        if mode & 0o077 and os.stat(os.path.dirname(path)).st_mode & 0o077:  # else nobody came so far
+        # the parent's mode tells whether any other user could reach it
+        if mode & 0o077 and os.stat(os.path.dirname(path)).st_mode & 0o077:
             log.warning(
-                "a folder could be entered by other users, and is closed to them folder=%s mode=%04o",
+                "a directory was open to other users, access is removed folder=%s mode=%04o",
                 path,
                 mode,
             )

@@ -1,4 +1,5 @@
-"""Logs who was refused: never a secret, one line a minute for each host and reason, and only so many lines in all."""
+"""Log refused clients: never a secret, one line a minute for each host and reason, and a limited number of lines in
+all."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ WORD_CHARACTERS_MAX = 128
 
 
 class Refusals:
-    """The refusals of one interface. Thread-safe. log: of the module whose name the lines bear."""
+    """The refusals of one interface. Thread-safe. log: of the module that the lines name."""
 
     def __init__(self, log: logging.Logger, interface: str) -> None:
         self._log = log
@@ -23,8 +24,8 @@ class Refusals:
         self._left_out = 0
 
     def add(self, why: str, *, address: str, who: str = "") -> None:
-        """address: of the client, with its port or without. who: what it said of itself: a key's id, a certificate's
-        name; not to be believed."""
+        """Log a refusal. address: of the client, with its port or without. who: the identity that the client claims,
+        such as a key's id or a certificate's name; it is not verified."""
         why, who = _word(why), _word(who)
         refusal = address.rpartition(":")[0] or address, why, who
         with self._lock:
@@ -48,7 +49,7 @@ class Refusals:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return why a handshake failed, in a few words; "" where the other side left."""
+    """Return in a few words why a handshake failed; "" if the other side left."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not taken: {error.verify_message}"
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):

@@ -1,4 +1,5 @@
-"""What is built from files, and built again when they change: certificates, keys, tokens, passwords."""
+"""Keep values that are built from files, and build them again when the files change: certificates, keys, tokens,
+passwords."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 UNSETTLED_S = 0.1
-"""A file that changed so short a time ago may change once more within the clock's tick: it is looked at again."""
+"""A file that changed less than this ago may change again within the clock's tick, so it is read again."""
 FILE_BYTES_MAX = 1 << 20
 Value = TypeVar("Value")
 Stamp = tuple[tuple[int, ...], ...] | None
 
 
 class Reloaded(Generic[Value]):
-    """build: called now, and again within a second after one of the files changed. It raises what it likes now; later
-    that is logged once, and tried again each second: the value before stays, as half of a renewal is no reason to
-    stop. Any thread."""
+    """A value of files. build: called at once, and again within a second after one of the files changed. Its first
+    exception goes to the caller. A later one is logged once, and build is tried again each second. The previous value
+    stays, as half of a renewal is no reason to stop. For any thread."""
 
     def __init__(self, files: Sequence[str], build: Callable[[], Value], *, name: str) -> None:
         self._files = tuple(files)
@@ -31,7 +32,8 @@ class Reloaded(Generic[Value]):
         self._name = name
         self._lock = threading.Lock()
         self._refusal = ""
-        self._stamp = _stamp(self._files)  # before they are read: a change meanwhile is met by the next look
+        # before the files are read, so that the next check detects a change meanwhile
+        self._stamp = _stamp(self._files)
         self._digest = _digest(self._files)
         self._value = build()
         self._looked_s = time.monotonic()
@@ -39,7 +41,7 @@ class Reloaded(Generic[Value]):
         """How often it was built of other bytes."""
 
     def get(self) -> Value:
-        """Look at the files once a second at most."""
+        """Return the value. It checks the files once a second at most."""
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
             try:
                 self._look()
@@ -54,10 +56,10 @@ class Reloaded(Generic[Value]):
             return
         digest = _digest(self._files)
         if stamp is None and digest == self._digest and not self._refusal:
-            return  # as it was, and not settled yet
+            return  # unchanged, and not settled yet
         try:
             value = self._build()
-        except Exception as error:  # noqa: BLE001 - whatever a file that is half written makes of it
+        except Exception as error:  # noqa: BLE001 - a half written file may cause any error
             if str(error) != self._refusal:
                 log.warning("%s not taken file=%s error=%s", self._name, self._files[0], error)
             self._refusal = str(error)
@@ -70,7 +72,7 @@ class Reloaded(Generic[Value]):
 
 
 def _stamp(files: tuple[str, ...]) -> Stamp:
-    """None: one of them may still be changing, or is not there."""
+    """Return the state of the files; None if one may still be changing, or is missing."""
     stamp = []
     for name in files:
         try:

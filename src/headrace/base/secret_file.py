@@ -1,6 +1,5 @@
-"""Reads files that hold secrets: keys, tokens, passwords. Refuses a file that other users can read or write. What is
-built of them, and again when they change, is for reloaded.py.
-"""
+"""Read files that hold secrets: keys, tokens, passwords. A file that other users can read or write is refused.
+reloaded.py builds values from them, and again when they change."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def read_secret(path: str, subject: str) -> str:
-    """Return the file's text. subject: what names the file, for the message. UsageError for a file that can't be read,
-    is too large or no UTF-8, or that another user owns, reads or writes."""
+    """Return the file's text. subject: names the file in the message. UsageError for a file that can't be read, is too
+    large or not UTF-8, or that another user owns, reads or writes."""
     with open_secret(path, subject) as file:
         try:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -37,7 +36,7 @@ def read_secret(path: str, subject: str) -> str:
 
 @contextlib.contextmanager
 def open_secret(path: str, subject: str) -> Iterator[BinaryIO]:
-    """The open file, for what reads it itself: what was looked at is what is read. UsageError as of read_secret."""
+    """Yield the open file, so that the caller reads the same file that was checked. UsageError as in read_secret."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -50,15 +49,15 @@ def open_secret(path: str, subject: str) -> Iterator[BinaryIO]:
 
 
 def load_key(context: ssl.SSLContext, certificate: str, key: str, subject: str) -> None:
-    """A context shows this certificate from now on. subject: of the key. UsageError where the key may not be used;
-    OSError and ssl.SSLError where one of the files is none of these. A key with a password is not asked for it."""
+    """Load a certificate and its key into a context. subject: of the key. UsageError if the key may not be used;
+    OSError and ssl.SSLError if a file is invalid. A key with a password fails instead of prompting for it."""
     with open_secret(key or certificate, subject) as file:
         context.load_cert_chain(certificate, f"/proc/self/fd/{file.fileno()}", password=lambda: "")
 
 
 def create_secret(path: str, make: Callable[[], str]) -> bool:
-    """Write what make returns to a new file of mode 0600; False, and nothing is changed, where a file is there. Of two
-    processes that create it at one time one does. UsageError where it can't be written."""
+    """Write a new file of mode 0600 with the text that make returns. Return False, with nothing changed, if the file
+    exists. If two processes create it at the same time, one succeeds. UsageError if it can't be written."""
     if os.path.lexists(path):
         return False
     draft = f"{path}.{secrets.token_hex(8)}"
@@ -81,12 +80,12 @@ def create_secret(path: str, make: Callable[[], str]) -> bool:
 
 
 def exposure_of(fd: int) -> str:
-    """Return who else reads or writes an open file; "" for nobody. Members of a group of ours may read a file of
-    root's, as service managers hand secrets to a process, and so may everybody where kubelet put it: its volume is
-    the container's alone."""
+    """Return which other users read or write an open file; "" for none. Two readers are permitted for a file of root's.
+    Members of a group of this process may read it, as service managers pass secrets to a process. Everybody may read it
+    where kubelet put it: its volume belongs to the container alone."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if not is_trusted(status.st_uid):
         return f"it belongs to user {status.st_uid}"
     allowed = 0o700
@@ -100,7 +99,7 @@ def exposure_of(fd: int) -> str:
 
 
 def writers_of(fd: int) -> str:
-    """Return who else writes an open file; "" for nobody. The group that is a user's own is no other."""
+    """Return which other users write an open file; "" for none. A user's own group does not count."""
     status = os.fstat(fd)
     shared = 0o002 if status.st_gid in (os.getegid(), status.st_uid) else 0o022
     if status.st_mode & shared:
@@ -109,8 +108,8 @@ def writers_of(fd: int) -> str:
 
 
 def _is_of_kubelet(fd: int) -> bool:
-    """Whether it lies in a volume of Kubernetes, VOLUME/..TIME/NAME, where a link of root's, VOLUME/..data, leads to
-    the folder of the latest time. Nobody but root makes that link."""
+    """Return whether a file is in a volume of Kubernetes, VOLUME/..TIME/NAME, where a link of root's, VOLUME/..data,
+    leads to the directory of the latest time. Nobody but root creates that link."""
     folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
     if not os.path.basename(folder).startswith(".."):
         return False

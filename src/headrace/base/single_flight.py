@@ -1,4 +1,4 @@
-"""Many ask, one works: concurrent calls with one key share one run."""
+"""Share one run of the work among concurrent calls with the same key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class SingleFlight(Generic[Key, Result]):
-    """One asyncio loop. A caller that is cancelled leaves; the run goes on for the others, to its end."""
+    """Runs by key, on one asyncio loop. A cancelled caller stops waiting; the run continues for the others."""
 
     def __init__(self) -> None:
         self._running: dict[Key, asyncio.Task[Result]] = {}
@@ -20,7 +20,7 @@ class SingleFlight(Generic[Key, Result]):
         return await asyncio.shield(self.begin(key, work))
 
     def begin(self, key: Key, work: Callable[[], Awaitable[Result]]) -> asyncio.Task[Result]:
-        """The run, for who waits for many: it is not to be cancelled by them."""
+        """Return the run of a key, for callers that wait for many. They must not cancel it."""
         task = self._running.get(key)
         if task is None:
             task = asyncio.ensure_future(self._finish(key, work))
@@ -28,14 +28,14 @@ class SingleFlight(Generic[Key, Result]):
         return task
 
     async def run_anew(self, key: Key, work: Callable[[], Awaitable[Result]]) -> Result:
-        """As run, but by a run that began after this call: what went on before is waited for, and not enough."""
-        before = self._running.get(key)
-        if before is not None:
-            await asyncio.wait([before])
+        """Run the work after this call: a run that began before is awaited first, and its result is not used."""
+        earlier = self._running.get(key)
+        if earlier is not None:
+            await asyncio.wait([earlier])
         return await self.run(key, work)
 
     async def stop(self) -> None:
-        """Cancels every run."""
+        """Cancel every run."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()

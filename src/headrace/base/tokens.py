@@ -1,6 +1,4 @@
-"""Tokens that an interface asks for: those of a file, of which two are valid at a time while one takes the place of the
-other.
-"""
+"""Tokens that an interface requires. They are in a file, where two are valid at a time while one replaces the other."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ TOKEN_BYTES = 32
 
 
 class Tokens:
-    """One token on each line of a file, which is read again when it changes. setting: that names the file. UsageError
-    for a file that can't be used."""
+    """The tokens of a file, one on each line; the file is read again when it changes. setting: names the file.
+    UsageError for a file that can't be used."""
 
     def __init__(self, path: str, setting: str) -> None:
         subject = f"setting {setting}"
@@ -27,11 +25,11 @@ class Tokens:
 
     @property
     def newest(self) -> str:
-        """The first of the file: what a client sends."""
+        """Return the first token of the file: the one that clients send."""
         return self._file.get()[0].decode()
 
     def accept(self, shown: str | bytes) -> bool:
-        """Return whether it is a valid token, in a time that tells nothing about it."""
+        """Return whether a token is valid, in a time that reveals nothing about it."""
         data = shown.encode("utf-8", "surrogateescape") if isinstance(shown, str) else shown
         return sum(hmac.compare_digest(data, token) for token in self._file.get()) > 0
 
@@ -41,8 +39,8 @@ def make_token() -> str:
     return secrets.token_urlsafe(TOKEN_BYTES) + "\n"
 
 
-def _parse(text: str, what: str) -> tuple[bytes, ...]:
+def _parse(text: str, subject: str) -> tuple[bytes, ...]:
     tokens = text.split()
     if not 1 <= len(tokens) <= TOKENS_MAX or not text.isascii() or len(tokens) != len(text.splitlines()):
-        raise UsageError(what, why="the file has no token in it: one word of ASCII, or two on a line each")
+        raise UsageError(subject, why="the file has no token in it: one word of ASCII, or two on a line each")
     return tuple(token.encode() for token in tokens)

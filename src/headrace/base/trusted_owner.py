@@ -1,8 +1,10 @@
-"""Whose files and processes this one believes: root's, and its own user's. And which user root chose for a node.
+"""Decide whose files and processes this process trusts: root's and its own user's. Determine which user root chose for
+a node.
 
-A program believes a node of any other user only where root put that user in charge: the folder beside which the node
-listens belongs to the user, and nobody but root can have put it there. Root's own programs believe of such a node what
-other users' do: descriptors and names, never its index, its state files or paths in its folders.
+A program trusts a node of any other user only if root put that user in charge: the directory beside which the node
+listens belongs to the user, and nobody but root can have created it there. Root's own programs trust such a node only
+as far as other users' programs do. They accept descriptors and names, never its index, its state files or paths in its
+directories.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from headrace.base.errors import UsageError
 log = logging.getLogger(__name__)
 
 _LINKS_MAX = 40
-_ELSEWHERE = "name a folder that only root and this user can move"
+_ELSEWHERE = "name a directory that only root and this user can move"
 
 
 def is_trusted(uid: int) -> bool:
-    """Whether what this user wrote, or says, is believed as it is."""
+    """Return whether this process trusts files and messages of a user."""
     return uid in (0, os.geteuid())
 
 
 def chosen_by_root(folder: str) -> int | None:
-    """The user to whom root gave a directory; None where others may have put it there, or there is none."""
+    """Return the user to whom root gave a directory; None if others may have created it there, or if it is missing."""
     path = os.path.abspath(folder)
     try:
-        found, above = os.lstat(path), os.stat(os.path.dirname(path))
+        status, status_above = os.lstat(path), os.stat(os.path.dirname(path))
     except OSError:
         return None
-    if not stat.S_ISDIR(found.st_mode) or above.st_mode & 0o002 or not only_root_moves(path):
+    if not stat.S_ISDIR(status.st_mode) or status_above.st_mode & 0o002 or not only_root_moves(path):
         return None
-    return found.st_uid
+    return status.st_uid
 
 
 def only_root_moves(path: str) -> bool:
-    """Whether nobody but root can put another file in a path's place, or in that of a directory above it."""
+    """Return whether only root can put another file in the place of a path, or of a directory above it."""
     try:
         check_above(os.path.abspath(path), owners=(0,))
     except (OSError, UsageError):
@@ -47,47 +49,53 @@ def only_root_moves(path: str) -> bool:
 
 
 def check_above(path: str, *, owners: Container[int] | None = None) -> None:
-    """Refuse a path below a directory in which another user may exchange what lies on the way. path: absolute. owners:
-    who may; else who `is_trusted`, and a group of theirs with a warning. UsageError; OSError."""
-    pending, at, links = _names(os.path.dirname(path)), "/", 0
+    """Refuse a path below a directory in which another user may exchange a part of the path. path: absolute. owners:
+    users who may; by default those of `is_trusted`, and their groups with a warning. UsageError; OSError."""
+    pending, directory, links = _names(os.path.dirname(path)), "/", 0
     _check_directory("/", path, owners)
     while pending:
         name = pending.pop(0)
         if name == "..":
-            at = os.path.dirname(at)
+            directory = os.path.dirname(directory)
             continue
-        below = os.path.join(at, name)
-        status = os.lstat(below)
+        child = os.path.join(directory, name)
+        status = os.lstat(child)
         if not stat.S_ISLNK(status.st_mode):
-            at = below
-            _check_directory(at, path, owners)
+            directory = child
+            _check_directory(directory, path, owners)
             continue
         links += 1
         if links > _LINKS_MAX:
-            raise refused_folder(path, "too many symbolic links lead there", "name the directory itself")
+            raise refused_folder(path, "its path has too many symbolic links", "name the directory itself")
         if not _may(status.st_uid, owners):
-            raise refused_folder(path, f"the link {below} belongs to user {status.st_uid}", _ELSEWHERE)
-        target = os.readlink(below)
-        at = "/" if target.startswith("/") else at
+            raise refused_folder(path, f"the link {child} belongs to user {status.st_uid}", _ELSEWHERE)
+        target = os.readlink(child)
+        directory = "/" if target.startswith("/") else directory
         pending = _names(target) + pending
 
 
 def refused_folder(path: str, why: str, hint: str) -> UsageError:
-    return UsageError(f"folder {path}", why=why, hint=hint)
+    return UsageError(f"directory {path}", why=why, hint=hint)
 
 
-def _check_directory(at: str, path: str, owners: Container[int] | None) -> None:
-    status = os.lstat(at)
+def _check_directory(directory: str, path: str, owners: Container[int] | None) -> None:
+    status = os.lstat(directory)
     if not _may(status.st_uid, owners):
-        raise refused_folder(path, f"{at} belongs to user {status.st_uid}, who may exchange it", _ELSEWHERE)
+        raise refused_folder(
+            path, f"{directory} belongs to user {status.st_uid}, who may exchange it", _ELSEWHERE
+        )
     if status.st_mode & stat.S_ISVTX:
-        return  # everybody moves what is his own only
+        return  # users may move only their own entries
     if status.st_mode & 0o002:
-        raise refused_folder(path, f"everybody may exchange what is in {at}", _ELSEWHERE)
+        raise refused_folder(path, f"everybody may exchange what is in {directory}", _ELSEWHERE)
     if status.st_mode & 0o020 and status.st_gid not in (0, os.getegid()):
         if owners is not None:
-            raise refused_folder(path, f"group {status.st_gid} may exchange what is in {at}", _ELSEWHERE)
-        log.warning("a group may exchange a folder folder=%s above=%s gid=%d", path, at, status.st_gid)
+            raise refused_folder(
+                path, f"group {status.st_gid} may exchange what is in {directory}", _ELSEWHERE
+            )
+        log.warning(
+            "a group may exchange a directory folder=%s above=%s gid=%d", path, directory, status.st_gid
+        )
 
 
 def _may(uid: int, owners: Container[int] | None) -> bool:

@@ -253,9 +253,9 @@ class WritableOperations(NamespaceOperations):
             with self._tree.at_upper(path, content=not empties).pinned() as pin:
                 if not _is_node(node, pin.fstat()):
                     return errno.ESTALE  # another process of the host gave the name to another file
-                _set_attributes(pin.at, fields)
+                _set_attributes(pin.proc_path, fields)
                 self._noted([path])
-                return self._encode.stat_attr_reply(unique, node, as_given(pin.fstat(), pin.at))
+                return self._encode.stat_attr_reply(unique, node, as_given(pin.fstat(), pin.proc_path))
 
         return self._changing(work, stale_after_copy=True)
 
@@ -310,7 +310,7 @@ class WritableOperations(NamespaceOperations):
             with at.pinned() as pin:
                 if not _is_node(node, pin.fstat()):
                     return errno.ESTALE
-                change(pin.at)
+                change(pin.proc_path)
             return 0
 
         return self._changing(work, stale_after_copy=True)

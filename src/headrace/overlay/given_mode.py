@@ -26,7 +26,7 @@ def give_mode(file: SafePath | bytes | int, mode: int) -> None:
     without a type."""
     if isinstance(file, SafePath):
         with file.pinned() as pin:
-            give_mode(pin.at, mode)
+            give_mode(pin.proc_path, mode)
         return
     mode_on_disk = os.stat(file).st_mode
     type_and_mode, number = (

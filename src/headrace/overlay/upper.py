@@ -331,9 +331,8 @@ class Upper:
                         return False
                 except FileNotFoundError:
                     continue
-                file.rename(
-                    upper_path
-                )  # a file that replaces the whiteout at this moment is lost, as if it came first
+                # a file that replaces the whiteout at this moment is lost, as if it came first
+                file.rename(upper_path)
                 return True
 
     def base_of(self, path: bytes) -> Version | None:

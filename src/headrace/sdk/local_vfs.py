@@ -171,7 +171,7 @@ class LocalVfs(VfsReader):
 
         def change() -> None:
             with self.tree.at_upper(whole).pinned() as pin:
-                work(pin.at)
+                work(pin.proc_path)
             self._changed([whole])
 
         self._change(path, change)

@@ -226,8 +226,8 @@ class Reading:
         if isinstance(found, Entry):
             return {}
         with translating_os_errors(call.path), self.paths.tree.upper.at(path).pinned() as pin:
-            names = [name for name in os.listxattr(pin.at) if name.startswith("user.")]
-            return {name: os.getxattr(pin.at, name) for name in names}
+            names = [name for name in os.listxattr(pin.proc_path) if name.startswith("user.")]
+            return {name: os.getxattr(pin.proc_path, name) for name in names}
 
     # ------------------------------------------------------------ sums
 

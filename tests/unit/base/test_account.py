@@ -57,7 +57,7 @@ def test_nothing_is_written_where_a_user_is_set() -> None:
     cache = [CacheVolume(folder="/nowhere", capacity_bytes=1 << 30)]
     Config(cache=cache, run_folder="/run/x", user="64991:64991")
     for write in ("back", "off,/w=local"):
-        with pytest.raises(UsageError, match="root's rights"):
+        with pytest.raises(UsageError, match="only root can keep"):
             Config(cache=cache, run_folder="/run/x", user="64991:64991", write=write)
 
 

@@ -130,8 +130,8 @@ def test_what_is_pinned_stays_the_same_thing(root: Root, tmp_path: Path) -> None
     with root.at(b"/a/b/file").pinned() as pin:
         root.at(b"/a/b/file").rename(root.at(b"/a/elsewhere"))
         root.at(b"/a/b/file").symlink(os.fsencode(tmp_path / "out/file"))
-        os.chmod(pin.at, 0o604)
-        os.truncate(pin.at, 2)
+        os.chmod(pin.proc_path, 0o604)
+        os.truncate(pin.proc_path, 2)
         assert pin.fstat().st_size == 2
     assert (tmp_path / "top/a/elsewhere").read_bytes() == b"be"
     assert (tmp_path / "out/file").read_bytes() == b"not below"
@@ -163,15 +163,15 @@ def test_a_pinned_link_has_no_mode(root: Root, tmp_path: Path) -> None:
     before = file.stat()
     with root.at(b"/way").pinned() as pin:
         for change in (
-            lambda: os.chmod(pin.at, 0o777),
-            lambda: os.truncate(pin.at, 0),
-            lambda: os.setxattr(pin.at, "user.x", b""),
+            lambda: os.chmod(pin.proc_path, 0o777),
+            lambda: os.truncate(pin.proc_path, 0),
+            lambda: os.setxattr(pin.proc_path, "user.x", b""),
         ):
             with pytest.raises(OSError):
                 change()  # type: ignore[no-untyped-call]
-        os.utime(pin.at, ns=(3, 3))
+        os.utime(pin.proc_path, ns=(3, 3))
         if os.geteuid() == 0:
-            os.chown(pin.at, 65534, 65534)
+            os.chown(pin.proc_path, 65534, 65534)
     assert file.stat() == before
     assert root.at(b"/way").lstat().st_mtime_ns == 3
 
