@@ -73,7 +73,6 @@ PENDING = {
     "rest",
     "s3",
     "sdk",
-    "store",
     "testing",
     "webhdfs",
 }

@@ -9,8 +9,8 @@ from headrace.base.errors import UsageError
 
 
 class WriteMode(StrEnum):
-    """The way a path is written. off: read-only. local: files never leave this node's disk. back: the node persists files
-    to the origin in the background. through: the origin has a file before close returns."""
+    """The way a path is written. off: read-only. local: files never leave this node's disk. back: the node persists
+    files to the origin in the background. through: the origin has a file before close returns."""
 
     OFF = "off"
     LOCAL = "local"

@@ -89,7 +89,7 @@ class ServedFile:
             reader = CacheReader.open(self._store.volumes[cached.volume].folder, cached, sums=True)
         except (PathNotFoundError, StoreError):
             return False
-        self._reader, self._told = reader, extras_by(cached.told)
+        self._reader, self._told = reader, extras_by(cached.content_type_code)
         return reader.present(start, end)
 
     async def wait(self, start: int, end: int) -> None:

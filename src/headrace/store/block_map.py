@@ -1,12 +1,12 @@
-"""The map file beside a cache file of more than one block: which blocks are there, and their checksums.
+"""The map file beside a cache file of more than one block: which blocks are present, and their checksums.
 
     header       64 bytes: magic(8) size(8) inode of the data file(8) blocks(8), zeros
     bitmap       one bit a block, lowest bit first, padded to 8 bytes
     checksums    8 bytes a block, xxh3_64 of its bytes
 
-Little-endian. Written and read through shared mappings. A block's checksum is written after its bytes and
-its bit after its checksum, so a set bit can be believed for as long as the page cache can: until a power
-loss. The inode ties the map to its data file: both are made anew when a file is evicted and filled again.
+Little-endian. Written and read through shared mappings. A block's checksum is written after its bytes, and its bit
+after its checksum. So a set bit can be trusted as long as the page cache: until a power loss. The inode ties the map to
+its data file: both are created anew when a file is evicted and filled again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def map_bytes(blocks: int) -> int:
 
 
 class BlockMap:
-    """A mapping of one map file. ValueError where the file is none, or of another data file."""
+    """A mapping of one map file. ValueError if the file is no map, or the map of another data file."""
 
     def __init__(self, fd: int, size_bytes: int, inode: int, *, writable: bool) -> None:
         self.blocks = block_count(size_bytes)
@@ -46,11 +46,10 @@ class BlockMap:
 
     @staticmethod
     def initialise(fd: int, size_bytes: int, inode: int) -> None:
-        """An empty file becomes a map without blocks."""
+        """Turn an empty file into a map without blocks."""
         blocks = block_count(size_bytes)
-        os.posix_fallocate(
-            fd, 0, map_bytes(blocks)
-        )  # so that no store to the mapping can meet a full disk: SIGBUS
+        # else a store to the mapping on a full disk raises SIGBUS
+        os.posix_fallocate(fd, 0, map_bytes(blocks))
         os.pwrite(fd, _HEADER.pack(MAP_MAGIC, size_bytes, inode, blocks), 0)
 
     def has(self, block: int) -> bool:
@@ -59,15 +58,15 @@ class BlockMap:
     def has_all(self, first: int, stop: int) -> bool:
         low, high = first >> 3, (stop + 7) >> 3
         bits = int.from_bytes(self.map[HEADER_BYTES + low : HEADER_BYTES + high], "little") >> (first & 7)
-        wanted = (1 << (stop - first)) - 1
-        return bits & wanted == wanted
+        mask = (1 << (stop - first)) - 1
+        return bits & mask == mask
 
     def count(self) -> int:
         bits = int.from_bytes(self.map[HEADER_BYTES : self._checksums_at], "little")
         return (bits & ((1 << self.blocks) - 1)).bit_count()
 
     def set(self, block: int, checksum: int) -> None:
-        """The caller lets one in at a time."""
+        """Set the checksum and the bit of a block. One thread at a time may call it."""
         _CHECKSUM.pack_into(self.map, self._checksums_at + 8 * block, checksum)
         self.map[HEADER_BYTES + (block >> 3)] |= 1 << (block & 7)
 
@@ -75,11 +74,11 @@ class BlockMap:
         self.map[HEADER_BYTES + (block >> 3)] &= ~(1 << (block & 7)) & 255
 
     def checksum(self, block: int) -> int:
-        """Of a block that is there."""
+        """Return the checksum of a present block."""
         return int(_CHECKSUM.unpack_from(self.map, self._checksums_at + 8 * block)[0])
 
     def checksums(self) -> dict[int, int]:
-        """Of the blocks that are there."""
+        """Return the checksums of the present blocks."""
         return {block: self.checksum(block) for block in range(self.blocks) if self.has(block)}
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The checksum of a block: xxh3, 64 bits. Finds torn and rotten blocks; it is no defence against malice."""
+"""The checksum of a block: xxh3, 64 bits. It detects torn and corrupt blocks, but does not protect against an
+attacker."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from headrace.base.model import BLOCK_SIZE_BYTES, block_count
 
 
 def block_checksum(body: Any) -> int:
-    """body: anything with the buffer protocol."""
+    """Return the checksum of an object with the buffer protocol."""
     return xxhash.xxh3_64_intdigest(body)
 
 
 def verify_file(fd: int, size_bytes: int, checksums: dict[int, int]) -> Iterator[int]:
-    """The numbers of the blocks, of those given, whose bytes don't match. Reads them all: about 0.2 ms a
-    block."""
+    """Yield the numbers of those blocks in checksums whose bytes don't match. It reads all of them: about 0.2 ms a
+    block. StoreError."""
     for block in range(block_count(size_bytes)):
         if block not in checksums:
             continue

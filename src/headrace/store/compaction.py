@@ -1,9 +1,10 @@
-"""Replace the index by a copy without free pages, at the start of a node. Files only; index.py makes the copy.
+"""Replace the index by a copy without free pages, at the start of a node. This module handles files only; index.py
+makes the copy.
 
 LMDB never makes its file smaller. The copy is another file with the same contents. The checkpoint is a page of the file
-and changes with it, so there are two renames: `recover` ends or undoes them wherever they were broken off. Clients
-open index files at any time. A lock on the folder keeps them from opening the table of readers of one file with the
-pages of the other.
+and changes with it, so there are two renames: `recover` completes or undoes them wherever they were interrupted.
+Clients open index files at any time. A lock on the directory prevents that they open the table of readers of one file
+with the pages of the other.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ PAUSE_S = 0.005
 
 
 def copy_path(folder: str) -> str:
-    """Where the copy of the data file is made."""
+    """Return the path of the copy of the data file."""
     return f"{folder}/compacted.new"
 
 
 def settle_copy(folder: str, boot_id: str) -> None:
-    """Makes the copy durable, with a checkpoint of its own beside it. OSError, CorruptIndexError."""
+    """Make the copy durable, with a checkpoint of its own beside it. OSError, CorruptIndexError."""
     fd = os.open(copy_path(folder), os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -41,8 +42,8 @@ def settle_copy(folder: str, boot_id: str) -> None:
 
 
 def install(folder: str) -> None:
-    """Puts the copy in the place of the data file, which this process has closed. OSError, and nothing happened, where
-    a client does not get on with opening it."""
+    """Put the copy in the place of the data file, which this process has closed. OSError, with nothing changed, if a
+    client holds the lock too long."""
     with _locked(folder, fcntl.LOCK_EX, patience_s=PATIENCE_S):
         os.rename(copy_path(folder), f"{folder}/data.mdb")
         os.unlink(f"{folder}/lock.mdb")
@@ -53,12 +54,11 @@ def install(folder: str) -> None:
 
 
 def recover(folder: str) -> None:
-    """Ends a compaction whose copy is in its place, and removes what is left of another."""
+    """Complete a compaction whose copy is in its place, and remove the remains of any other."""
     if os.path.exists(copy_path(folder)):
         with suppress(FileNotFoundError):
-            os.unlink(
-                _checkpoint_path(folder)
-            )  # first: without its copy it says that the copy is in its place
+            # first: a checkpoint without a copy means that the copy is in its place
+            os.unlink(_checkpoint_path(folder))
         sync_folder(folder)
         os.unlink(copy_path(folder))
     elif os.path.exists(_checkpoint_path(folder)):
@@ -68,7 +68,8 @@ def recover(folder: str) -> None:
 
 @contextmanager
 def files_stay(folder: str) -> Iterator[None]:
-    """Data file and table of readers belong together within. OSError where there is no such folder."""
+    """Keep the data file and the table of readers unchanged within the context. OSError if the directory does not
+    exist."""
     with _locked(folder, fcntl.LOCK_SH, patience_s=float("inf")):
         yield
 

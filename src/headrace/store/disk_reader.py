@@ -1,4 +1,4 @@
-"""Reads a cache file as the disk has it, past the page cache: what jobs read stays there, and nothing is added."""
+"""Read a cache file from the disk, past the page cache: pages that jobs read stay there, and none are added."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class DiskReader:
-    """fd: of a cache file of so many bytes; it stays the caller's. Where the file system has no O_DIRECT, bytes that
-    were not in memory are let go of again."""
+    """Reads of one cache file. fd: stays the caller's. If the file system has no O_DIRECT, bytes that were not in
+    memory are dropped from the page cache again."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        self._buffer = mmap.mmap(
-            -1, min(BLOCK_SIZE_BYTES, _pages(size_bytes))
-        )  # at a page, as O_DIRECT wants it
+        # a mapping begins at a page, as O_DIRECT requires
+        self._buffer = mmap.mmap(-1, min(BLOCK_SIZE_BYTES, _pages(size_bytes)))
         self.is_direct = True
         try:
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
@@ -31,20 +30,21 @@ class DiskReader:
             self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, start: int, length: int) -> memoryview:
-        """At most a block, from the beginning of one; short where the file ends. Good until the next call. OSError."""
-        with memoryview(self._buffer) as whole:
+        """Read at most a block from its beginning; fewer bytes at the end of the file. The result is valid until the
+        next call. OSError."""
+        with memoryview(self._buffer) as buffer:
             if self.is_direct:
-                count = os.preadv(self._fd, [whole[: _pages(length)]], start)
+                count = os.preadv(self._fd, [buffer[: _pages(length)]], start)
             else:
-                count = self._read_and_let_go(whole[:length], start)
+                count = self._read_and_drop(buffer[:length], start)
         return memoryview(self._buffer)[: min(count, length)]
 
-    def _read_and_let_go(self, target: memoryview, start: int) -> int:
+    def _read_and_drop(self, target: memoryview, start: int) -> int:
         try:
-            was_there = os.preadv(self._fd, [target], start, os.RWF_NOWAIT) == len(target)
+            was_cached = os.preadv(self._fd, [target], start, os.RWF_NOWAIT) == len(target)
         except OSError:
-            was_there = False
-        if was_there:
+            was_cached = False
+        if was_cached:
             return len(target)
         count = os.preadv(self._fd, [target], start)
         os.posix_fadvise(self._fd, start, len(target), os.POSIX_FADV_DONTNEED)
@@ -55,15 +55,15 @@ class DiskReader:
 
 
 def _pages(size_bytes: int) -> int:
-    """Whole pages, and one at least."""
+    """Round a size up to whole pages, at least one."""
     return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 def verify_on_disk(
     fd: int, size_bytes: int, checksums: dict[int, int], *, before_read: Callable[[int], None]
 ) -> Iterator[int]:
-    """As `checksum.verify_file`, of the disk. A block that can't be read is a bad one. before_read: told how many
-    bytes; what it raises ends the reading."""
+    """Verify a file as `checksum.verify_file` does, on the disk. A block that can't be read counts as bad. before_read:
+    called with the number of bytes; an exception that it raises ends the check."""
     reader = DiskReader(fd, size_bytes)
     try:
         for block in sorted(checksums):

@@ -1,6 +1,6 @@
-"""The LMDB environment of an index: opens it, keeps its checkpoint, bounds its file, copies it without free pages.
+"""The LMDB environment of an index: open it, keep its checkpoint, limit its file, copy it without free pages.
 
-index.py reads and writes through it. No other file speaks to LMDB.
+index.py reads and writes through it. No other file calls LMDB.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DATABASES = (b"entries", b"names", b"directories", b"files", b"mounts", b"meta")
 
 
 class Environment:
-    """env, databases: LMDB's. is_new: nothing was ever committed in it. restored: it went back to its checkpoint.
-    lock: held by who commits."""
+    """An open environment. env, databases: LMDB's. is_new: nothing was ever committed in it. restored: it was reset to
+    its checkpoint. lock: held by the thread that commits."""
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str, lock: threading.RLock) -> None:
-        """CorruptIndexError, StoreError."""
+        """Open the environment. CorruptIndexError, StoreError."""
         self.folder = folder
         self.restored = False
         self._writable, self._boot_id, self._lock = writable, boot_id, lock
@@ -65,8 +65,8 @@ class Environment:
             create=self._writable,
             sync=False,
             readahead=False,
-            # a kept transaction keeps its reader slot, and a forked child would use the same one: its pages
-            # would then be given away while one of the two reads them. Costs 0.1 µs a read
+            # a spare transaction keeps its reader slot, which a forked child would share: LMDB would then
+            # reuse pages while one of the two still reads them. Costs 0.1 µs a read
             max_spare_txns=8 if self._writable else 0,
         )
         try:
@@ -102,7 +102,7 @@ class Environment:
 
     @property
     def is_replaced(self) -> bool:
-        """Another file lies in the place of the one that is open here."""
+        """Return whether another file is in the place of the open one."""
         try:
             stat = os.stat(f"{self.folder}/data.mdb")
         except OSError:
@@ -111,24 +111,23 @@ class Environment:
 
     @property
     def pages(self) -> int:
-        """Of the data file."""
+        """Return the size of the data file in pages."""
         return int(self.env.info()["last_pgno"]) + 1
 
     def live_pages(self, txn: Any) -> int:
-        """Those that the names and records of a commit are on, without free ones and the lists of them."""
+        """Return the pages of the names and records of a commit, without free pages and the lists of them."""
         stats = [txn.stat(database) for database in self.databases]
         return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
 
     # ------------------------------------------------------------ the checkpoint
 
     def checkpoint(self) -> None:
-        """Everything committed so far survives a power loss on return. Blocks: three disk flushes, all of them outside
-        the lock."""
+        """Make all commits so far durable. Blocks: three disk flushes, all outside the lock."""
         try:
             with self._checkpointing:
-                self.env.reader_check()  # slots of clients that were killed: they keep pages, and there are 1024
+                self.env.reader_check()  # free the slots of killed clients, which keep pages; there are 1024
                 with self._lock:
-                    pin = self.env.begin()  # before the old one goes, so that no page is free between
+                    pin = self.env.begin()  # before the old one ends, so that no page is free in between
                     page = index_checkpoint.newest_meta(f"{self.folder}/data.mdb")
                 try:
                     self.env.sync(True)
@@ -151,11 +150,11 @@ class Environment:
             raise kind(f"index {self.folder} can't be synced", why=error.strerror or str(error)) from error
 
     def hold_checkpoint(self) -> None:
-        """Keeps the pages of the checkpoint that was just restored until there is another one."""
+        """Keep the pages of the restored checkpoint until there is a new one."""
         self._hold(self.env.begin())
 
     def _hold(self, pin: Any) -> None:
-        """No page that its commit can see is used anew while the pin is held."""
+        """Hold a pin: as long as it is open, no page that its commit can see is used again."""
         if self._pin is not None:
             self._pin.abort()
         self._pin = pin
@@ -163,8 +162,8 @@ class Environment:
     # ------------------------------------------------------------ the size of the file
 
     def renew_if_needed(self) -> threading.Thread | None:
-        """After a commit, under the lock: has the checkpoint renewed before the file grows more than it should. The
-        thread that does, when the caller has to wait for it, without the lock."""
+        """Renew the checkpoint, after a commit and under the lock, before the file grows too large. Return the thread
+        if the caller must wait for it; the caller waits without the lock."""
         if self._growth is None:
             return None
         pages, renewal = self.pages, self._renewal
@@ -178,16 +177,16 @@ class Environment:
     def _renew(self) -> None:
         try:
             self.checkpoint()
-        except HeadraceError as error:  # who syncs next is told
+        except HeadraceError as error:  # the next sync raises it
             log.warning("checkpoint of the index failed error=%s", error)
 
     @property
     def is_bloated(self) -> bool:
-        """Most of the file is free pages."""
+        """Return whether most pages of the file are free."""
         return self._growth is not None and self._growth.is_bloated(self.pages)
 
     def copy_compacted(self) -> bool:
-        """Makes a durable copy without free pages beside the file; False where the disk has no room for it."""
+        """Make a durable copy without free pages beside the file. Return False if the disk has no space for it."""
         try:
             with open(compaction.copy_path(self.folder), "wb", opener=private) as file:
                 self.env.copyfd(file.fileno(), compact=True)
@@ -210,7 +209,7 @@ def translated(folder: str, error: lmdb.Error) -> StoreError | NoSpaceError:
         lmdb.VersionMismatchError,
         lmdb.PageNotFoundError,
         lmdb.PanicError,
-        lmdb.BadTxnError,  # after a damaged page was met in the same transaction
+        lmdb.BadTxnError,  # after a damaged page in the same transaction
     )
     if isinstance(error, kinds):
         return CorruptIndexError(f"index {folder} is corrupt", why=str(error))

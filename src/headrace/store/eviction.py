@@ -1,9 +1,8 @@
-"""Which files to drop: policies as pure state machines, by bytes. No I/O and no clock; one a volume.
+"""Choose the files to evict: policies as pure state machines, by bytes. No I/O and no clock; one policy a volume.
 
-LRU: the order of last use. S3-FIFO (Yang and others, SOSP 2023): a small queue for newcomers, a main queue
-for what was used again, and a memory of the ids that left the small one. A scan through a big data set
-passes through the small queue and leaves the main one alone, where LRU would lose everything. Memory: about
-200 bytes a file.
+LRU: the order of last use. S3-FIFO (Yang and others, SOSP 2023): a small queue for new files, a main queue for files
+that were used again, and a list of the ids that left the small queue. A scan through a big data set passes through the
+small queue and leaves the main one alone, where LRU would lose everything. Memory: about 200 bytes a file.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ _USES_MAX = 3
 
 
 class Policy(Protocol):
-    """insert again of a known id sets its size. touch and remove of an unknown one do nothing."""
+    """The order of eviction of one volume. A repeated insert of an id sets its size. touch and remove ignore unknown
+    ids."""
 
     def insert(self, id: FileId, size_bytes: int) -> None: ...
     def touch(self, id: FileId) -> None: ...
     def remove(self, id: FileId) -> int:
-        """The size it had."""
+        """Remove a file and return its size."""
         ...
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        """Files, in the order to drop them, that together have the bytes, or all there are. They are still
-        known: call `remove` for each that was dropped."""
+        """Return files in the order of their eviction that together have the bytes, or all there are. They stay in the
+        policy: call `remove` for each one that was evicted."""
         ...
 
     def size_of(self, id: FileId) -> int: ...
@@ -56,18 +56,18 @@ class Lru:
         return self._files.get(id, 0)
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        found: list[FileId] = []
+        victims: list[FileId] = []
         for id, size_bytes in self._files.items():
             if bytes_needed <= 0:
                 break
             if not is_pinned(id):
-                found.append(id)
+                victims.append(id)
                 bytes_needed -= size_bytes
-        return found
+        return victims
 
 
 class S3Fifo:
-    """small_share: of all bytes, what newcomers may hold before they are the first to go."""
+    """The S3-FIFO policy. small_share: of all bytes; if new files have more, they are evicted first."""
 
     def __init__(self, small_share: float = 0.1) -> None:
         self._small_share = small_share
@@ -109,10 +109,11 @@ class S3Fifo:
         return self._small.get(id, self._main.get(id, 0)) >> 2
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        """Those found are put at the head of their queue again, so that one not dropped is the next to go."""
+        """Return victims as in Policy. They are put back at the head of their queue, so that one that stays is the next
+        victim."""
         small: list[tuple[FileId, int]] = []
         main: list[tuple[FileId, int]] = []
-        found: list[FileId] = []
+        victims: list[FileId] = []
         pinned_small: list[tuple[FileId, int]] = []
         pinned_main: list[tuple[FileId, int]] = []
         while bytes_needed > 0 and (self._small or self._main):
@@ -126,7 +127,7 @@ class S3Fifo:
                     self._main_bytes += packed >> 2
                 else:
                     small.append((id, packed))
-                    found.append(id)
+                    victims.append(id)
                     self._remember(id)
                     bytes_needed -= packed >> 2
                 continue
@@ -138,11 +139,11 @@ class S3Fifo:
                 self._main_bytes += packed >> 2
             else:
                 main.append((id, packed))
-                found.append(id)
+                victims.append(id)
                 bytes_needed -= packed >> 2
         self._put_back(small, main)
         self._put_back(pinned_small, pinned_main)
-        return found
+        return victims
 
     def _pop(self, *, small: bool) -> tuple[FileId, int]:
         id, packed = (self._small if small else self._main).popitem(last=False)
@@ -169,7 +170,8 @@ class S3Fifo:
 
 
 class BorrowedFirst:
-    """One volume's files: those that other nodes own go before those that this one owns; a policy for each."""
+    """The files of one volume, with a policy for owned and one for borrowed files. Borrowed files, which other nodes
+    own, are evicted first."""
 
     def __init__(self, owned: Policy, borrowed: Policy) -> None:
         self.borrowed_bytes = 0
@@ -183,7 +185,7 @@ class BorrowedFirst:
         (self._borrowed if borrowed else self._owned).insert(id, size_bytes)
 
     def resize(self, id: FileId, size_bytes: int) -> None:
-        """Of a known file; it is a newcomer again."""
+        """Set the size of a known file, which then counts as new again."""
         self.insert(id, size_bytes, borrowed=self._borrowed.size_of(id) > 0)
 
     def __contains__(self, id: FileId) -> bool:
@@ -194,23 +196,23 @@ class BorrowedFirst:
         self._borrowed.touch(id)
 
     def remove(self, id: FileId) -> int:
-        """The size it had."""
+        """Remove a file and return its size."""
         size_bytes = self._borrowed.remove(id)
         self.borrowed_bytes -= size_bytes
         return size_bytes or self._owned.remove(id)
 
     def victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
-        """As of Policy."""
-        found = self.borrowed_victims(bytes_needed, is_pinned)
-        left = bytes_needed - sum(map(self._borrowed.size_of, found))
-        return found + self._owned.victims(left, is_pinned) if left > 0 else found
+        """Return victims as in Policy."""
+        victims = self.borrowed_victims(bytes_needed, is_pinned)
+        bytes_left = bytes_needed - sum(map(self._borrowed.size_of, victims))
+        return victims + self._owned.victims(bytes_left, is_pinned) if bytes_left > 0 else victims
 
     def borrowed_victims(self, bytes_needed: int, is_pinned: IsPinned) -> list[FileId]:
         return self._borrowed.victims(bytes_needed, is_pinned)
 
 
 def build_policy(name: str) -> Policy:
-    """lru or s3fifo; UsageError for another word."""
+    """Return the policy of a name: lru or s3fifo. UsageError for any other."""
     if name == "lru":
         return Lru()
     if name == "s3fifo":

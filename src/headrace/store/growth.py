@@ -1,10 +1,10 @@
 """Keep the index file from growing: renew the checkpoint before LMDB runs out of pages that it can reuse.
 
-The checkpoint holds a read transaction (checkpoint.py), so pages that were freed since can't be reused.
+The checkpoint holds a read transaction (index_checkpoint.py), so pages freed since then can't be reused.
 
-LMDB copies each page that it changes and notes the old one as free in a B+tree of its own, by the transaction that
-freed it. It takes such a page again only where no open read transaction began before that. The tree is not to be had
-by LMDB's interface, so its pages are read here. Layout: LMDB 0.9 mdb.c, MDB_page, MDB_node, MDB_meta. Bytes only.
+LMDB copies each page that it changes, and records the old one as free in a B+tree of its own, by the transaction that
+freed it. It reuses such a page only if no open read transaction began before that. LMDB's interface does not expose the
+tree, so this module reads its pages. Layout: LMDB 0.9 mdb.c, MDB_page, MDB_node, MDB_meta. Bytes only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT_PAGES_MIN = 16384
 COMMIT_PAGES_MAX = 64
 """A commit uses 5 to 10 pages; few use more than this."""
 LOOK_COMMITS = 32
-"""Commits between two counts of free pages, each of which takes 0.1 ms."""
+"""Commits between two counts of free pages; each count takes 0.1 ms."""
 
 _ROOT = struct.Struct("<Q")
 _ROOT_AT = 16 + 24 + 40  # in a meta page: of the tree of free pages
@@ -33,8 +33,8 @@ _DEPTH_MAX = 32
 
 
 class Growth:
-    """One data file. It may grow up to 2.25 times the live pages, or SLACK_PAGES_MIN beyond them. Beyond three times,
-    and WAIT_PAGES_MIN beyond them, the disk does not keep up: commits then wait. docs/decisions/0033."""
+    """The limits of one data file. It may grow to 2.25 times the live pages, or SLACK_PAGES_MIN beyond them. Beyond
+    three times, and WAIT_PAGES_MIN beyond them, the disk does not keep up, and commits wait. docs/decisions/0033."""
 
     def __init__(self, data_path: str) -> None:
         self._fd = os.open(data_path, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,21 +43,21 @@ class Growth:
         self._commits = self._look_commits = 0
 
     def rebase(self, transaction: int, live: int) -> None:
-        """After a checkpoint of that transaction, which has so many live pages."""
+        """Set the limits after a checkpoint of that transaction, from its number of live pages."""
         self._transaction = transaction
         self._pages_max = max(live * 9 // 4, live + SLACK_PAGES_MIN)
         self._wait_pages = max(live * 3, live + WAIT_PAGES_MIN)
 
     def is_bloated(self, pages: int) -> bool:
-        """A file of so many pages has too many free ones."""
+        """Return whether a file of that many pages has too many free ones."""
         return self._transaction >= 0 and pages > self._pages_max
 
     def outruns_disk(self, pages: int) -> bool:
-        """Commits must wait for a checkpoint."""
+        """Return whether commits must wait for a checkpoint."""
         return pages > self._wait_pages
 
     def needs_checkpoint(self, pages: int) -> bool:
-        """Tells after each commit, when nobody can make another, whether few reusable pages are left."""
+        """Return after a commit whether few reusable pages are left. The caller keeps others from committing."""
         self._commits += 1
         if not self.is_bloated(pages) or self._commits < self._look_commits:
             return False
@@ -71,9 +71,9 @@ class Growth:
         os.close(self._fd)
 
 
-def reusable_pages(fd: int, before: int, enough: int) -> int:
-    """Counts the pages that transactions before that one freed, and stops when there are enough. fd: of the data file.
-    The caller keeps anyone from committing. A damaged tree counts as what was readable of it."""
+def reusable_pages(fd: int, end: int, enough: int) -> int:
+    """Count the pages that transactions before `end` freed, and stop when there are enough. fd: of the data file. The
+    caller keeps others from committing. In a damaged tree only its readable part counts."""
     pages = 0
     try:
         meta = newest_of(os.pread(fd, 2 * PAGE_BYTES, 0))
@@ -81,7 +81,7 @@ def reusable_pages(fd: int, before: int, enough: int) -> int:
         if root in {-1, _NO_ROOT}:
             return 0
         for transaction, count in _records(fd, root, 0):
-            if transaction >= before:
+            if transaction >= end:
                 break
             pages += count
             if pages >= enough:
@@ -92,7 +92,7 @@ def reusable_pages(fd: int, before: int, enough: int) -> int:
 
 
 def _records(fd: int, number: int, depth: int) -> Iterator[tuple[int, int]]:
-    """Transaction, and the pages that it freed; in order."""
+    """Yield transactions and the number of pages that each freed; in order."""
     page = os.pread(fd, PAGE_BYTES, number * PAGE_BYTES)
     flags, end = _PAGE.unpack_from(page)
     if depth > _DEPTH_MAX or not flags & (_BRANCH | _LEAF):
@@ -105,6 +105,6 @@ def _records(fd: int, number: int, depth: int) -> Iterator[tuple[int, int]]:
             continue
         data = node + _NODE.size + key_bytes
         count = _ROOT.unpack_from(page, data)[0]
-        if node_flags & _BIG:  # the list is on pages of its own, behind a header
+        if node_flags & _BIG:  # the list is on separate pages, after a header
             count = _ROOT.unpack_from(os.pread(fd, 8, count * PAGE_BYTES + _POINTERS_AT))[0]
         yield _ROOT.unpack_from(page, node + _NODE.size)[0], count

@@ -1,9 +1,9 @@
-"""The index: names, ids, and what is cached of each. It speaks to LMDB, through environment.py.
+"""The index: names, ids, and what is cached of each id. It uses LMDB through environment.py.
 
-Any process of the host reads; the node alone writes. A read is a transaction of its own (about 2 us) and
-sees the last commit. Writes may come from several threads of the node: `batch` is a lock, too. On return of
-a write outside a batch, and at the end of the outermost batch, what was written is visible everywhere and
-survives kill -9; it survives a power loss after the next `checkpoint` (see checkpoint.py).
+Any process of the host reads; only the node writes. A read is a transaction of its own (about 2 us) and sees the last
+commit. Writes may come from several threads of the node: `batch` is a lock, too. A write outside a batch is visible
+everywhere and survives kill -9 when it returns; writes in a batch, when the outermost batch ends. They survive a power
+loss after the next `checkpoint` (see index_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from headrace.store.schema import (
     UNVERIFIED,
     CachedFile,
     cached_head,
+    content_type_code_of,
     entry_head,
     entry_key,
     fresh_range,
@@ -52,7 +53,6 @@ from headrace.store.schema import (
     pack_cached,
     pack_entry,
     pack_fresh_until,
-    told_of,
     unpack_cached,
     unpack_entry,
     unpack_fresh_until,
@@ -67,32 +67,34 @@ NAME_BYTES_MAX = 255
 CHILDREN_BATCH = 512
 
 _AFTER_POWER_LOSS_IDS = 1 << 20
-"""Ids given away after the checkpoint are unknown after a power loss; their cache files may still lie
-about."""
+"""A power loss erases the record of ids that were assigned after the checkpoint; their cache files may still exist."""
 
 
 _IDS_BEGIN_MS = 1_700_000_000_000
 
 
 def _first_id() -> int:
-    """Of a new index: beyond what an earlier one in its place gave away, at up to 128,000 a second. Kernels, and
-    programs, still hold those ids when an index was corrupt and is made anew under them."""
+    """Return the first id of a new index, beyond those that an earlier index in its place assigned at up to 128,000 a
+    second. Kernels and programs still hold those ids if a corrupt index is created anew under them."""
     ms = time.time_ns() // 1_000_000 - _IDS_BEGIN_MS
     return ROOT_ID + 1 + ((max(0, ms) << 7) & (FILE_ID_MAX >> 1))
 
 
 def new_generation() -> int:
-    """31 random bits."""
+    """Return 31 random bits."""
     return int.from_bytes(os.urandom(4), "little") >> 1
 
 
 class Index:
-    """generation: random, made with the index; another one means that all ids are others.
-    restored: this open went back to a checkpoint, because the machine was restarted without a clean close.
-    unsettled: no checkpoint was made yet, since recovery comes first; killed until then, the next open finds what this
-    one found.
-    on_superseded: told ids whose cached files nobody can name any more; on_redated: the record of a file whose object
-    has another time and the same bytes, as where only metadata changed. Both are called within the transaction."""
+    """The index of a node, open in one process.
+
+    generation: random, created with the index; with another generation all ids differ. restored: this open reset the
+    index to a checkpoint, because the machine was restarted without a clean close. unsettled: recovery is not finished,
+    so there is no checkpoint yet; if the process is killed until then, the next open finds the same state.
+    on_superseded: called with ids whose cached files have no name any more. on_redated: called with the record of a
+    file whose object has a new time and the same bytes, for example when only metadata changed. Both are called within
+    the transaction.
+    """
 
     def __init__(self, folder: str, *, writable: bool, boot_id: str) -> None:
         self.folder = folder
@@ -120,8 +122,8 @@ class Index:
 
     @classmethod
     def open(cls, folder: str, *, writable: bool, boot_id: str | None = None) -> Index:
-        """CorruptIndexError, StoreBusyError, PathNotFoundError (reading what no node made). boot_id: for
-        tests."""
+        """Open an index. CorruptIndexError, StoreBusyError; PathNotFoundError for a reader if no node created it.
+        boot_id: for tests."""
         if writable:
             make_private(folder)
         else:
@@ -129,7 +131,8 @@ class Index:
         return cls(folder, writable=writable, boot_id=boot_id or boot_clock.boot_id())
 
     def close(self, *, clean: bool) -> None:
-        """clean: everything is synced and the next open need not recover; False leaves what kill -9 would."""
+        """Close the index. clean: everything is synced, so the next open need not recover; False leaves the state of a
+        kill -9."""
         if self._writable and clean:
             self._set_meta(b"clean", b"1")
             self.checkpoint()
@@ -139,8 +142,8 @@ class Index:
             self._lock_fd = -1
 
     def _compact(self) -> None:
-        """Goes on with a copy that has no free pages. Clients that have the file of before open see in it that no
-        listing is good, ask the node, and open the copy. Nothing changes where the disk has no room for it."""
+        """Continue with a copy that has no free pages. A client with the old file open finds no fresh listing in it,
+        calls the node, and opens the copy. Without space for the copy nothing changes."""
         if not self._environment.copy_compacted():
             return
         restored, clean = self.restored, self.clean
@@ -156,12 +159,12 @@ class Index:
 
     @property
     def is_replaced(self) -> bool:
-        """A smaller copy, with the same ids, lies in the place of the file that is open here."""
+        """Return whether a smaller copy, with the same ids, is in the place of the open file."""
         return self._environment.is_replaced
 
     def reopen_after_fork(self) -> None:
-        """In a child, of a reader: LMDB must not be used across a fork. The parent's is not touched. Errors as of
-        open."""
+        """Open the index again in the child of a reader: LMDB must not be used across a fork. The parent's stays open.
+        Errors as in open."""
         assert not self._writable
         self._environment.close()
         self._open()
@@ -177,9 +180,9 @@ class Index:
     def whole_file(
         self, parent: FileId, name: bytes, now_ns: int
     ) -> tuple[FileId, int, int, bytes, bytes] | None:
-        """Id, size and volume of a file all of which is cached and trusted, where the listing of its directory is good
-        at now_ns, and the values of its entry and its record; None: one of that is not so. One transaction, one
-        function, and nothing is unpacked that a read does not need: 2 instead of 8 us."""
+        """Return id, size and volume of a file, and the values of its entry and its record. None unless the file is
+        completely cached and trusted, and the listing of its directory is fresh at now_ns. One transaction in one
+        function, which unpacks only what a read needs: 2 instead of 8 us."""
         key = KEY.pack(parent)
         try:
             txn = self._env.begin()
@@ -192,7 +195,7 @@ class Index:
                 cached = txn.get(KEY.pack(id), None, self._files)
             finally:
                 txn.abort()
-        except lmdb.BadValsizeError:  # nothing has so long a name
+        except lmdb.BadValsizeError:  # no name is so long
             return None
         except lmdb.Error as error:
             raise translated(self.folder, error) from error
@@ -206,36 +209,41 @@ class Index:
         return id, size_bytes, volume, value, cached
 
     def whole_entry(self, parent: FileId, name: bytes, now_ns: int) -> tuple[Entry, int, int | None] | None:
-        """As whole_file: all that the index says of it, the volume, and `CachedFile.told`."""
-        found = self.whole_file(parent, name, now_ns)
-        return None if found is None else (unpack_entry(parent, name, found[3]), found[2], told_of(found[4]))
+        """Return the entry of such a file, its volume, and `CachedFile.content_type_code`; None as in whole_file."""
+        file = self.whole_file(parent, name, now_ns)
+        return (
+            None
+            if file is None
+            else (unpack_entry(parent, name, file[3]), file[2], content_type_code_of(file[4]))
+        )
 
     def entry(self, id: FileId) -> Entry | None:
-        """None when the id is not what its name means any more."""
+        """Return the entry of an id; None if its name belongs to another id now."""
         if id == ROOT_ID:
             return Entry(ROOT_ID, ROOT_ID, b"", Kind.DIRECTORY, Version(0, 0))
-        found = self._get(self._names, KEY.pack(id))
-        if found is None:
+        key = self._get(self._names, KEY.pack(id))
+        if key is None:
             return None
-        value = self._get(self._entries, found)
+        value = self._get(self._entries, key)
         if value is None:
             return None
-        entry = unpack_entry(FileId(KEY.unpack_from(found)[0]), found[8:], value)
+        entry = unpack_entry(FileId(KEY.unpack_from(key)[0]), key[8:], value)
         return entry if entry.id == id else None
 
     def path_of(self, id: FileId) -> bytes | None:
-        """b"/" for the root; None when the id is not current."""
+        """Return the path of an id, b"/" for the root; None if the id is not current."""
         parts: list[bytes] = []
         while id != ROOT_ID:
-            found = self._get(self._names, KEY.pack(id))
-            if found is None:
+            key = self._get(self._names, KEY.pack(id))
+            if key is None:
                 return None
-            parts.append(found[8:])
-            id = FileId(KEY.unpack_from(found)[0])
+            parts.append(key[8:])
+            id = FileId(KEY.unpack_from(key)[0])
         return b"/" + b"/".join(reversed(parts))
 
     def children(self, directory: FileId, *, after: bytes = b"") -> Iterator[Entry]:
-        """In byte order, names beyond `after`. Each batch is of one commit; the next may see a later one."""
+        """Yield the entries of a directory in byte order, with names beyond `after`. Each batch is of one commit; the
+        next one may be of a later commit."""
         while True:
             batch = self._children_batch(directory, after)
             yield from batch
@@ -244,8 +252,8 @@ class Index:
             after = batch[-1].name
 
     def fresh_until_ns(self, directory: FileId) -> int:
-        """CLOCK_BOOTTIME until which the whole listing is good; 0 when it was never taken, or is told to be
-        stale."""
+        """Return the time (CLOCK_BOOTTIME) until which the complete listing is fresh; 0 if it was never listed or is
+        invalid."""
         value = self._get(self._directories, KEY.pack(directory))
         return 0 if value is None else unpack_fresh_until(self._boot, value)
 
@@ -263,8 +271,8 @@ class Index:
             after = batch[-1].id
 
     def statistics(self) -> dict[str, int]:
-        """entries: names in the tree; files: cached files; bytes: of the index file; live_bytes: of that, what names
-        and records are on."""
+        """Return sizes. entries: names in the tree. files: cached files. bytes: of the index file. live_bytes: of its
+        pages with names and records."""
         with self._reading() as txn:
             entries = txn.stat(self._names)["entries"]
             files = txn.stat(self._files)["entries"]
@@ -278,7 +286,7 @@ class Index:
 
     @property
     def size_bytes(self) -> int:
-        """Of the index file."""
+        """Return the size of the index file."""
         return self._environment.pages * PAGE_BYTES
 
     def mounts(self) -> dict[str, dict[str, str]]:
@@ -286,14 +294,14 @@ class Index:
             rows = [(bytes(path), bytes(value)) for path, value in txn.cursor(self._mounts)]
         return {os.fsdecode(path): decode_msgpack(value, dict[str, str]) for path, value in rows}
 
-    def meta(self, word: bytes) -> bytes | None:
-        return self._get(self._meta, word)
+    def meta(self, key: bytes) -> bytes | None:
+        return self._get(self._meta, key)
 
     # ------------------------------------------------------------ writes
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """All writes within are one commit, or none when an exception leaves. May be nested; keep it
+        """Make all writes within the context one commit, or none if an exception leaves it. Batches nest; keep them
         short."""
         with self._lock:
             if self._depth == 0:
@@ -311,8 +319,8 @@ class Index:
         if renewal is not None:
             renewal.join()
 
-    def put_meta(self, word: bytes, value: bytes) -> None:
-        self._set_meta(word, value)
+    def put_meta(self, key: bytes, value: bytes) -> None:
+        self._set_meta(key, value)
 
     def put_mount(self, path: str, record: dict[str, str]) -> None:
         with self.batch():
@@ -323,7 +331,8 @@ class Index:
             self._delete(self._mounts, os.fsencode(path))
 
     def ensure_directory(self, parent: FileId, name: bytes, mtime_ns: int = 0) -> FileId:
-        """A directory that exists keeps its id; a file of that name gives way."""
+        """Return the id of a directory, and create it if needed. An existing directory keeps its id; a file of that
+        name is replaced."""
         with self.batch():
             old = self._current(parent, name)
             if old is not None and old.kind is Kind.DIRECTORY:
@@ -333,8 +342,8 @@ class Index:
     def put_file(
         self, parent: FileId, name: bytes, version: Version, attributes: Attributes | None = None
     ) -> tuple[FileId, bool]:
-        """The id, and whether the name meant something else before; an equal version keeps its id, and its attributes
-        where none are given."""
+        """Return the id of a file, and whether the name belonged to something else before. An equal version keeps its
+        id, and its attributes unless new ones are passed."""
         with self.batch():
             old = self._current(parent, name)
             if old is not None and old.kind is Kind.FILE and old.version == version:
@@ -342,14 +351,14 @@ class Index:
                     value = pack_entry(Kind.FILE, old.id, old.version, attributes)
                     self._put(self._entries, entry_key(parent, name), value)
                 elif old.attributes is None and old.version.mtime_ns != version.mtime_ns:
-                    self._redate(old.id)  # but of what this node put: there no time was told before
+                    self._redate(old.id)  # but not for this node's own uploads, whose response had no time
                 return old.id, False
             return self._replace(
                 parent, name, Kind.FILE, version, old, attributes=attributes
             ), old is not None
 
     def remove(self, parent: FileId, name: bytes) -> bool:
-        """With everything below; False when there is no such name."""
+        """Remove a name with everything below it; return False if it does not exist."""
         with self.batch():
             old = self.lookup(parent, name)
             if old is None:
@@ -359,8 +368,8 @@ class Index:
             return True
 
     def outdate(self, parent: FileId, name: bytes, *, folder: bool = False) -> None:
-        """What a name means is about to be over, by this node's own doing: listings under way don't bring it back.
-        folder: nor a folder, which they may have read before it was known here."""
+        """Announce that this node is about to change a name, so that listings in progress don't bring its old entry
+        back. folder: they must not bring back a directory either, which they may have read before the index had it."""
         writers = self._listings.get(parent, ())
         old = self.lookup(parent, name) if writers else None
         for writer in writers:
@@ -371,13 +380,13 @@ class Index:
                 writer.outdate(name, old.kind, old.version)
 
     def listing(self, directory: FileId) -> ListingWriter:
-        """Takes in a whole listing, page by page."""
+        """Return a writer that stores a complete listing, page by page."""
         writer = ListingWriter(self, directory, was_empty=not self._children_batch(directory, b"", 1))
         self._listings.setdefault(directory, []).append(writer)
         return writer
 
     def end_listing(self, directory: FileId, writer: ListingWriter) -> None:
-        writers = [one for one in self._listings.get(directory, []) if one is not writer]
+        writers = [other for other in self._listings.get(directory, []) if other is not writer]
         if writers:
             self._listings[directory] = writers
         else:
@@ -386,12 +395,12 @@ class Index:
     def put_children(
         self, directory: FileId, rows: list[tuple[bytes, Kind, Version]], *, tell_new: bool = False
     ) -> list[tuple[FileId, bytes]]:
-        """Names of one directory, sorted; those that meant something else before, and, when tell_new, those
-        that meant nothing. The directory must be current."""
+        """Store names of one directory, sorted. Return those that belonged to something else before, and with tell_new
+        the new ones too. The directory must be current."""
         changed: list[tuple[FileId, bytes]] = []
         with self.batch():
             if not rows or (directory != ROOT_ID and self._get(self._names, KEY.pack(directory)) is None):
-                return changed  # it was removed while it was listed
+                return changed  # the directory was removed while it was listed
             beyond = entry_key(directory, rows[0][0]) > self._last_key(self._entries)
             previous = b""
             for name, kind, version in rows:
@@ -416,16 +425,16 @@ class Index:
                 self._put(self._directories, KEY.pack(directory), pack_fresh_until(self._boot, ns))
 
     def expire_all(self, directory: FileId, *, to_ns: int = 0) -> None:
-        """The directory's listing and every one below is stale; to_ns: what those that were taken say then."""
+        """Expire the listing of a directory and every one below. to_ns: the new end of those that exist."""
         with self.batch():
             pending = [directory]
             while pending:
-                one = pending.pop()
-                if to_ns and self.fresh_until_ns(one):
-                    self.set_fresh_until(one, to_ns)
+                current = pending.pop()
+                if to_ns and self.fresh_until_ns(current):
+                    self.set_fresh_until(current, to_ns)
                 else:
-                    self._delete(self._directories, KEY.pack(one))
-                pending.extend(e.id for e in self.children(one) if e.kind is Kind.DIRECTORY)
+                    self._delete(self._directories, KEY.pack(current))
+                pending.extend(e.id for e in self.children(current) if e.kind is Kind.DIRECTORY)
 
     def put_cached(self, cached: CachedFile) -> None:
         with self.batch():
@@ -436,8 +445,8 @@ class Index:
             self._delete(self._files, KEY.pack(id))
 
     def checkpoint(self, synced_sequence: int | None = None, *, synced_ns: int = 0) -> None:
-        """Everything committed so far survives a power loss on return. Blocks: three disk flushes. synced_sequence:
-        files up to it have their bytes on the disk, if they were renamed before synced_ns (wall clock)."""
+        """Make all commits so far durable. Blocks: three disk flushes. synced_sequence: the bytes of files up to it are
+        on the disk, if they were renamed before synced_ns (wall clock)."""
         assert self._owner != get_ident() or self._txn is None, "a checkpoint within a batch"
         if synced_sequence is not None:
             with self.batch():
@@ -448,8 +457,8 @@ class Index:
         self.unsettled = False
 
     def heed_clock(self) -> None:
-        """Trust no file after a power loss, until the next sync, where the wall clock was set back behind the last one:
-        a file that is made now would seem older than that sync."""
+        """Distrust all files after a power loss, until the next sync, if the wall clock was set back before the last
+        one: a file created now would seem older than that sync."""
         if time.time_ns() < self.synced_ns:
             log.warning("the clock was set back; cached files count as synced again after the next sync")
             self.checkpoint(synced_sequence=0, synced_ns=0)
@@ -457,7 +466,8 @@ class Index:
     # ------------------------------------------------------------ names, inside
 
     def _current(self, parent: FileId, name: bytes) -> Entry | None:
-        """What a name means before it is written; a listing under way must not remove it."""
+        """Return the entry of a name that is about to be written, and keep listings in progress from removing the name.
+        NotSupportedError for a name of an invalid length."""
         if not 0 < len(name) <= NAME_BYTES_MAX:
             raise NotSupportedError(
                 os.fsdecode(name[:64]), why=f"its name has {len(name)} bytes; 1 to 255 are supported"
@@ -487,18 +497,19 @@ class Index:
         return id
 
     def _forget(self, entry: Entry) -> None:
-        """Everything about an id but its own name, which the caller overwrites or removes."""
+        """Delete everything about an id and those below it except its own name, which the caller overwrites or
+        removes."""
         pending = [entry]
         while pending:
-            one = pending.pop()
-            key = KEY.pack(one.id)
+            current = pending.pop()
+            key = KEY.pack(current.id)
             self._delete(self._names, key)
-            if one.kind is Kind.FILE:
-                self._supersede(one.id)
+            if current.kind is Kind.FILE:
+                self._supersede(current.id)
                 continue
             self._delete(self._directories, key)
-            for child in self.children(one.id):
-                self._delete(self._entries, entry_key(one.id, child.name))
+            for child in self.children(current.id):
+                self._delete(self._entries, entry_key(current.id, child.name))
                 pending.append(child)
 
     def _supersede(self, id: FileId) -> None:
@@ -511,13 +522,13 @@ class Index:
         cached = self.cached(id)
         if cached is None:
             return
-        if cached.told is not None:
-            self.put_cached(msgspec.structs.replace(cached, told=None))
+        if cached.content_type_code is not None:
+            self.put_cached(msgspec.structs.replace(cached, content_type_code=None))
         self.on_redated(cached)
 
     def _children_batch(self, directory: FileId, after: bytes, limit: int = CHILDREN_BATCH) -> list[Entry]:
         prefix = KEY.pack(directory)
-        found: list[Entry] = []
+        entries: list[Entry] = []
         with self._reading() as txn:
             cursor = txn.cursor(self._entries)
             # the least key beyond a name is that name with a zero byte added
@@ -525,22 +536,22 @@ class Index:
                 for key, value in cursor:
                     if key[:8] != prefix:
                         break
-                    found.append(unpack_entry(directory, key[8:], value))
-                    if len(found) == limit:
+                    entries.append(unpack_entry(directory, key[8:], value))
+                    if len(entries) == limit:
                         break
-        return found
+        return entries
 
     def cached_batch(self, after: int) -> list[CachedFile]:
-        """Of ids above that, in order; none: there are no more."""
-        found: list[CachedFile] = []
+        """Return records with ids above `after`, in order; an empty list at the end."""
+        records: list[CachedFile] = []
         with self._reading() as txn:
             cursor = txn.cursor(self._files)
             if cursor.set_range(KEY.pack(after + 1)):
                 for key, value in cursor:
-                    found.append(unpack_cached(FileId(KEY.unpack(key)[0]), value))
-                    if len(found) == CHILDREN_BATCH:
+                    records.append(unpack_cached(FileId(KEY.unpack(key)[0]), value))
+                    if len(records) == CHILDREN_BATCH:
                         break
-        return found
+        return records
 
     # ------------------------------------------------------------ LMDB, inside
 
@@ -566,10 +577,10 @@ class Index:
                 self._put(self._meta, b"format", FORMAT.to_bytes(2, "little"))
                 self._put(self._meta, b"generation", new_generation().to_bytes(4, "little"))
                 self._put(self._meta, b"next", _first_id().to_bytes(8, "little"))
-        found = int.from_bytes(self._get(self._meta, b"format") or b"", "little")
-        if found != FORMAT:
+        format = int.from_bytes(self._get(self._meta, b"format") or b"", "little")
+        if format != FORMAT:
             raise CorruptIndexError(
-                f"index {self.folder}", why=f"it has format {found}, this is for {FORMAT}"
+                f"index {self.folder}", why=f"it has format {format}, this is for {FORMAT}"
             )
         self.generation = int.from_bytes(self._get(self._meta, b"generation") or b"", "little")
         self.clean = self._get(self._meta, b"clean") == b"1"
@@ -597,8 +608,8 @@ class Index:
             txn = self._env.begin(write=True)
         except lmdb.Error as error:
             raise translated(self.folder, error) from error
-        # the owner first: else the one before it would take this transaction for its own, and two threads in
-        # one transaction corrupt it
+        # set the owner first: otherwise the previous owner's thread would use this transaction as its own, and
+        # two threads in one transaction corrupt it
         self._owner = get_ident()
         self._txn = txn
 
@@ -621,7 +632,7 @@ class Index:
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
-        """The transaction to read by: of the batch this thread is in, else a fresh one."""
+        """Yield the transaction for reads: that of this thread's batch, else a new one."""
         try:
             if self._txn is not None and self._owner == get_ident():
                 yield self._txn
@@ -641,7 +652,7 @@ class Index:
             raise translated(self.folder, error) from error
 
     def _put(self, database: Any, key: bytes, value: bytes, *, append: bool = False) -> None:
-        """append: the key is beyond all others; pages are then filled instead of halved."""
+        """Write a value. append: the key is beyond all others; pages are then filled instead of split in half."""
         try:
             self._txn.put(key, value, db=database, append=append)
         except lmdb.Error as error:
@@ -658,14 +669,14 @@ class Index:
             cursor = txn.cursor(database)
             return bytes(cursor.key()) if cursor.last() else b""
 
-    def _set_meta(self, word: bytes, value: bytes) -> None:
+    def _set_meta(self, key: bytes, value: bytes) -> None:
         with self.batch():
-            self._put(self._meta, word, value)
+            self._put(self._meta, key, value)
 
 
 def _check_believed(folder: str) -> None:
-    """Refuse an index that another user wrote: LMDB maps it, and is no parser of what may be damaged on purpose.
-    PathNotFoundError, NotAllowedError."""
+    """Refuse an index that another user wrote: LMDB maps it and does not validate its contents. PathNotFoundError,
+    NotAllowedError."""
     try:
         owner = os.stat(f"{folder}/data.mdb").st_uid
     except FileNotFoundError:

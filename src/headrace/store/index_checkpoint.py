@@ -1,12 +1,11 @@
-"""How the index survives a power loss although its commits don't sync.
+"""Keep the index through a power loss although its commits don't sync.
 
-LMDB writes pages copy-on-write and publishes a commit by one of two meta pages. Without syncs the kernel
-writes both in any order, and a meta page may reach the disk before the pages it names. So the node keeps a
-*checkpoint*: after an fdatasync it copies the newest meta page to the file `checkpoint`, and holds a read
-transaction at that commit, which keeps LMDB from reusing any page the commit can see. After a power loss
-(the boot id differs) both meta pages are overwritten with the kept one: the index is exactly what it was at
-the checkpoint. Page layout: LMDB 0.9 mdb.c, MDB_page and MDB_meta. Bytes only; LMDB itself is spoken to by
-index.py.
+LMDB writes pages copy-on-write and publishes a commit by one of two meta pages. Without syncs the kernel writes both in
+any order, and a meta page may reach the disk before the pages that it names. So the node keeps a *checkpoint*: after an
+fdatasync it copies the newest meta page to the file `checkpoint`, and holds a read transaction at that commit. The
+transaction keeps LMDB from reusing any page that the commit can see. After a power loss (the boot id differs) both meta
+pages are overwritten with the saved one: the index is exactly what it was at the checkpoint. Page layout: LMDB 0.9
+mdb.c, MDB_page and MDB_meta. Bytes only; environment.py calls LMDB itself.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ _TXNID_AT = 16 + 24 + 2 * 48 + 8
 
 
 def newest_meta(data_path: str) -> bytes:
-    """The meta page of the last commit. The caller keeps anyone from committing. CorruptIndexError if none
-    is sound."""
+    """Return the meta page of the last commit. The caller keeps others from committing. CorruptIndexError if none is
+    valid."""
     with open(data_path, "rb") as file:
         page = newest_of(file.read(2 * PAGE_BYTES))
     if page is None:
-        raise CorruptIndexError(f"index {data_path} is corrupt", why="no sound meta page")
+        raise CorruptIndexError(f"index {data_path} is corrupt", why="no valid meta page")
     return page
 
 
 def newest_of(both: bytes) -> bytes | None:
-    """The newer of the two meta pages that a data file begins with; None when neither is sound."""
-    pages = [page for page in (both[:PAGE_BYTES], both[PAGE_BYTES:]) if _sound(page)]
+    """Return the newer of the two meta pages at the beginning of a data file; None if neither is valid."""
+    pages = [page for page in (both[:PAGE_BYTES], both[PAGE_BYTES:]) if _is_valid(page)]
     return max(pages, key=_txnid, default=None)
 
 
 def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
-    """The commit of that meta page, which must be synced already, is what a power loss falls back to. Durable on
+    """Make the commit of that meta page, which must be synced already, the state after a power loss. Durable on
     return."""
     fresh = f"{folder}/checkpoint.new"
     write_page(fresh, boot_id, page)
@@ -59,7 +58,7 @@ def write_checkpoint(folder: str, boot_id: str, page: bytes) -> None:
 
 
 def write_page(path: str, boot_id: str, page: bytes) -> None:
-    """A file that `restore` understands, durable but for its name. One that is there is written over."""
+    """Write a file for `restore`, durable except its name. An existing file is overwritten."""
     boot = boot_id.encode().ljust(64, b"\0")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -70,11 +69,11 @@ def write_page(path: str, boot_id: str, page: bytes) -> None:
 
 
 def _replace(fresh: str, path: str) -> None:
-    """The one before it stays, under the other name: its blocks are what the next one is written to, on a full disk
-    too."""
+    """Exchange the checkpoint with the new one. The old one stays under the other name: the next checkpoint is written
+    to its blocks, also on a full disk."""
     try:
         rename(fresh, path, EXCHANGE)
-    except OSError:  # there is none yet, or the file system has no such call
+    except OSError:  # there is no checkpoint yet, or the file system lacks the call
         os.rename(fresh, path)
         with (
             contextlib.suppress(OSError),
@@ -85,8 +84,8 @@ def _replace(fresh: str, path: str) -> None:
 
 
 def restore(folder: str, boot_id: str) -> bool:
-    """Goes back to the checkpoint when the machine was restarted since; True when it was. Before LMDB opens
-    the folder, and with no other process in it. CorruptIndexError when there is nothing to go back to."""
+    """Reset the index to the checkpoint if the machine was restarted since. Return whether it was. Call it before LMDB
+    opens the directory, with no other process in it. CorruptIndexError if there is no valid checkpoint."""
     data_path = f"{folder}/data.mdb"
     if not os.path.exists(data_path):
         return False
@@ -94,13 +93,13 @@ def restore(folder: str, boot_id: str) -> bool:
         with open(f"{folder}/checkpoint", "rb") as file:
             raw = file.read()
     except FileNotFoundError:
-        # the node was killed before its first checkpoint, or power was lost then: nothing of value was in it
+        # the node was killed, or power was lost, before the first checkpoint: the index had nothing of value
         raise CorruptIndexError(f"index {folder} is incomplete", why="it has no checkpoint") from None
     if len(raw) != _HEADER.size + PAGE_BYTES:
         raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint has the wrong length")
     magic, checksum, boot = _HEADER.unpack_from(raw)
     page = raw[_HEADER.size :]
-    if magic != _MAGIC or checksum != block_checksum(boot + page) or not _sound(page):
+    if magic != _MAGIC or checksum != block_checksum(boot + page) or not _is_valid(page):
         raise CorruptIndexError(f"index {folder} is corrupt", why="its checkpoint is damaged")
     if boot.rstrip(b"\0").decode() == boot_id:
         return False
@@ -114,16 +113,16 @@ def restore(folder: str, boot_id: str) -> bool:
 
 
 def check_length(data_path: str, last_page: int) -> None:
-    """CorruptIndexError when the file lost its tail: reading there would be SIGBUS. The last pages of a
-    commit may rightly be unwritten when it freed them itself, so a few missing ones are no proof."""
+    """Raise CorruptIndexError if the end of the file is missing: reading there would raise SIGBUS. A commit may leave
+    its last pages unwritten if it freed them itself, so a few missing pages are no proof."""
     if os.stat(data_path).st_size < (last_page + 1 - 64) * PAGE_BYTES:
         raise CorruptIndexError(f"index {data_path} is corrupt", why="the file is cut off")
 
 
-def _sound(page: bytes) -> bool:
+def _is_valid(page: bytes) -> bool:
     return len(page) == PAGE_BYTES and _META.unpack_from(page, _META_AT) == (_META_MAGIC, _META_VERSION)
 
 
 def _txnid(page: bytes) -> int:
-    """The number of the commit."""
+    """Return the number of the commit."""
     return int(struct.unpack_from("<Q", page, _TXNID_AT)[0])

@@ -1,9 +1,9 @@
-"""Taking in the listing of a directory, page by page, while others read it.
+"""Store the listing of a directory, page by page, while others read it.
 
-Names appear, and change their meaning, as pages arrive; names that are gone go at the end, and only then is
-the listing said to be fresh. What this node replaced or removed meanwhile does not come back with a page that was read
-before that. A listing that is dropped half-way therefore leaves nothing wrong. Memory: the
-set of names seen, and none where the directory was empty before.
+Names appear, and change, as pages arrive. Missing names are removed at the end, and only then the listing counts as
+fresh. An entry that this node replaced or removed meanwhile does not come back with a page that was read before. So a
+listing that is abandoned half-way leaves nothing wrong. Memory: the set of listed names, and none if the directory was
+empty before.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ NAME_BYTES_MAX = 255
 
 
 class ListingWriter:
-    """Made by Index.listing. Not thread-safe."""
+    """A listing in progress, made by Index.listing. Not thread-safe."""
 
     def __init__(self, index: Index, directory: FileId, *, was_empty: bool) -> None:
         self.skipped = 0  # names that no filesystem can show
         self._index = index
         self._directory = directory
-        self._seen: set[bytes] | None = None if was_empty else set()
-        # who saw the listing before may believe that a name is absent
+        self._listed: set[bytes] | None = None if was_empty else set()
+        # a client with the previous listing may hold that a name does not exist
         self._tell_new = index.fresh_until_ns(directory) != 0
         self._changed: list[tuple[FileId, bytes]] = []
         self._outdated: dict[bytes, list[tuple[Kind, Version]]] = {}
 
     def keep(self, name: bytes) -> None:
-        """A name that must not be removed, listed or not."""
-        if self._seen is not None:
-            self._seen.add(name)
+        """Keep a name from being removed, listed or not."""
+        if self._listed is not None:
+            self._listed.add(name)
 
     def outdate(self, name: bytes, kind: Kind, version: Version) -> None:
-        """What a name meant is known to be over, while the listing may have been read before that."""
+        """Record that an entry is out of date; the listing may have been read before the change."""
         self._outdated.setdefault(name, []).append((kind, version))
 
     def _is_outdated(self, name: bytes, kind: Kind, version: Version) -> bool:
         return any(
-            kind is old and (kind is Kind.DIRECTORY or version == one)
-            for old, one in self._outdated.get(name, ())
+            kind is old_kind and (kind is Kind.DIRECTORY or version == old_version)
+            for old_kind, old_version in self._outdated.get(name, ())
         )
 
     def add(
         self, objects: Iterable[tuple[bytes, Version]], directories: Iterable[bytes], mtime_ns: int = 0
     ) -> None:
-        """One page; one commit. Pages in byte order make a denser index. mtime_ns: of the directories
-        named."""
+        """Store one page in one commit. Pages in byte order make a denser index. mtime_ns: of the directories in the
+        page."""
         rows = [(name, Kind.FILE, version) for name, version in objects]
         rows += [(name, Kind.DIRECTORY, Version(0, mtime_ns)) for name in directories]
         rows.sort(key=lambda row: row[0])
@@ -65,29 +65,31 @@ class ListingWriter:
             self.keep(name)
 
     def finish(self, fresh_until_ns: int) -> list[tuple[FileId, bytes]]:
-        """Names not seen are removed and the listing is fresh, in one commit; the names that changed or
-        went."""
-        gone: list[Entry] = []
-        if self._seen is not None:
-            gone = [entry for entry in self._index.children(self._directory) if entry.name not in self._seen]
+        """Remove names that were not listed and mark the listing as fresh, in one commit. Return the names that changed
+        or were removed."""
+        missing: list[Entry] = []
+        if self._listed is not None:
+            missing = [
+                entry for entry in self._index.children(self._directory) if entry.name not in self._listed
+            ]
         with self._index.batch():
-            for entry in gone:
-                if entry.name not in (self._seen or ()):
+            for entry in missing:
+                if entry.name not in (self._listed or ()):
                     self._index.remove(self._directory, entry.name)
                     self._changed.append((self._directory, entry.name))
             self._index.set_fresh_until(self._directory, fresh_until_ns)
         return self.close()
 
     def close(self) -> list[tuple[FileId, bytes]]:
-        """Ends the listing, finished or not; the names that changed and were not told yet. To be called however
-        it went: names that change meanwhile are noted here for as long as it is open."""
+        """End the listing, complete or not, and return changed names that were not returned yet. Always call it: until
+        then the index records names that change meanwhile here."""
         self._index.end_listing(self._directory, self)
         changed, self._changed = self._changed, []
         return changed
 
 
 def _is_name(name: bytes) -> bool:
-    """Tell whether a file system can have the name; without exceptions, as a listing may have millions."""
+    """Return whether a file system can have the name; without exceptions, as a listing may have millions."""
     return (
         0 < len(name) <= NAME_BYTES_MAX
         and b"/" not in name

@@ -1,6 +1,5 @@
-"""What an origin told of objects beside their bytes: what is usual as a number in the record, the rest at the cache
-file. Needs no lock: a file of that id is of that version, whoever made it.
-"""
+"""Store the attributes that an origin returned for objects besides their bytes: usual ones as a number in the record,
+others at the cache file. This needs no lock: a file of an id is always of the same version."""
 
 from __future__ import annotations
 
@@ -10,40 +9,43 @@ from collections.abc import Mapping
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by, number_of
 from headrace.overlay.object_metadata import drop_told, extras_of, note_told
-from headrace.store.schema import CachedFile, can_tell
+from headrace.store.schema import CachedFile, can_hold_code
 from headrace.store.volume import Volume
 
 
 def numbers_of(entries: list[Entry], extras: Mapping[FileId, ObjectMetadata]) -> dict[FileId, int]:
-    """Of those whose records say it; what there is of the others belongs to their files."""
-    found: dict[FileId, int] = {}
+    """Return the numbers of those objects whose records can hold them; the attributes of others are stored at their
+    files."""
+    numbers: dict[FileId, int] = {}
     for entry in entries:
-        known = extras.get(entry.id)
-        number = None if known is None else number_of(known)
-        if number is not None and can_tell(entry.version.token):
-            found[entry.id] = number
-    return found
+        metadata = extras.get(entry.id)
+        number = None if metadata is None else number_of(metadata)
+        if number is not None and can_hold_code(entry.version.token):
+            numbers[entry.id] = number
+    return numbers
 
 
 def noted(volumes: list[Volume], cached: CachedFile) -> ObjectMetadata | None:
-    """As soon as some of the bytes are here; None: nothing was noted, or the file went."""
-    usual = extras_by(cached.told)
+    """Return the stored attributes, as soon as some bytes are cached; None if none were stored, or the file was
+    evicted."""
+    usual = extras_by(cached.content_type_code)
     if usual is not None:
         return usual
-    at = _path_of(volumes, cached)
+    path = _path_of(volumes, cached)
     try:
-        return extras_of(at, os.stat(at))
+        return extras_of(path, os.stat(path))
     except OSError:
         return None
 
 
 def unnote(volumes: list[Volume], cached: CachedFile) -> None:
-    """What an origin told is not so any more, though the bytes are. What was put from here stays."""
+    """Delete the attributes that an origin returned, after they changed without the bytes. Those of this node's uploads
+    stay."""
     drop_told(_path_of(volumes, cached))
 
 
 def note(volumes: list[Volume], cached: CachedFile, extras: ObjectMetadata) -> None:
-    """What was told later than the bytes; nothing where the file is not whole."""
+    """Store attributes that arrived after the bytes; do nothing if the file is not complete."""
     if cached.complete:
         note_told(_path_of(volumes, cached), cached.size_bytes, extras)
 

@@ -1,4 +1,4 @@
-"""Reading a cache file, in any process of the host. Read-only; never blocks on another process."""
+"""Read a cache file, in any process of the host. Read-only; never blocks on another process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.store.volume import data_path, map_path, part_path
 
 
 class CacheReader:
-    """fd: of the bytes; what is not present is a hole, never to be shown. complete: as of the open; a file
-    that becomes complete later is found so block by block."""
+    """An open cache file. fd: of the bytes; absent blocks are holes and must not be returned to users. complete: at the
+    time of the open; blocks that arrive later become present one by one."""
 
     __slots__ = ("_bits", "_checksum", "_map", "complete", "fd")
 
@@ -26,8 +26,8 @@ class CacheReader:
 
     @classmethod
     def open(cls, volume_folder: str, cached: CachedFile, *, sums: bool = False) -> CacheReader:
-        """PathNotFoundError when the file is gone, or is no longer what `cached` says: ask the index
-        again. sums: `checksum` will be asked, too."""
+        """Open the file of a record. PathNotFoundError if it is gone or differs from `cached`: read the index again.
+        sums: the caller also needs `checksum`."""
         opened: list[int] = []
         complete = cached.trusted
         path = (data_path if complete else part_path)(volume_folder, cached.id)
@@ -47,7 +47,7 @@ class CacheReader:
             raise StoreError(f"cache file {path} can't be read", why=error.strerror or str(error)) from error
 
     def present(self, start: int, end: int) -> bool:
-        """Whether all of start..end (within the file) may be read."""
+        """Return whether all of start..end (within the file) may be read."""
         if self.complete or end <= start:
             return True
         bits = self._bits
@@ -60,21 +60,21 @@ class CacheReader:
         return self._map.has_all(first, last + 1)
 
     def present_runs(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What may be read of start..end, which begins at a block: as few ranges as possible, in order."""
+        """Return the present ranges of start..end, which begins at a block: as few as possible, in order."""
         runs: list[tuple[int, int]] = []
-        for at in range(start, end, BLOCK_SIZE_BYTES):
-            stop = min(end, at + BLOCK_SIZE_BYTES)
-            if self.present(at, stop):
-                first = runs.pop()[0] if runs and runs[-1][1] == at else at
+        for block_start in range(start, end, BLOCK_SIZE_BYTES):
+            stop = min(end, block_start + BLOCK_SIZE_BYTES)
+            if self.present(block_start, stop):
+                first = runs.pop()[0] if runs and runs[-1][1] == block_start else block_start
                 runs.append((first, stop))
         return runs
 
     def checksum(self, block: int) -> int:
-        """xxh3 of a block that is present, as it was when it was fetched."""
+        """Return the xxh3 of a present block, as it was when it was fetched."""
         return self._checksum if self._map is None else self._map.checksum(block)
 
     def present_share(self) -> float:
-        """How much of the file is there, 0 to 1, by blocks."""
+        """Return the present share of the file's blocks, 0 to 1."""
         if self.complete:
             return 1.0
         return 0.0 if self._map is None else self._map.count() / max(1, self._map.blocks)

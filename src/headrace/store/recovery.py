@@ -1,11 +1,10 @@
-"""What a start makes of what the last run left, and what fsck repairs.
+"""Recover the state that the last run left, and repair it in fsck.
 
 clean mark             everything is trusted.
-same boot id           the node was killed; the page cache survived, so every bit and every record holds.
-another boot id        power was lost: the index is at its last checkpoint. A file whose sequence is not
-covered by the
-                       last sync, and every file that was not complete, is marked unverified: no byte of it is
-                       served until its checksums were checked.
+same boot id           the node was killed; the page cache survived, so every bit and every record is valid.
+another boot id        power was lost: the index is at its last checkpoint. A file whose sequence the last sync does
+                       not cover, and every incomplete file, is marked unverified: no byte of it is served until
+                       its checksums were verified.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Fault = tuple[FileId, str]
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """ids are counted once for each kind of fault; all were repaired."""
+    """The result of fsck. Ids are counted once for each kind of fault; all faults were repaired."""
 
     files_checked: int
     bytes_checked: int
@@ -51,8 +50,8 @@ class FsckReport:
 
 
 def recover(index: Index, volumes: list[Volume]) -> int:
-    """Marks what can't be trusted and removes what no record names; the files marked. Only then the checkpoint is of
-    this boot: a start that is killed before leaves the next one as much to do."""
+    """Mark files that can't be trusted and remove files without a record; return the number of marked ones. Only then
+    the checkpoint is of this boot: if the start is killed before, the next one has the same work to do."""
     for cached in index.cached_files():
         if cached.volume >= len(volumes):
             raise CorruptIndexError(
@@ -62,14 +61,14 @@ def recover(index: Index, volumes: list[Volume]) -> int:
         return 0
     marked = 0
     if index.restored:
-        doubtful: list[CachedFile] = []
+        suspects: list[CachedFile] = []
         for cached in index.cached_files():
             if not _was_synced(index, volumes[cached.volume], cached):
-                doubtful.append(cached)
-            if len(doubtful) >= BATCH:
-                marked += _mark(index, doubtful)
-                doubtful = []
-        marked += _mark(index, doubtful)
+                suspects.append(cached)
+            if len(suspects) >= BATCH:
+                marked += _mark(index, suspects)
+                suspects = []
+        marked += _mark(index, suspects)
     if index.restored or index.created:
         for volume, id in orphans(index, volumes):
             volume.unlink(id)
@@ -80,29 +79,29 @@ def recover(index: Index, volumes: list[Volume]) -> int:
 
 
 def _was_synced(index: Index, volume: Volume, cached: CachedFile) -> bool:
-    """A file that was dropped after the last sync and fetched again has its old record back, and new bytes that
-    perhaps never reached the disk: its ctime is later."""
+    """Return whether a file's bytes reached the disk. A file that was deleted after the last sync and fetched again has
+    its old record back, but new bytes, which may be lost: its ctime is later."""
     if not cached.complete or cached.sequence > index.synced_sequence:
         return False
     try:
-        found = os.stat(volume.data_path(cached.id))
+        status = os.stat(volume.data_path(cached.id))
     except OSError:
         return False
-    return found.st_size == cached.size_bytes and found.st_ctime_ns <= index.synced_ns
+    return status.st_size == cached.size_bytes and status.st_ctime_ns <= index.synced_ns
 
 
-def _mark(index: Index, doubtful: list[CachedFile]) -> int:
+def _mark(index: Index, suspects: list[CachedFile]) -> int:
     with index.batch():
-        for cached in doubtful:
+        for cached in suspects:
             index.put_cached(structs.replace(cached, unverified=True))
-    return len(doubtful)
+    return len(suspects)
 
 
 def doubt(index: Index, ids: Iterable[FileId]) -> int:
-    """No byte of those that are whole is served before they were compared with their checksums. How many they are."""
+    """Mark complete files as unverified: no byte is served before it was verified. Return how many there are."""
     with index.batch():
-        doubtful = [cached for cached in map(index.cached, ids) if cached is not None and cached.trusted]
-        return _mark(index, doubtful)
+        suspects = [cached for cached in map(index.cached, ids) if cached is not None and cached.trusted]
+        return _mark(index, suspects)
 
 
 def orphans(index: Index, volumes: list[Volume]) -> Iterator[tuple[Volume, FileId]]:
@@ -118,12 +117,12 @@ def version_of(cached: CachedFile) -> Version:
 
 
 Verify = Callable[[int, int, dict[int, int]], Iterator[int]]
-"""As `verify_file`."""
+"""A function like `verify_file`."""
 
 
 def bad_blocks(volume: Volume, cached: CachedFile, *, verify: Verify = verify_file) -> list[int] | None:
-    """The blocks said to be present whose bytes are others, and, of a complete file, those not present. None
-    when the file, or its map, is not usable at all. Reads every block."""
+    """Return the present blocks whose bytes don't match and, of a complete file, absent ones. None if the file or its
+    map is unusable. Reads every block."""
     path = volume.data_path(cached.id)
     if not os.path.exists(path):
         path = volume.part_path(cached.id)
@@ -166,8 +165,8 @@ def fsck(
     on_sound: OnSound,
     bytes_total: int,
 ) -> FsckReport:
-    """Reads every cached byte. settle: acts on the bad blocks of a file, None when all of it is lost, and says
-    what they truly are. on_sound: told of whole files without one."""
+    """Verify every cached byte. settle: handles the bad blocks of a file, None if all of it is lost, and returns the
+    actual ones. on_sound: called with complete files without a bad block."""
     files = size_bytes = lost = bad = strays = 0
     faults: list[Fault] = []
     total = index.statistics()["files"]

@@ -1,4 +1,4 @@
-"""Room on the volumes: for the index, and which of them takes a file."""
+"""Reserve space on the volumes for the index, and choose the volume of a file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from headrace.store.usage import allocated_bytes
 from headrace.store.volume import Volume
 
 _READERS_BYTES = 128 << 10
-"""Of LMDB's table of readers, 64 bytes each of 1024, and some more."""
+"""LMDB's table of readers: 1024 of 64 bytes each, and some more."""
 
 
 def reserve_readers(index_folder: str, reserve: Reserve) -> None:
-    """Whoever reads the index enters itself by a store to a mapping: in a hole on a full disk that were SIGBUS. Before
-    LMDB opens the folder, as to close a descriptor of the file takes LMDB's lock away. OSError."""
+    """Allocate LMDB's table of readers. A reader of the index enters itself by a store to a mapping, which in a hole on
+    a full disk would raise SIGBUS. Call it before LMDB opens the directory: closing a descriptor of the file releases
+    LMDB's lock. OSError."""
     reserve.spend(lambda: make_private(index_folder))
     _allocate(f"{index_folder}/lock.mdb", 0, _READERS_BYTES, reserve)
 
 
 def keep_index_room(index_folder: str, reserve: Reserve) -> None:
-    """The index can grow by some commits without a block of the disk's. OSError."""
+    """Allocate blocks ahead, so that the index can grow by some commits on a full disk. OSError."""
     path = f"{index_folder}/data.mdb"
     _allocate(path, os.stat(path).st_size, reserve.ahead_bytes, reserve)
 
@@ -43,8 +44,8 @@ def _allocate(path: str, used_bytes: int, ahead_bytes: int, reserve: Reserve) ->
 def choose_volume(
     volumes: Sequence[Volume], size_bytes: int, *, high: float, make_room: Callable[[Volume, int], None]
 ) -> Volume:
-    """For a file of so many bytes: of the first tier with a volume that has room below the high watermark the emptiest;
-    else the one where least must go. NoSpaceError."""
+    """Return the volume for a file of that size: the emptiest one with space below the high watermark, in the first
+    tier that has one. Otherwise the volume where the least must be evicted. NoSpaceError."""
     need = allocated_bytes(size_bytes)
     fitting = [volume for volume in volumes if need <= volume.capacity_bytes]
     if not fitting:

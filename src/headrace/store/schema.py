@@ -1,6 +1,7 @@
-"""The bytes of the index: keys, values, their meaning. The authority; docs/format.md explains the commits.
+"""The bytes of the index: keys, values, their meaning. This module is the authority; docs/format.md explains the
+commits.
 
-All integers big-endian in keys (so that they sort) and little-endian in values. Format 1.
+All integers are big-endian in keys (so that they sort) and little-endian in values. Format 1.
 
     entries:     parent(8) name        → entry value
     names:       id(8)                 → parent(8) name
@@ -21,27 +22,28 @@ from headrace.base.model import Attributes, Entry, FileId, Kind, Version
 FORMAT = 1
 
 KEY = struct.Struct(">Q")
-_ENTRY = struct.Struct("<BQQq")  # kind | token form << 4 | DRESSED, id, size, mtime_ns; then the token
-_DRESS = struct.Struct("<qIII")  # between them, with DRESSED: mtime_ns, mode, uid, gid
+_ENTRY = struct.Struct("<BQQq")  # kind | token form << 4 | HAS_ATTRIBUTES, id, size, mtime_ns; then the token
+_ATTRIBUTES = struct.Struct("<qIII")  # between them, with HAS_ATTRIBUTES: mtime_ns, mode, uid, gid
 _CACHED = struct.Struct("<HBQqQQ")  # volume, flags, size, mtime_ns, checksum, sequence; then the token
 _CACHED_HEAD = struct.Struct("<HB")
 
-DRESSED = 128
+HAS_ATTRIBUTES = 128
 COMPLETE, PINNED, UNVERIFIED, SUPERSEDED, BORROWED = 1, 2, 4, 8, 64
 """Bits 4 and 5 are the form of the token."""
 
 _RAW, _MD5, _MD5_PARTS = 0, 1, 2
-_TOLD_AT = (1 << 30, _CACHED.size + 16, _CACHED.size + 18, 1 << 30)
-"""Behind the token, by its form; one as it is ends with the value. Older releases read past it."""
+_CODE_AT = (1 << 30, _CACHED.size + 16, _CACHED.size + 18, 1 << 30)
+"""The offset of the content type code behind the token, by the token's form. A raw token extends to the end of the
+value. Older releases ignore the code."""
 
 
 KIND_BITS = 15
 KIND_FILE = int(Kind.FILE)
 entry_head = _ENTRY.unpack_from
-"""Of an entry's value: the kind (in KIND_BITS), id, size, mtime_ns. A hit needs no more of it, and pays for each
-function of Python's: these two are none."""
+"""Unpack an entry's value: the kind (in KIND_BITS), id, size, mtime_ns. A hit needs no other field, and calls of Python
+functions cost time: these two are none."""
 cached_head = _CACHED_HEAD.unpack_from
-"""Of a cached value: volume and flags."""
+"""Unpack a cached value: volume and flags."""
 
 
 FOREVER_NS = (1 << 63) - 1
@@ -51,26 +53,28 @@ _BOOTS_MAX = (1 << 20) - 1
 
 
 def next_boot(number: int) -> int:
-    """The number of the boot after that one; never 0."""
+    """Return the number of the boot after that one; never 0."""
     return number % _BOOTS_MAX + 1
 
 
 def fresh_range(boot: int) -> tuple[int, int]:
-    """A listing is fresh whose value, as a number, is above the first plus the milliseconds of now, and not above the
-    second.
+    """Return the limits of a fresh listing's value, as a number: above the first plus the current milliseconds, and not
+    above the second.
 
-    Older releases wrote wall clock time: such a value is of no boot. What is written now is in the past to them."""
+    Older releases wrote wall clock time: such a value belongs to no boot. For them, values of this release are in the
+    past.
+    """
     first = boot << _FRESH_MS_BITS
     return first, first + _FRESH_MS_MAX
 
 
 def pack_fresh_until(boot: int, until_ns: int) -> bytes:
-    """until_ns: of CLOCK_BOOTTIME in that boot. Kept to the millisecond."""
+    """Pack a time of CLOCK_BOOTTIME in that boot, with a precision of a millisecond."""
     return (boot << _FRESH_MS_BITS | min(until_ns // 1_000_000, _FRESH_MS_MAX)).to_bytes(8, "little")
 
 
 def unpack_fresh_until(boot: int, value: bytes) -> int:
-    """Nanoseconds of CLOCK_BOOTTIME; 1, which is past, where it was said in another boot."""
+    """Return nanoseconds of CLOCK_BOOTTIME; 1, which is past, for a value of another boot."""
     number, until_ms = divmod(int.from_bytes(value, "little"), 1 << _FRESH_MS_BITS)
     if until_ms == _FRESH_MS_MAX and number == boot:
         return FOREVER_NS
@@ -78,10 +82,10 @@ def unpack_fresh_until(boot: int, value: bytes) -> int:
 
 
 class CachedFile(msgspec.Struct, frozen=True, gc=False):
-    """What is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
-    sequence: grows with every completed file; those above the synced one are not trusted after a power
-    loss. borrowed: another node owns it. told: what its origin said beside the bytes, by
-    `overlay/content_type_codes.py`; None: that is at the cache file, or is not known."""
+    """The record of what is cached of one id. checksum: xxh3_64 of a complete file of at most one block, else 0.
+    sequence: grows with every completed file; files above the synced one are not trusted after a power loss. borrowed:
+    another node owns it. content_type_code: the attributes of the object, by `overlay/content_type_codes.py`; None:
+    they are stored at the cache file, or unknown."""
 
     id: FileId
     volume: int
@@ -95,7 +99,7 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
     checksum: int
     sequence: int
     borrowed: bool = False
-    told: int | None = None
+    content_type_code: int | None = None
 
     @classmethod
     def of(
@@ -107,9 +111,9 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
         complete: bool,
         checksum: int = 0,
         borrowed: bool = False,
-        told: int | None = None,
+        content_type_code: int | None = None,
     ) -> CachedFile:
-        """A new one."""
+        """Return the record of a new file."""
         version = entry.version
         return cls(
             id=entry.id,
@@ -124,7 +128,7 @@ class CachedFile(msgspec.Struct, frozen=True, gc=False):
             checksum=checksum,
             sequence=sequence,
             borrowed=borrowed,
-            told=told,
+            content_type_code=content_type_code,
         )
 
     @property
@@ -138,16 +142,16 @@ def entry_key(parent: int, name: bytes) -> bytes:
 
 def pack_entry(kind: Kind, id: int, version: Version, attributes: Attributes | None = None) -> bytes:
     form, token = _pack_token(version.token)
-    dress = _pack_attributes(attributes)
-    head = kind | form << 4 | (DRESSED if dress else 0)
-    return _ENTRY.pack(head, id, version.size_bytes, version.mtime_ns) + dress + token
+    attribute_bytes = _pack_attributes(attributes)
+    head = kind | form << 4 | (HAS_ATTRIBUTES if attribute_bytes else 0)
+    return _ENTRY.pack(head, id, version.size_bytes, version.mtime_ns) + attribute_bytes + token
 
 
 def unpack_entry(parent: FileId, name: bytes, value: bytes) -> Entry:
     kind, id, size_bytes, mtime_ns = _ENTRY.unpack_from(value)
-    if kind & DRESSED:
-        attributes = Attributes(*_DRESS.unpack_from(value, _ENTRY.size))
-        token = _unpack_token(kind >> 4 & 3, value[_ENTRY.size + _DRESS.size :])
+    if kind & HAS_ATTRIBUTES:
+        attributes = Attributes(*_ATTRIBUTES.unpack_from(value, _ENTRY.size))
+        token = _unpack_token(kind >> 4 & 3, value[_ENTRY.size + _ATTRIBUTES.size :])
         return Entry(
             FileId(id), parent, name, Kind(kind & 15), Version(size_bytes, mtime_ns, token), attributes
         )
@@ -156,14 +160,14 @@ def unpack_entry(parent: FileId, name: bytes, value: bytes) -> Entry:
 
 
 def _pack_attributes(attributes: Attributes | None) -> bytes:
-    """Nothing where one of them is not known, or is beyond its field."""
+    """Return the attributes' bytes; b"" if one of them is unknown or exceeds its field."""
     if attributes is None:
         return b""
     values = (attributes.mtime_ns, attributes.mode, attributes.uid, attributes.gid)
     if any(value is None for value in values):
         return b""
     try:
-        return _DRESS.pack(*values)
+        return _ATTRIBUTES.pack(*values)
     except struct.error:
         return b""
 
@@ -180,7 +184,8 @@ def pack_cached(cached: CachedFile) -> bytes:
     head = _CACHED.pack(
         cached.volume, flags | form << 4, cached.size_bytes, cached.mtime_ns, cached.checksum, cached.sequence
     )
-    return head + token if cached.told is None or form == _RAW else head + token + bytes((cached.told,))
+    code = cached.content_type_code
+    return head + token if code is None or form == _RAW else head + token + bytes((code,))
 
 
 def unpack_cached(id: FileId, value: bytes) -> CachedFile:
@@ -198,29 +203,30 @@ def unpack_cached(id: FileId, value: bytes) -> CachedFile:
         checksum,
         sequence,
         bool(flags & BORROWED),
-        _told_at(value, flags),
+        _code_at(value, flags),
     )
 
 
-def _told_at(value: bytes, flags: int) -> int | None:
-    end = _TOLD_AT[flags >> 4 & 3]
+def _code_at(value: bytes, flags: int) -> int | None:
+    end = _CODE_AT[flags >> 4 & 3]
     return value[end] if len(value) > end else None
 
 
-def can_tell(token: str) -> bool:
-    """Whether the record of such a version has a place for `told`: behind a token of known length, as an MD5 is. A
-    guess by its length, which costs nothing; where it is wrong, `told` is not kept."""
+def can_hold_code(token: str) -> bool:
+    """Return whether the record of such a version has space for the content type code: behind a token of fixed length,
+    such as an MD5. It guesses by the token's length, which costs nothing; after a wrong guess the code is not
+    stored."""
     return len(token) >= 34 and token[0] == '"'
 
 
-def told_of(value: bytes) -> int | None:
-    """`told` of a cached value."""
-    return _told_at(value, value[2])
+def content_type_code_of(value: bytes) -> int | None:
+    """Return the content type code of a cached value."""
+    return _code_at(value, value[2])
 
 
 def _pack_token(token: str) -> tuple[int, bytes]:
-    """An ETag of 32 hex digits, in quotes, with or without a part count, takes 16 or 18 bytes instead of 34
-    and more."""
+    """Return the form and the bytes of a token. An ETag of 32 hex digits in quotes, with or without a part count, takes
+    16 or 18 bytes instead of 34 and more."""
     inner = token[1:-1]
     digest, dash, parts = inner.partition("-")
     if (

@@ -1,8 +1,9 @@
-"""A little room beside the disks, for what is read while none of them takes it: full of what can't go, or too small.
+"""Cache a few files outside the disks while no disk accepts any: each is full of files that can't be evicted, or too
+small.
 
-It is a volume like the others, so every door reads it as it reads a cache file. It lies in the run folder, which is in
-memory as a rule, or in /dev/shm where that is on a disk of the cache; it is small, nothing stays in it for long, and
-nothing of it is used by the next node.
+The spill is a volume like the others, so every interface reads it like cache files. It is in the run directory, which
+is normally in memory, or in /dev/shm if that directory is on a disk of the cache. It is small, files stay there only
+for a short time, and the next node uses none of them.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ _META = b"spill"
 
 
 def open_spill(folder: str, name: str, disks: Sequence[Volume]) -> Volume | None:
-    """Not made before it is used (`Volume.open`); what a node that was killed left of it is gone. folder: where it
-    should be. None: there is no room for it anywhere but on the disks."""
+    """Return the volume, which is created at its first use (`Volume.open`), and delete what a killed node left of it.
+    folder: the preferred place. None if only the disks have space."""
     devices = {os.stat(disk.folder).st_dev for disk in disks}
-    for place in (folder, f"{_MEMORY}/headrace-{os.geteuid()}"):
+    for parent in (folder, f"{_MEMORY}/headrace-{os.geteuid()}"):
         with contextlib.suppress(OSError):
-            if place != folder:
-                os.makedirs(place, mode=0o700, exist_ok=True)
-            found = os.lstat(place)
-            room = os.statvfs(place)
-            capacity_bytes = min(SPILL_BYTES_MAX, room.f_bavail * room.f_frsize // 2)
-            is_ours = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-            if found.st_dev in devices or not is_ours or capacity_bytes < SPILL_BYTES_MIN:
+            if parent != folder:
+                os.makedirs(parent, mode=0o700, exist_ok=True)
+            status = os.lstat(parent)
+            space = os.statvfs(parent)
+            capacity_bytes = min(SPILL_BYTES_MAX, space.f_bavail * space.f_frsize // 2)
+            is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            if status.st_dev in devices or not is_ours or capacity_bytes < SPILL_BYTES_MIN:
                 continue
-            shutil.rmtree(f"{place}/{name}.spill", ignore_errors=True)
-            return Volume(len(disks), f"{place}/{name}.spill", capacity_bytes, SPILL)
+            shutil.rmtree(f"{parent}/{name}.spill", ignore_errors=True)
+            return Volume(len(disks), f"{parent}/{name}.spill", capacity_bytes, SPILL)
     return None
 
 
 def note_spilled(index: Index, volume: Volume) -> None:
-    """Before the first record of a file there: whoever finds it has records to forget."""
+    """Record the spill before the first record of a file there, so that the next node forgets those records."""
     volume.open()
     index.put_meta(_META, volume.number.to_bytes(2, "little"))
 
 
 def forget_spilled(index: Index) -> None:
-    """What the index says of files that lay there."""
+    """Delete the records of files that were in the spill."""
     number = index.meta(_META)
     if not number:
         return
     volume = int.from_bytes(number, "little")
-    gone = [cached.id for cached in index.cached_files() if cached.volume == volume]
+    spilled = [cached.id for cached in index.cached_files() if cached.volume == volume]
     with index.batch():
-        for id in gone:
+        for id in spilled:
             index.drop_cached(id)
         index.put_meta(_META, b"")
 
@@ -62,7 +63,7 @@ def remove_spill(volume: Volume) -> None:
     volume.close()
     shutil.rmtree(volume.folder, ignore_errors=True)
     if volume.folder.startswith(_MEMORY):
-        with contextlib.suppress(OSError):  # other nodes of this user have theirs there
+        with contextlib.suppress(OSError):  # other nodes of this user have their spill there
             os.rmdir(os.path.dirname(volume.folder))
 
 

@@ -1,8 +1,7 @@
-"""The cache of a node: index and cache files as one thing. Open this first.
+"""The cache of a node: index and cache files as one object. Read this module first.
 
-The order of every change is named in docs/format.md. Thread-safe; but `on_evicted` is called only from the
-thread that opened the store: files evicted from another one are told of at its next call. Lock order: store,
-then index.
+docs/format.md has the steps of every change. Thread-safe; but `on_evicted` is called only from the thread that opened
+the store: files that another thread evicts are reported at its next call. Lock order: store, then index.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from headrace.store.writer import (
 )
 
 EVICT_STEP_BYTES = 8 << 20
-"""What is dropped while the lock is held once, beyond what is needed at once: some 60 ms of files of 4 KiB."""
+"""Bytes evicted per acquisition of the lock, beyond the bytes needed at once: some 60 ms for files of 4 KiB."""
 CTIME_LAG_S = 0.05
-"""How far the clock that the kernel gives files may be behind the real one: a tick, and more on a busy machine."""
+"""How far the kernel's clock for files may be behind the real one: a tick, and more on a busy machine."""
 NO_EXTRAS: Mapping[FileId, ObjectMetadata] = MappingProxyType({})
 
 
 class Store:
-    """on_evicted: told the ids of files that went to make room. unverified_found: files that recovery did
+    """The cache of a node. on_evicted: called with the ids of evicted files. unverified_found: how many recovery did
     not trust."""
 
     def __init__(
@@ -69,7 +68,7 @@ class Store:
         self.disks = volumes
         self.spill = spill
         self.volumes = volumes = volumes if spill is None else [*volumes, spill]
-        """By number: the disks, and the spill."""
+        """The disks and the spill, by number."""
         self._has_spilled = False
         forget_spilled(index)
         self.reserve = Reserve(volumes[0].folder)
@@ -83,14 +82,14 @@ class Store:
         self._writers: weakref.WeakValueDictionary[FileId, CacheWriter] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._home = threading.get_ident()
-        self._untold, self._closed = list[FileId](), False
+        self._unreported, self._closed = list[FileId](), False
         self._victims = Victims(index, self._accounts, self._is_open)
         index.on_superseded = self._victims.superseded.append
         index.on_redated = partial(unnote, volumes)
         self.unverified_found = recover(index, self.disks)
         self._sequence = index.synced_sequence
         for cached in index.cached_files():
-            self._take_in(cached)
+            self._add_to_accounts(cached)
 
     @classmethod
     def open(
@@ -105,11 +104,11 @@ class Store:
         boot_id: str | None = None,
         spill: tuple[str, str] | None = None,
     ) -> Store:
-        """Recovered on return. StoreBusyError, StoreError, CorruptIndexError; then everything is let go of.
-        high, low: shares of a volume's capacity where eviction begins and ends; borrowed_share: what files that other
-        nodes own may take of it. spill: as of open_spill; None: there is none."""
+        """Open and recover the cache. high, low: shares of a volume's capacity where eviction begins and ends.
+        borrowed_share: the share for files that other nodes own. spill: as in open_spill; None: there is none.
+        StoreBusyError, StoreError, CorruptIndexError; everything is closed then."""
         index: Index | None = None
-        beside: Volume | None = None
+        spill_volume: Volume | None = None
         try:
             for volume in volumes:
                 volume.used_bytes = 0
@@ -117,16 +116,16 @@ class Store:
             reserve = Reserve(volumes[0].folder)
             reserve_readers(index_folder, reserve)
             index = reserve.spend(lambda: Index.open(index_folder, writable=True, boot_id=boot_id))
-            beside = None if spill is None else open_spill(*spill, volumes)
+            spill_volume = None if spill is None else open_spill(*spill, volumes)
             store = cls(
-                index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share, spill=beside
+                index, volumes, policy, high=high, low=low, borrowed_share=borrowed_share, spill=spill_volume
             )
             store.keep_room()
             return store
         except BaseException:
             if index is not None:
                 index.close(clean=False)
-            close_volumes(volumes, beside)
+            close_volumes(volumes, spill_volume)
             raise
 
     @property
@@ -135,7 +134,7 @@ class Store:
 
     @property
     def used_bytes(self) -> int:
-        """By files and what was written, without the index."""
+        """Return the bytes of cache files and the upper layer, without the index."""
         return self._accounts.used_bytes - self._index_bytes
 
     def statistics(self) -> dict[str, int]:
@@ -149,8 +148,8 @@ class Store:
     # ------------------------------------------------------------ filling
 
     def create(self, entry: Entry, *, borrowed: bool = False, spilled: bool = False) -> CacheWriter:
-        """An empty cache file with its record. NoSpaceError when room can't be made; evicts. borrowed: another node
-        owns it. spilled: beside the disks, of which it never has more than that has room for."""
+        """Create an empty cache file with its record, and evict others for it. borrowed: another node owns it. spilled:
+        put it outside the disks; it never has more bytes than the spill has space for. NoSpaceError."""
         with self._lock:
             self._forget_writer(entry.id)
             self._discard([entry.id])
@@ -163,27 +162,27 @@ class Store:
             return self._watch(writer)
 
     def writer(self, id: FileId) -> CacheWriter | None:
-        """The writer of an incomplete file, opened again; None when there is none to go on with: create it
+        """Return the writer of an incomplete file, opened again if needed; None if there is none to continue: create it
         anew."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None or cached.complete or cached.unverified:
                 return None
-            known = self._writers.get(id)
-            if known is not None and not known.closed:
-                return known
+            open_writer = self._writers.get(id)
+            if open_writer is not None and not open_writer.closed:
+                return open_writer
             writer = CacheWriter.reopen(self.volumes[cached.volume], id, version_of(cached))
             return None if writer is None else self._watch(writer)
 
     def complete(self, writer: CacheWriter) -> CachedFile:
-        """The commit: from its return on the file is served whole. Closes the writer. EvictedError."""
+        """Commit a complete file, which is served completely from then on, and close the writer. EvictedError."""
         if not writer.complete:
             raise StoreError(f"cache file {writer.id:x} is not whole", why="blocks are missing")
         with self._lock:
             volume, id = writer.volume, writer.id
             cached = self.index.cached(id)
             if cached is None or writer.closed or self._writers.get(id) is not writer:
-                writer.close()  # and perhaps made anew since: those blocks are not ours
+                writer.close()  # the file may have been created anew, with blocks of another writer
                 raise EvictedError(f"cache file {id:x} was evicted", why="while it was filled")
             try:
                 os.rename(volume.part_path(id), volume.data_path(id))
@@ -198,14 +197,14 @@ class Store:
                 sequence=self._next_sequence(),
             )
             self.index.put_cached(done)
-            self._accounts.let_go(id)
-            self._take_in(done)
+            self._accounts.remove(id)
+            self._add_to_accounts(done)
             self._writers.pop(id, None)
             writer.close()
             return done
 
     def complete_small(self, entry: Entry, body: Body) -> CachedFile:
-        """A file of at most one block, at once."""
+        """Store a file of at most one block in one step."""
         return self.complete_small_many([(entry, body)])[0]
 
     def complete_small_many(
@@ -216,19 +215,19 @@ class Store:
         extras: Mapping[FileId, ObjectMetadata] = NO_EXTRAS,
         spilled: bool = False,
     ) -> list[CachedFile]:
-        """Many such files by one commit; all or none of them are recorded. The files are written outside the
-        lock; one id must not be under way twice. extras: of those of which they are known. spilled: as of create."""
+        """Store many such files by one commit, which records all or none. The files are written outside the lock; the
+        same id must not be written twice at a time. extras: known attributes of objects. spilled: as in create."""
         for entry, body in files:
             if len(body) != entry.version.size_bytes or len(body) > BLOCK_SIZE_BYTES:
                 raise ValueError(f"{len(body)} bytes for a file of {entry.version.size_bytes}")
-        told, places = numbers_of([entry for entry, _ in files], extras), list[Volume]()
+        codes, volumes = numbers_of([entry for entry, _ in files], extras), list[Volume]()
         try:
             with self._lock:
                 self._discard([entry.id for entry, _ in files])
                 for entry, _ in files:
-                    places.append(self._reserve(entry, spilled=spilled))
-            for (entry, body), volume in zip(files, places, strict=True):
-                self._write_small(volume, entry.id, body, None if entry.id in told else extras.get(entry.id))
+                    volumes.append(self._reserve(entry, spilled=spilled))
+            for (entry, body), volume in zip(files, volumes, strict=True):
+                self._write_small(volume, entry.id, body, None if entry.id in codes else extras.get(entry.id))
                 failpoint.hit("small.written")
             sums = [block_checksum(body) if len(body) else 0 for _, body in files]
             with self._lock:
@@ -238,41 +237,41 @@ class Store:
                         complete=True,
                         checksum=checksum,
                         borrowed=entry.id in borrowed,
-                        told=told.get(entry.id),
+                        content_type_code=codes.get(entry.id),
                     )
-                    for (entry, _), volume, checksum in zip(files, places, sums, strict=True)
+                    for (entry, _), volume, checksum in zip(files, volumes, sums, strict=True)
                 ]
                 with self.index.batch():
                     for cached in done:
                         self.index.put_cached(cached)
                 for cached in done:
                     self._accounts.release(cached.id)
-                    self._take_in(cached)
+                    self._add_to_accounts(cached)
                 return done
         except BaseException:
             with self._lock:
-                began = [entry for (entry, _), _ in zip(files, places, strict=False)]
-                for entry, volume in zip(began, places, strict=True):
+                reserved = [entry for (entry, _), _ in zip(files, volumes, strict=False)]
+                for entry, volume in zip(reserved, volumes, strict=True):
                     volume.unlink(entry.id)
                     self._accounts.release(entry.id)
             raise
 
     def adopt(self, entry: Entry, place: SafePath, checksums: list[int], *, borrowed: bool) -> bool:
-        """The file at `place`, on the first volume's file system, becomes the cache file of the entry, by a rename:
-        whole on return. It must not be written to any more. checksums: of its blocks. False, and nothing happened, when
-        that file is just being written here. StoreError, NoSpaceError; then it is where it was."""
+        """Turn the file at `place`, on the first volume's file system, into the complete cache file of an entry, by a
+        rename. Nobody may write to it any more. checksums: of its blocks. Return False, with nothing changed, if it is
+        just being written here. StoreError, NoSpaceError; the file stays where it was then."""
         with self._lock:
             volume, id = self.disks[0], entry.id
             if self._accounts.is_reserved(id):
                 return False
             self._forget_writer(id)
             if self._discard([id]):
-                self._untold.append(id)
+                self._unreported.append(id)
             small = checksums[0] if entry.version.size_bytes <= BLOCK_SIZE_BYTES and checksums else 0
             record = self._record(entry, volume, complete=True, checksum=small, borrowed=borrowed)
             try:
-                found = place.lstat()
-                write_map(volume, id, found, checksums)
+                status = place.lstat()
+                write_map(volume, id, status, checksums)
                 failpoint.hit("adopt.map")
                 self.index.put_cached(record)
                 failpoint.hit("adopt.recorded")
@@ -282,9 +281,10 @@ class Store:
                 volume.unlink(id)
                 raise storage_error(volume.data_path(id), error) from error
             failpoint.hit("adopt.renamed")
-            self.set_written(max(0, self._written_bytes - found.st_blocks * 512))  # it is not counted twice
-            self._take_in(record)
-        self._tell()
+            # so that the file is not counted twice
+            self.set_written(max(0, self._written_bytes - status.st_blocks * 512))
+            self._add_to_accounts(record)
+        self._report_evicted()
         return True
 
     def _reserve(self, entry: Entry, *, spilled: bool) -> Volume:
@@ -300,9 +300,9 @@ class Store:
     def _volumes_open(self) -> list[Volume]:
         return self.volumes if self._has_spilled else self.disks
 
-    def _beside(self) -> Volume:
+    def _open_spill(self) -> Volume:
         if self.spill is None:
-            raise NoSpaceError("reading past the cache", why="there is no room for it outside of its disks")
+            raise NoSpaceError("reading past the cache", why="there is no space for it outside of its disks")
         if not self._has_spilled:
             note_spilled(self.index, self.spill)
             self._has_spilled = True
@@ -311,12 +311,12 @@ class Store:
     # ------------------------------------------------------------ use
 
     def touch(self, ids: Iterable[FileId]) -> None:
-        """The files were used. Unknown ids are no error."""
+        """Record a use of files. Unknown ids are no error."""
         with self._lock:
             self._accounts.touch(ids)
 
-    def pin(self, id: FileId, pinned: bool) -> bool:  # noqa: FBT001 - the word the callers use
-        """A pinned file is never evicted. False, and nothing happens, when no disk has it."""
+    def pin(self, id: FileId, pinned: bool) -> bool:  # noqa: FBT001 - the name that callers use
+        """Pin or unpin a file; a pinned file is never evicted. Return False and do nothing if no disk has it."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None or self.volumes[cached.volume] is self.spill:
@@ -326,7 +326,7 @@ class Store:
             return True
 
     def holds(self, cached: CachedFile) -> bool:
-        """Whether a complete file is where its record says; if not, the record goes: people delete files."""
+        """Return whether a complete file exists as its record says; if not, delete the record: users delete files."""
         if os.path.exists(self.volumes[cached.volume].data_path(cached.id)):
             return True
         with self._lock:
@@ -335,28 +335,28 @@ class Store:
         return False
 
     def free(self, id: FileId) -> int:
-        """Drops the cached copy, pinned or not; the bytes freed. Readers that have it open go on; they are told,
-        or they would hold its space."""
+        """Delete the cached copy, pinned or not; return the freed bytes. Open readers keep reading, but are notified:
+        otherwise they would hold its space."""
         with self._lock:
             self._forget_writer(id)
             freed = self._discard([id])
             if freed:
-                self._untold.append(id)
-        self._tell()
+                self._unreported.append(id)
+        self._report_evicted()
         return freed
 
     def verify(self, id: FileId) -> bool:
-        """Checks a file against its checksums and trusts what is sound. True when no block was bad. Reads
-        all of it, outside the lock: blocks about 0.2 ms a MiB."""
+        """Verify a file, and trust its valid blocks. Return whether no block was bad. It reads all of the file, outside
+        the lock, in about 0.2 ms a MiB."""
         cached = self.index.cached(id)
         if cached is None:
             return False
         return self.settle(cached, bad_blocks(self.volumes[cached.volume], cached)) == []
 
     def fsck(self, progress: FsckProgress, on_sound: OnSound = lambda _: None) -> FsckReport:
-        """Checks and repairs everything; reads every cached byte, a file at a time outside the lock. progress:
-        files checked, files in all, bytes checked, bytes in all; what it raises ends the check. Repairs survive a
-        power loss."""
+        """Verify and repair everything; reads every cached byte, a file at a time, outside the lock. progress: files
+        checked, files in all, bytes checked, bytes in all; an exception that it raises ends the check. Repairs survive
+        a power loss."""
         report = fsck(
             self.index,
             self._volumes_open,
@@ -371,18 +371,17 @@ class Store:
         return report
 
     def sync(self) -> None:
-        """What is complete now is trusted after a power loss, too. Blocks: flushes the volumes'
-        filesystems."""
+        """Make all complete files trusted after a power loss, too. Blocks: flushes the volumes' file systems."""
         self._sync(pause_s=CTIME_LAG_S)
 
     def _sync(self, *, pause_s: float) -> None:
         sequence, at_ns = self._sequence, time.time_ns()
-        time.sleep(pause_s)  # so that a file that says it is older than at_ns is on the disk
+        time.sleep(pause_s)  # so that every file with a ctime before at_ns is on the disk
         try:
             for volume in self.disks:
                 volume.sync()
         except StoreError:
-            self._sync_failed = True  # the kernel tells once of a page that it could not write
+            self._sync_failed = True  # the kernel reports a page that it could not write only once
             raise
         failpoint.hit("sync.volumes")
         if self._sync_failed:
@@ -391,14 +390,13 @@ class Store:
             self.index.checkpoint(synced_sequence=sequence, synced_ns=at_ns)
 
     def keep_room(self) -> None:
-        """To be called now and then: what the index grows by finds room on a disk that others fill, too. One that
-        has another trouble says so to who uses it."""
+        """Reserve space for the index on a disk that others fill, too; call it regularly. It suppresses OSErrors."""
         with suppress(OSError):
             self.reserve.refill(-self.disks[0].short_on_disk(0, share=0.5))
             keep_index_room(self.index.folder, self.reserve)
 
     def close(self) -> None:
-        """Synced and marked clean. Nothing may be called after it."""
+        """Sync everything and mark it clean. Nothing may be called afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -417,42 +415,42 @@ class Store:
     # ------------------------------------------------------------ eviction
 
     def set_written(self, size_bytes: int) -> None:
-        """What was written on this node, beside the cache files, takes so much of the first volume."""
+        """Set how many bytes of the first volume the upper layer takes, beside the cache files."""
         with self._lock:
             self.disks[0].used_bytes += size_bytes - self._written_bytes
             self._written_bytes = size_bytes
 
     def _count_index(self) -> None:
-        """It takes its part of the first volume, but half of that at most: an index can't be evicted."""
-        before, half = self._index_bytes, self.disks[0].capacity_bytes // 2
+        """Add the index to the first volume's used bytes, at most half of the capacity: it can't be evicted."""
+        previous, half = self._index_bytes, self.disks[0].capacity_bytes // 2
         self._index_bytes = min(self.index.size_bytes, half)
-        self.disks[0].used_bytes += self._index_bytes - before
+        self.disks[0].used_bytes += self._index_bytes - previous
 
     def evict_if_needed(self) -> list[FileId]:
-        """Brings each volume that is above its high watermark a step towards the low one; the ids that went.
-        Call it again while it returns some: in between, others get the lock."""
+        """Bring each volume above its high watermark a step towards the low one, and return the evicted ids. Call it
+        again while it returns some: in between, others get the lock."""
         with self._lock:
-            gone: list[FileId] = []
+            evicted: list[FileId] = []
             self._count_index()
             for volume in self._volumes_open:
                 if volume.used_bytes > self._high * volume.capacity_bytes:
                     self._draining.add(volume.number)
-                gone += self._trim_borrowed(volume)
+                evicted += self._trim_borrowed(volume)
                 surplus = volume.used_bytes - int(self._low * volume.capacity_bytes)
                 if surplus <= 0:
                     self._draining.discard(volume.number)
                 if volume.number not in self._draining:
                     surplus = 0
-                # others fill it, writers above all
+                # other programs and the upper layer fill the disk, too
                 surplus = max(surplus, volume.short_on_disk(0) - volume.coming_bytes)
                 if surplus > 0:
-                    gone += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
-            self._untold += gone + self._drop_spilled()
-        self._tell()
-        return gone
+                    evicted += self._evict(volume, 0, spare=min(surplus, EVICT_STEP_BYTES))
+            self._unreported += evicted + self._drop_spilled()
+        self._report_evicted()
+        return evicted
 
     def _drop_spilled(self) -> list[FileId]:
-        """What nobody reads just now, where a disk can take it next time."""
+        """Delete spilled files that are not being filled, if a disk can accept them next time."""
         spill = self.spill
         if spill is None or not spill.used_bytes or all(disk.disk_is_full for disk in self.disks):
             return []
@@ -460,7 +458,7 @@ class Store:
         return ids
 
     def _trim_borrowed(self, volume: Volume) -> list[FileId]:
-        """A step towards what other nodes' files may take; the ids that went."""
+        """Evict a step of the borrowed files beyond their share, and return the ids."""
         policy = self._accounts.policies[volume.number]
         surplus = policy.borrowed_bytes - int(self._borrowed_share * volume.capacity_bytes)
         if surplus <= 0:
@@ -471,7 +469,7 @@ class Store:
         return ids
 
     def set_borrowed(self, id: FileId, *, borrowed: bool) -> None:
-        """After a change of owners. Nothing where the file is not cached."""
+        """Update a file's record after a change of owners. Do nothing if the file is not cached."""
         with self._lock:
             cached = self.index.cached(id)
             if cached is None or cached.borrowed == borrowed:
@@ -482,74 +480,74 @@ class Store:
                 self._accounts.set_borrowed(changed)
 
     def _make_room(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> None:
-        """NoSpaceError when what may go is not enough. keep: a file that must not go for it."""
+        """Evict files until that many bytes fit. NoSpaceError if that is impossible. keep: a file that must stay."""
         over, short = volume.used_bytes + size_bytes - volume.capacity_bytes, volume.short_on_disk(size_bytes)
         if max(over, short) <= 0:
             return
         spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
         if (most := max(over, short - volume.coming_bytes)) > 0:
-            self._untold += self._evict(volume, most, spare=spare, keep=keep)
-        self._tell()
+            self._unreported += self._evict(volume, most, spare=spare, keep=keep)
+        self._report_evicted()
         if volume.short_on_disk(size_bytes, share=0.5) > 0:
             raise NoSpaceError(
                 f"the disk of cache volume {volume.folder} is full",
-                why=f"{size_bytes} bytes are needed and nothing of the cache can go",
-                hint="make room on it",
+                why=f"{size_bytes} bytes are needed and no cached file can be evicted",
+                hint="free space on it",
             )
         if volume.used_bytes + size_bytes > volume.capacity_bytes:
             raise NoSpaceError(
                 f"cache volume {volume.folder} is full",
-                why=f"{size_bytes} bytes are needed and what is pinned or in use can't go",
+                why=f"{size_bytes} bytes are needed and pinned files and files in use can't be evicted",
                 hint="unpin files, or give it more capacity",
             )
 
     def _make_room_on_disk(self, volume: Volume, size_bytes: int, *, keep: FileId | None = None) -> bool:
-        """For a disk that is full although the capacity is not used up. False when nothing can go."""
+        """Evict files from a full disk whose capacity is not used up. Return False if nothing can be evicted."""
         with self._lock:
             spare = min(EVICT_STEP_BYTES, volume.capacity_bytes // 64)
-            gone = self._evict(volume, size_bytes, spare=spare, keep=keep)
-            self._untold += gone
-        self._tell()
-        return bool(gone)
+            evicted = self._evict(volume, size_bytes, spare=spare, keep=keep)
+            self._unreported += evicted
+        self._report_evicted()
+        return bool(evicted)
 
     @property
     def room_is_coming(self) -> bool:
-        """Files went just now whose space is not back yet, as somebody has them open: told of it, at the latest now."""
-        self._tell()
+        """Report evicted files; return whether recent ones still hold space, because somebody has them open."""
+        self._report_evicted()
         with self._lock:
             return any(volume.coming_bytes for volume in self.disks)
 
     def room_for_written(self) -> int:
-        """What the upper layer could have more of its disk, if no file were cached."""
+        """Return how much larger the upper layer could be if no file were cached, in bytes."""
         volume = self.disks[0]
         return volume.used_bytes - self._written_bytes + volume.free_bytes
 
-    def _tell(self) -> None:
+    def _report_evicted(self) -> None:
         if threading.get_ident() == self._home:
-            told, self._untold = self._untold, []
-            if told:
-                self.on_evicted(told)
+            evicted, self._unreported = self._unreported, []
+            if evicted:
+                self.on_evicted(evicted)
 
     def _evict(
         self, volume: Volume, bytes_needed: int, *, spare: int, keep: FileId | None = None
     ) -> list[FileId]:
-        """Superseded files first, then those nobody fills any more, then the policy's; spare bytes more than
-        needed. Files that are being filled go only for what is needed."""
-        gone: list[FileId] = []
-        left = bytes_needed + spare
-        # each step is a list made only when the one before it was not enough
+        """Evict superseded files first, then idle incomplete ones, then the policy's, with spare bytes more than
+        needed. Files that are being filled are evicted only for the needed bytes."""
+        evicted: list[FileId] = []
+        bytes_left = bytes_needed + spare
+        # each step's list is made only if the previous ones were not enough
         for step in self._victims.steps:
             if step == self._victims.partial_open:
-                left -= spare
-            if left <= 0:
+                bytes_left -= spare
+            if bytes_left <= 0:
                 break
-            ids = step(volume, left, keep)
+            ids = step(volume, bytes_left, keep)
             for id in ids:
                 self._forget_writer(id)
-            left -= self._discard(ids)
-            gone += ids
-        self.evicted_files += len(gone)
-        return gone
+            bytes_left -= self._discard(ids)
+            evicted += ids
+        self.evicted_files += len(evicted)
+        return evicted
 
     def _is_open(self, id: FileId) -> bool:
         writer = self._writers.get(id)
@@ -559,7 +557,7 @@ class Store:
 
     def _choose(self, size_bytes: int, *, spilled: bool) -> Volume:
         if spilled:
-            return self._beside()
+            return self._open_spill()
         return choose_volume(self.disks, size_bytes, high=self._high, make_room=self._make_room)
 
     def _write_small(self, volume: Volume, id: FileId, body: Body, extras: ObjectMetadata | None) -> None:
@@ -582,15 +580,16 @@ class Store:
         return self._sequence
 
     def _watch(self, writer: CacheWriter) -> CacheWriter:
-        known = weakref.ref(writer)  # not the writer itself: that would keep it alive
+        """Connect a writer with this store."""
+        reference = weakref.ref(writer)  # a reference to the writer itself would keep it alive
         writer_volume, id = writer.volume, writer.id
-        writer.on_grow = lambda count: self._grow(known(), count)
+        writer.on_grow = lambda count: self._grow(reference(), count)
         writer.on_full = lambda count: self._make_room_on_disk(writer_volume, count, keep=id)
         self._writers[writer.id] = writer
         return writer
 
     def _grow(self, writer: CacheWriter | None, count: int) -> None:
-        """Of a file being filled. NoSpaceError when nothing can go for it."""
+        """Account for bytes of a file that is being filled. NoSpaceError if nothing can be evicted for it."""
         with self._lock:
             if (
                 writer is None
@@ -607,17 +606,17 @@ class Store:
             self._accounts.grow(writer.id, count)
 
     def _make_room_to_grow(self, writer: CacheWriter, count: int) -> None:
-        """EvictedError: of a file beside the disks what came first goes for what is wanted now."""
+        """Make space for more bytes of a file. In the spill, that drops the file's earlier bytes: EvictedError."""
         try:
             self._make_room(writer.volume, count, keep=writer.id)
         except NoSpaceError as error:
             if writer.volume is not self.spill:
                 raise
             self._forget_writer(writer.id)
-            self._untold.append(writer.id)
+            self._unreported.append(writer.id)
             self._discard([writer.id])
             raise EvictedError(
-                f"cache file {writer.id:x} can't be written", why="it is begun anew"
+                f"cache file {writer.id:x} can't be written", why="its earlier bytes are dropped"
             ) from error
 
     def _forget_writer(self, id: FileId) -> None:
@@ -625,42 +624,43 @@ class Store:
         if writer is not None:
             writer.close()
 
-    def _take_in(self, cached: CachedFile) -> None:
-        """Enters what the index says into the accounts."""
+    def _add_to_accounts(self, cached: CachedFile) -> None:
+        """Add the record of a file to the accounts."""
         self._sequence = max(self._sequence, cached.sequence)
-        self._accounts.take_in(cached)
+        self._accounts.add(cached)
         if cached.superseded:
             self._victims.superseded.append(cached.id)
 
     def _discard(self, ids: list[FileId]) -> int:
-        """Records first, in one commit, then files: a crash between leaves files without a record."""
-        found = [cached for cached in map(self.index.cached, ids) if cached is not None]
-        if not found:
+        """Delete records in one commit, then files: a crash in between leaves files without a record. Return freed
+        bytes."""
+        records = [cached for cached in map(self.index.cached, ids) if cached is not None]
+        if not records:
             return 0
         with self.index.batch():
-            for cached in found:
+            for cached in records:
                 self.index.drop_cached(cached.id)
         failpoint.hit("discard.records")
         freed = 0
-        for cached in found:
+        for cached in records:
             self._accounts.pinned.discard(cached.id)
-            freed += self._accounts.let_go(cached.id)
+            freed += self._accounts.remove(cached.id)
             self.volumes[cached.volume].unlink(cached.id)
         return freed
 
     def settle(self, cached: CachedFile, blocks: list[int] | None) -> list[int] | None:
-        """Acts on what a check of this record found; the bad blocks, None when all of it is lost. A file that
-        changed meanwhile is sound: it was made anew."""
+        """Act on the result of a verification; return the bad blocks, None if the file is lost, [] if it changed
+        meanwhile."""
         with self._lock:
             if self.index.cached(cached.id) != cached:
                 return []
-            if blocks is None:  # perhaps it was renamed under the check
+            if blocks is None:  # the file may have been renamed during the check
                 blocks = bad_blocks(self.volumes[cached.volume], cached)
             if blocks is None or blocks or cached.unverified:
                 self._repair(cached, blocks)
             if blocks is None or blocks:
-                self._untold.append(cached.id)  # who has it open should open it anew
-        self._tell()
+                self._unreported.append(cached.id)  # readers should open it again
+        self._report_evicted()
         return blocks
 
     def _drop_stray(self, volume: Volume, id: FileId) -> bool:
@@ -672,28 +672,27 @@ class Store:
             return True
 
     def _repair(self, cached: CachedFile, blocks: list[int] | None) -> None:
-        """What was checked is trusted again; without its bad blocks, which makes it incomplete."""
+        """Trust a verified file again without its bad blocks, which makes it incomplete."""
         id, volume = cached.id, self.volumes[cached.volume]
         if blocks is None or (blocks and cached.size_bytes <= BLOCK_SIZE_BYTES):
             self._forget_writer(id)
             self._discard([id])
             return
         if blocks:
-            self.index.put_cached(
-                structs.replace(cached, complete=False, unverified=True)
-            )  # stays so if we die half-way
+            # the record stays so if the node dies before the end
+            self.index.put_cached(structs.replace(cached, complete=False, unverified=True))
             failpoint.hit("repair.record")
-            known = self._writers.get(id) if self._is_open(id) else None
-            writer = known or CacheWriter.reopen(volume, id, version_of(cached))
+            open_writer = self._writers.get(id) if self._is_open(id) else None
+            writer = open_writer or CacheWriter.reopen(volume, id, version_of(cached))
             if writer is None:
                 self._discard([id])
                 return
             for block in blocks:
                 writer.drop_block(block)
-            if known is None:
+            if open_writer is None:
                 writer.close()
         complete = cached.complete and not blocks
-        self._accounts.let_go(id)
+        self._accounts.remove(id)
         fixed = structs.replace(cached, complete=complete, unverified=False, sequence=self._next_sequence())
         self.index.put_cached(fixed)
-        self._take_in(fixed)
+        self._add_to_accounts(fixed)

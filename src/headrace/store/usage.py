@@ -1,7 +1,6 @@
-"""What the cache files take: bytes of each volume, and each file's place in its volume's eviction policy.
+"""Account for the cache files: bytes of each volume, and each file's position in its volume's eviction policy.
 
-Memory only, made anew from the index at each start. `Store` keeps it in step with index and files, and calls it under
-its lock.
+In memory only, rebuilt from the index at each start. `Store` updates it together with index and files, under its lock.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from headrace.store.volume import SPILL, Volume
 
 PAGE_BYTES = 4096
 SPREAD_BYTES = SEGMENT_BYTES
-"""Larger files are worth keeping in parts, too: many nodes may own a part each, and who reads here and there in one
-never has it whole. Such a part has its place in the policy."""
+"""Parts of larger files are worth keeping, too: many nodes may own a part each, and a reader of scattered ranges never
+completes the file. Such a part has a position in the policy."""
 
 
 class Accounts:
-    """policies: of each volume. pinned: files that must not be evicted."""
+    """The accounts of a store. policies: of each volume. pinned: files that must not be evicted."""
 
     def __init__(self, volumes: Sequence[Volume], policy: str) -> None:
         self.policies = [BorrowedFirst(build_policy(policy), build_policy(policy)) for _ in volumes]
         self.pinned: set[FileId] = set()
         self._volumes = volumes
-        # incomplete: id → volume, allocated bytes; those that grew last come last
+        # incomplete files: id → volume, allocated bytes; those that grew last come last
         self._partial: dict[FileId, tuple[int, int]] = {}
-        self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, likewise
+        self._reserved: dict[FileId, tuple[int, int]] = {}  # small files being written, in the same form
 
     @property
     def used_bytes(self) -> int:
-        """Of the disks."""
+        """Return the bytes used on the disks."""
         return sum(volume.used_bytes for volume in self._volumes if volume.tier != SPILL)
 
     def statistics(self) -> dict[str, int]:
@@ -48,14 +47,14 @@ class Accounts:
         }
 
     def partials(self) -> Iterator[tuple[FileId, int, int]]:
-        """Incomplete files: id, volume, allocated bytes; those that grew last come last."""
+        """Yield incomplete files: id, volume, allocated bytes; those that grew last come last."""
         return ((id, number, size_bytes) for id, (number, size_bytes) in self._partial.items())
 
     def is_partial(self, id: FileId) -> bool:
         return id in self._partial
 
     def touch(self, ids: Iterable[FileId]) -> None:
-        """Unknown ids are no error."""
+        """Record a use of files. Unknown ids are no error."""
         for id in ids:
             for policy in self.policies:
                 policy.touch(id)
@@ -63,12 +62,12 @@ class Accounts:
     # ------------------------------------------------------------ small files being written
 
     def reserve(self, id: FileId, volume: Volume, size_bytes: int) -> None:
-        """They take their room before they are there."""
+        """Reserve the space of a small file before it is written."""
         volume.used_bytes += size_bytes
         self._reserved[id] = (volume.number, size_bytes)
 
     def release(self, id: FileId) -> None:
-        """Of a reservation: the file is written, or will not be."""
+        """Release a reservation: the file is written, or will not be."""
         number, size_bytes = self._reserved.pop(id)
         self._volumes[number].used_bytes -= size_bytes
 
@@ -78,12 +77,12 @@ class Accounts:
     # ------------------------------------------------------------ files with a record
 
     def begin(self, record: CachedFile) -> None:
-        """An incomplete file without a byte."""
+        """Add an incomplete file without a byte."""
         self._partial[record.id] = (record.volume, 0)
         self._place(record, PAGE_BYTES)
 
-    def take_in(self, cached: CachedFile) -> None:
-        """A file as its record says and its volume has it."""
+    def add(self, cached: CachedFile) -> None:
+        """Add a file from its record and its volume."""
         volume = self._volumes[cached.volume]
         if cached.complete:
             size_bytes = allocated_bytes(cached.size_bytes)
@@ -97,15 +96,15 @@ class Accounts:
             self.pinned.add(cached.id)
 
     def grow(self, id: FileId, count: int) -> None:
-        """An incomplete file by so many bytes; fewer than none when blocks were dropped."""
+        """Grow an incomplete file; a negative count means that blocks were dropped."""
         number, size_bytes = self._partial.pop(id)
         self._partial[id] = (number, size_bytes + count)
         if id in self.policies[number]:
             self.policies[number].resize(id, max(PAGE_BYTES, size_bytes + count))
         self._volumes[number].used_bytes += count
 
-    def let_go(self, id: FileId) -> int:
-        """The bytes it had. That it is pinned stays."""
+    def remove(self, id: FileId) -> int:
+        """Remove a file and return its bytes. A pin stays."""
         number, size_bytes = self._partial.pop(id, (-1, 0))
         if number >= 0:
             self.policies[number].remove(id)
@@ -119,18 +118,18 @@ class Accounts:
         return 0
 
     def set_borrowed(self, cached: CachedFile) -> None:
-        """Of a complete file whose record changed in that."""
+        """Update the policy after a complete file's record changed in `borrowed`."""
         policy = self.policies[cached.volume]
         policy.insert(cached.id, policy.remove(cached.id), borrowed=cached.borrowed)
 
     def _place(self, partial: CachedFile, size_bytes: int) -> None:
-        """Gives a part of a large file its place among those that are complete."""
+        """Add a part of a large file to the policy of complete files."""
         if partial.size_bytes > SPREAD_BYTES and not partial.borrowed:
             self.policies[partial.volume].insert(partial.id, max(PAGE_BYTES, size_bytes), borrowed=False)
 
 
 def allocated_bytes(size_bytes: int) -> int:
-    """What a complete file takes on the disk, with its map."""
+    """Return the bytes of a complete file on the disk, with its map."""
     data = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
     if size_bytes <= BLOCK_SIZE_BYTES:
         return max(data, PAGE_BYTES)

@@ -1,4 +1,4 @@
-"""Which files go when room is needed, kind by kind; the order is `steps`, and the policy's part is `eviction.py`."""
+"""Choose the files to evict when space is needed, kind by kind. `steps` has the order; the policy is `eviction.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from headrace.store.usage import Accounts
 from headrace.store.volume import Volume
 
 Step = Callable[[Volume, int, FileId | None], list[FileId]]
-"""Volume, bytes needed, a file that must not go: files that together have so much, or all there are."""
+"""Takes a volume, the bytes needed and a file that must stay. Returns files that together have the bytes, or all there
+are."""
 
 
 class Victims:
-    """is_open: whether somebody fills a file just now. Called under the store's lock."""
+    """The victims of a store. is_open: whether a file is being filled now. Called under the store's lock."""
 
     def __init__(self, index: Index, accounts: Accounts, is_open: Callable[[FileId], bool]) -> None:
         self._index = index
@@ -28,23 +29,23 @@ class Victims:
             self.of_policy,
             self.partial_open,
         )
-        """Superseded files first, then those nobody fills any more, then the policy's, then those being filled."""
+        """Superseded files first, then idle incomplete ones, then the policy's, then those being filled."""
 
     def superseded_on(self, volume: Volume, _: int, keep: FileId | None = None) -> list[FileId]:
-        found: dict[FileId, None] = {}
-        others: list[FileId] = []
+        victims: dict[FileId, None] = {}
+        remaining: list[FileId] = []
         while self.superseded:
             id = self.superseded.popleft()
             cached = self._index.cached(id)
             if cached is None:
                 continue
-            # pinned or not: nobody can name it any more to unpin it
+            # even if it is pinned: it has no name any more by which it could be unpinned
             if cached.volume == volume.number and id != keep:
-                found[id] = None
+                victims[id] = None
             else:
-                others.append(id)
-        self.superseded.extend(others)
-        return list(found)
+                remaining.append(id)
+        self.superseded.extend(remaining)
+        return list(victims)
 
     def partial_idle(self, volume: Volume, bytes_needed: int, keep: FileId | None = None) -> list[FileId]:
         return self._partials(volume, bytes_needed, keep, opened=False)
@@ -53,7 +54,7 @@ class Victims:
         return self._partials(volume, bytes_needed, keep, opened=True)
 
     def all_idle(self, volume: Volume) -> list[FileId]:
-        """Return every file of a volume that nobody fills."""
+        """Return every file of a volume that is not being filled."""
         return self.of_policy(volume, volume.used_bytes) + self.partial_idle(volume, volume.used_bytes)
 
     def of_policy(self, volume: Volume, bytes_needed: int, _: FileId | None = None) -> list[FileId]:
@@ -64,7 +65,7 @@ class Victims:
     def _partials(
         self, volume: Volume, bytes_needed: int, keep: FileId | None, *, opened: bool
     ) -> list[FileId]:
-        found: list[FileId] = []
+        victims: list[FileId] = []
         pinned, policy = self._accounts.pinned, self._accounts.policies[volume.number]
         for id, number, size_bytes in self._accounts.partials():
             if bytes_needed <= 0:
@@ -72,6 +73,6 @@ class Victims:
             if id == keep or id in pinned or number != volume.number or (not opened and id in policy):
                 continue
             if self._is_open(id) == opened:
-                found.append(id)
+                victims.append(id)
                 bytes_needed -= size_bytes
-        return found
+        return victims

@@ -1,9 +1,8 @@
-"""One folder of cache files on one local filesystem. Layout:
+"""One directory of cache files on one local file system. Layout:
 
-lock                        held (flock) by the node; contains its pid
+lock                        locked (flock) by the node; contains its pid
 files/<xx>/<id>             bytes of a complete file; xx: last two hex digits of the id, id: 12 hex digits
-files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that who
-opens
+files/<xx>/<id>.part        bytes of a file that is being filled; renamed when it is complete, so that a reader of
                             the plain name never sees a hole
 files/<xx>/<id>.map         presence and checksums of a file of more than one block
 """
@@ -30,16 +29,18 @@ log = logging.getLogger(__name__)
 
 ROOM_BYTES_MIN = 1 << 20
 UNLINK_AT_ONCE_BYTES = 128 << 20
-"""The callers hold locks, or are the node's loop; measured on ext4: 60 to 250 ms a GiB."""
+"""A larger file is unlinked in a thread, because callers hold locks or run in the node's loop. Measured on ext4: 60 to
+250 ms a GiB."""
 DISK_SPARE_BYTES = 48 << 20
-"""Four threads write 8 MiB each, and as much again."""
+"""Four threads write 8 MiB each, and the same again as a reserve."""
 SPILL = "spill"
-"""The tier of what lies beside the disks (`store/spill.py`)."""
+"""The tier of files outside the disks (`store/spill.py`)."""
 LET_GO_S = 0.5
-"""How long the space of an unlinked file may take to come; some milliseconds where the host is idle."""
+"""How long the disk may take to free the space of an unlinked file; some milliseconds on an idle host."""
 
 DATA_NAME = b"%02x/%012x"
-"""With id & 255 and id: the cache file, as seen from `files_folder`. A hit has no time for a whole path."""
+"""Formatted with id & 255 and id: the cache file, relative to `files_folder`. A hit has no time to build a complete
+path."""
 
 
 def files_folder(folder: str) -> str:
@@ -58,8 +59,8 @@ def map_path(folder: str, id: int) -> str:
     return f"{folder}/files/{id & 255:02x}/{id:012x}.map"
 
 
-def take_lock(path: str, what: str) -> int:
-    """A descriptor that holds the lock until closed. StoreBusyError naming the pid that holds it."""
+def take_lock(path: str, subject: str) -> int:
+    """Return a descriptor that holds the lock until it is closed. StoreBusyError names the pid that holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,20 +68,20 @@ def take_lock(path: str, what: str) -> int:
         holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise StoreBusyError(
-            f"{what} is in use",
+            f"{subject} is in use",
             why=f"process {holder} holds it",
-            hint="stop that node, or use another cache folder",
+            hint="stop that node, or use another cache directory",
         ) from error
-    with contextlib.suppress(OSError):  # who holds it is known, or the disk is full: nobody needs the number
-        word = f"{os.getpid()}\n".encode()
-        os.pwrite(fd, word, 0)
-        os.ftruncate(fd, len(word))  # after it, as its block is ours already
+    with contextlib.suppress(OSError):  # the disk may be full, and the pid is only a help
+        pid_line = f"{os.getpid()}\n".encode()
+        os.pwrite(fd, pid_line, 0)
+        os.ftruncate(fd, len(pid_line))  # after the write, so that the file keeps its block
     return fd
 
 
 class Volume:
-    """number: how the index names the volume; it must stay the same for the same folder.
-    tier: a word from the configuration; earlier volumes are filled first."""
+    """A cache volume. number: the index names the volume by it, so it must stay the same for the same directory. tier:
+    from the configuration; earlier volumes are filled first."""
 
     def __init__(self, number: int, folder: str, capacity_bytes: int, tier: str = "") -> None:
         self.number = number
@@ -88,14 +89,14 @@ class Volume:
         self.capacity_bytes = capacity_bytes
         self.tier = tier
         self.is_cut = False
-        """The disk is smaller than what was given: its size is the capacity."""
+        """The disk is smaller than the configured capacity, so its size is the capacity."""
         self.used_bytes = 0  # kept by the store
         self._lock_fd = -1
         self._folder_fd = -1
-        self._unlinked: deque[tuple[float, int]] = deque()  # when, and so many bytes: of late only
+        self._unlinked: deque[tuple[float, int]] = deque()  # times and bytes of recent unlinks
 
     def open(self) -> None:
-        """Makes the folders, takes the lock. StoreError with the cause when the volume can't be used."""
+        """Create the directories and take the lock. StoreError with the cause if the volume can't be used."""
         try:
             make_private(self.folder)
             is_new = not os.path.exists(f"{self.folder}/lock")
@@ -112,20 +113,20 @@ class Volume:
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _room_bytes(self) -> int:
-        room = os.statvfs(self.folder)
-        return room.f_bavail * room.f_frsize
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize
 
     def _cut_to(self, disk: os.statvfs_result) -> None:
         size_bytes = disk.f_blocks * disk.f_frsize
         if self.capacity_bytes > size_bytes:
             log.warning(
-                "capacity is more than the disk has, and is cut to that folder=%s capacity_bytes=%d disk_bytes=%d",
+                "the capacity exceeds the disk and is reduced to its size folder=%s capacity_bytes=%d disk_bytes=%d",
                 *(self.folder, self.capacity_bytes, size_bytes),
             )
             self.capacity_bytes, self.is_cut = size_bytes, True
 
     def _probe(self) -> None:
-        """OSError where nothing can be written, though there were room: what a full disk has of ours is used."""
+        """Raise OSError if the directory is not writable. A full disk is no error: its existing files are used."""
         probe = f"{self.folder}/.writable"
         try:
             with open(probe, "wb") as file:
@@ -138,23 +139,23 @@ class Volume:
 
     @property
     def free_bytes(self) -> int:
-        """Of the disk, for whoever comes first."""
+        """Return the free bytes of the disk, which other programs may use, too."""
         try:
             return self._room_bytes()
-        except OSError:  # it has another trouble
+        except OSError:  # another error of the disk
             return self.capacity_bytes
 
     def short_on_disk(self, size_bytes: int, *, share: float = 1.0) -> int:
-        """How many bytes must go before that many fit the filesystem, which others may fill too. Some stay free: the
-        index must be written to let files go, and writes that are under way are not seen yet. share: of those."""
-        room = os.statvfs(self._folder_fd)
-        spare = min(DISK_SPARE_BYTES, room.f_blocks * room.f_frsize // 8)
-        return size_bytes + int(share * spare) - room.f_bavail * room.f_frsize
+        """Return how many bytes must be freed before that many fit the file system, which others may fill too. A spare
+        stays free: evictions write to the index, and writes in progress do not show yet. share: of that spare."""
+        disk = os.statvfs(self._folder_fd)
+        spare = min(DISK_SPARE_BYTES, disk.f_blocks * disk.f_frsize // 8)
+        return size_bytes + int(share * spare) - disk.f_bavail * disk.f_frsize
 
     @property
     def coming_bytes(self) -> int:
-        """Of files that were unlinked just now: who has one open is told, and lets go of it in a moment, and the disk
-        takes one too."""
+        """Return the bytes of recently unlinked files. Clients that have one open are notified and close it in a
+        moment, and the disk needs a moment, too."""
         since_s = time.monotonic() - LET_GO_S
         while self._unlinked and self._unlinked[0][0] < since_s:
             self._unlinked.popleft()
@@ -162,10 +163,11 @@ class Volume:
 
     @property
     def disk_is_full(self) -> bool:
-        """Nothing new is taken: others fill the filesystem, and what could be evicted is gone."""
+        """Return whether the volume accepts no new files: others fill the file system, and everything that could be
+        evicted is gone."""
         try:
             return self.short_on_disk(0, share=0.5) > 0
-        except OSError:  # it has another trouble
+        except OSError:  # another error of the disk
             return False
 
     def close(self) -> None:
@@ -184,13 +186,13 @@ class Volume:
         return part_path(self.folder, id)
 
     def sync(self) -> None:
-        """Everything written to this volume before the call is durable on return. Blocks."""
+        """Make everything durable that was written to this volume before the call. Blocks."""
         if c_library().syncfs(self._folder_fd) != 0:
             error = last_errno()
             raise StoreError(f"cache volume {self.folder} can't be synced", why=os.strerror(error))
 
     def unlink(self, id: FileId) -> int:
-        """Removes what there is of a file; the bytes that were allocated. Who has it open keeps reading."""
+        """Unlink the files of an id and return their allocated bytes. Open readers keep reading."""
         freed = 0
         for path in (data_path(self.folder, id), part_path(self.folder, id), map_path(self.folder, id)):
             try:
@@ -209,7 +211,7 @@ class Volume:
         return freed
 
     def allocated(self, id: FileId) -> int:
-        """Bytes on the disk for what there is of a file."""
+        """Return the allocated bytes of the files of an id."""
         total = 0
         for path in (self.data_path(id), self.part_path(id), self.map_path(id)):
             try:
@@ -219,19 +221,20 @@ class Volume:
         return total
 
     def ids(self) -> Iterator[FileId]:
-        """Every id that has a file here, once."""
+        """Yield every id that has a file here, once."""
         for number in range(256):
-            found: set[FileId] = set()
+            ids: set[FileId] = set()
             for name in os.listdir(f"{self.folder}/files/{number:02x}"):
                 try:
-                    found.add(FileId(int(name.partition(".")[0], 16)))
+                    ids.add(FileId(int(name.partition(".")[0], 16)))
                 except ValueError:
                     continue
-            yield from sorted(found)
+            yield from sorted(ids)
 
 
 def _unlink_in_thread(path: str) -> None:
-    """The name goes at once. The space comes back when the last descriptor is closed, which is what takes long."""
+    """Unlink the name at once. The space is freed when the last descriptor is closed, which takes long, so a thread
+    does that."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     os.unlink(path)
     threading.Thread(target=os.close, args=(fd,), name="unlink").start()
@@ -241,6 +244,6 @@ def _unusable(folder: str, error: OSError) -> StoreError:
     hint = {
         errno.EACCES: "give the user that runs the node write permission",
         errno.EROFS: "the filesystem is mounted read-only",
-        errno.ENOSPC: "make room on that filesystem",
+        errno.ENOSPC: "free space on that file system",
     }.get(error.errno or 0, "")
     return StoreError(f"cache volume {folder} can't be used", why=error.strerror or str(error), hint=hint)

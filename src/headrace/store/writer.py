@@ -1,9 +1,9 @@
-"""Filling one cache file; the node only. Bytes, then checksum, then bit: whoever sees the bit may read the
-bytes.
+"""Fill one cache file; for the node only. Bytes are written first, then the checksum, then the bit: if a bit is set,
+the bytes may be read.
 
-Any thread may write; different blocks at the same time. Nothing here is durable against a power loss by
-itself: see Store.sync. One-block files have no map: they are there or not, and a file half-written before
-kill -9 is not.
+Any thread may write, and several may write different blocks at the same time. Nothing is durable against a power loss
+by itself: see Store.sync. A one-block file has no map: it exists or not, and one that was half-written before kill -9
+does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.store.volume import Volume
 Body = bytes | bytearray | memoryview
 
 FULL_ATTEMPTS = 8
-"""What goes may be open elsewhere, and then frees nothing; a guess."""
+"""Evicted files may be open elsewhere, and then free nothing; the number is a guess."""
 
 
 def storage_error(path: str, error: OSError) -> StoreError | NoSpaceError:
@@ -53,7 +53,8 @@ def write_whole(path: str, body: Body, extras: ObjectMetadata | None) -> None:
 
 
 def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) -> None:
-    """A disk may be full before our capacity of it is used up. make_room: False when nothing more can go."""
+    """Write and, if the disk is full, free space and write again: a disk may be full before its capacity is used up.
+    make_room: returns False when nothing more can be evicted."""
     for _ in range(FULL_ATTEMPTS):
         try:
             return write()
@@ -63,16 +64,16 @@ def write_with_room(write: Callable[[], None], make_room: Callable[[], bool]) ->
     return write()
 
 
-def write_map(volume: Volume, id: FileId, found: os.stat_result, checksums: list[int]) -> None:
-    """The map of a file of more than one block that is whole already, in the place of another one; none of others.
-    found: of the file. OSError."""
-    if found.st_size <= BLOCK_SIZE_BYTES:
+def write_map(volume: Volume, id: FileId, status: os.stat_result, checksums: list[int]) -> None:
+    """Write the map of a complete file of more than one block, in the place of an old map; a smaller file has none.
+    status: of the file. OSError."""
+    if status.st_size <= BLOCK_SIZE_BYTES:
         return
     volume.unlink(id)
     fd = os.open(volume.map_path(id), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        BlockMap.initialise(fd, found.st_size, found.st_ino)
-        map = BlockMap(fd, found.st_size, found.st_ino, writable=True)
+        BlockMap.initialise(fd, status.st_size, status.st_ino)
+        map = BlockMap(fd, status.st_size, status.st_ino, writable=True)
         for block, checksum in enumerate(checksums):
             map.set(block, checksum)
         map.close()
@@ -81,8 +82,8 @@ def write_map(volume: Volume, id: FileId, found: os.stat_result, checksums: list
 
 
 class CacheWriter:
-    """on_grow: told the bytes before they are written; it may raise NoSpaceError. on_full: asked for room on the
-    disk itself; False when there is none to make."""
+    """An open cache file that is being filled. on_grow: called with the number of bytes before they are written; it may
+    raise NoSpaceError. on_full: called to free space on the disk itself; returns False if nothing can be freed."""
 
     def __init__(self, volume: Volume, id: FileId, version: Version, fd: int, map: BlockMap | None) -> None:
         self.volume = volume
@@ -102,7 +103,7 @@ class CacheWriter:
 
     @classmethod
     def create(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter:
-        """An empty sparse file; what lay under that id before is unlinked, for its readers to keep."""
+        """Create an empty sparse file. An older file of that id is unlinked; its readers keep it open."""
         volume.unlink(id)
         path = volume.part_path(id)
         fds: list[int] = []
@@ -126,7 +127,7 @@ class CacheWriter:
 
     @classmethod
     def reopen(cls, volume: Volume, id: FileId, version: Version) -> CacheWriter | None:
-        """What an earlier process began; None when there is nothing sound to go on with."""
+        """Open a file that an earlier process began; None if it is unusable."""
         path, complete_path = volume.part_path(id), volume.data_path(id)
         fds: list[int] = []
         try:
@@ -157,11 +158,12 @@ class CacheWriter:
 
     @property
     def closed(self) -> bool:
-        """Nothing more can be written; a write under way may still be ending."""
+        """Return whether nothing more can be written; a write in progress may still be ending."""
         return self._closing
 
     def present(self, start: int, end: int) -> bool:
-        """EvictedError when the writer was closed before all blocks were there."""
+        """Return whether all blocks of start..end are present. EvictedError if the writer was closed before they
+        were."""
         if self.complete or end <= start:
             return True
         blocks = block_range(start, end)
@@ -171,24 +173,24 @@ class CacheWriter:
             return self._map is not None and self._map.has_all(blocks.start, blocks.stop)
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The absent parts of start..end as ranges of whole blocks, the last one cut at the file's end."""
-        found: list[tuple[int, int]] = []
+        """Return the absent parts of start..end as ranges of whole blocks; the last one ends at the end of the file."""
+        ranges: list[tuple[int, int]] = []
         size = self.version.size_bytes
         for block in block_range(start, min(end, size)):
             low = block * BLOCK_SIZE_BYTES
             high = min(low + BLOCK_SIZE_BYTES, size)
             if self.present(low, high):
                 continue
-            if found and found[-1][1] == low:
-                found[-1] = (found[-1][0], high)
+            if ranges and ranges[-1][1] == low:
+                ranges[-1] = (ranges[-1][0], high)
             else:
-                found.append((low, high))
-        return found
+                ranges.append((low, high))
+        return ranges
 
     def write(self, offset: int, body: Body, extras: ObjectMetadata | None = None) -> None:
-        """offset: of a block's beginning; body: whole blocks, or to the file's end. Present on return. extras: of the
-        whole file, where they are known; noted once.
-        StoreError (EIO), NoSpaceError, EvictedError (closed); then the blocks are not present."""
+        """Write blocks, which are present on return. offset: the beginning of a block; body: whole blocks, or up to the
+        file's end. extras: of the object, if known; stored once. StoreError (EIO), NoSpaceError, EvictedError (closed);
+        after an error the blocks are not present."""
         length, size = len(body), self.version.size_bytes
         if (
             offset % BLOCK_SIZE_BYTES
@@ -214,7 +216,8 @@ class CacheWriter:
         self.on_grow(length)
         view = memoryview(body)
         checksums = [
-            block_checksum(view[at : at + BLOCK_SIZE_BYTES]) for at in range(0, length, BLOCK_SIZE_BYTES)
+            block_checksum(view[start : start + BLOCK_SIZE_BYTES])
+            for start in range(0, length, BLOCK_SIZE_BYTES)
         ]
         try:
             write_with_room(lambda: pwrite_all(self.fd, body, offset), lambda: self.on_full(length))
@@ -241,8 +244,8 @@ class CacheWriter:
         failpoint.hit("writer.bits")
 
     def replace(self, block: int, body: Body) -> None:
-        """Other bytes in the place of those of a block that is present; who reads it meanwhile may get some of both.
-        Of a file of several blocks. StoreError, EvictedError (closed)."""
+        """Replace the bytes of a present block; a concurrent reader may get some of both. Only for a file of several
+        blocks. StoreError, EvictedError (closed)."""
         with self._lock:
             if self._closing or self._map is None:
                 raise self._evicted()
@@ -253,14 +256,14 @@ class CacheWriter:
             self._map.set(block, block_checksum(body))
 
     def checksums(self) -> dict[int, int]:
-        """Of the blocks that are present. EvictedError (closed)."""
+        """Return the checksums of the present blocks. EvictedError (closed)."""
         with self._lock:
             if self._closing:
                 raise self._evicted()
             return self._map.checksums() if self._map is not None else {}
 
     def drop_block(self, block: int) -> None:
-        """The block is absent on return. Its bytes stay until they are written anew."""
+        """Make a block absent. Its bytes stay until they are overwritten."""
         with self._lock:
             if self._has(block):
                 if self._map is not None:
@@ -274,7 +277,7 @@ class CacheWriter:
         return EvictedError(f"cache file {self.id:x} can't be written", why="it was evicted or freed")
 
     def close(self) -> None:
-        """A write under way in another thread ends first, and closes in our place."""
+        """Close the file. If a write is in progress in another thread, that thread closes it when it ends."""
         with self._lock:
             self._closing = True
             if self._writing:
@@ -282,7 +285,7 @@ class CacheWriter:
         self._close()
 
     def _close(self) -> None:
-        with self._lock:  # once: the number may be another file's by then
+        with self._lock:  # only once: the number may belong to another file afterwards
             fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)

@@ -28,7 +28,9 @@ _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _FILE = os.memfd_create("headrace-fuzz", os.MFD_CLOEXEC)
 _TOKEN = '"0123456789abcdef0123456789abcdef-12"'
 _VERSION = Version(5 << 20, 1_700_000_000_000_000_000, _TOKEN)
-_CACHED = schema.CachedFile(FileId(7), 0, 5 << 20, 5, _TOKEN, True, False, False, False, 17, 18, told=3)
+_CACHED = schema.CachedFile(
+    FileId(7), 0, 5 << 20, 5, _TOKEN, True, False, False, False, 17, 18, content_type_code=3
+)
 _BLOCKS_BYTES = 5 << 20
 _SLOTS = 8
 _RELEASES_AT = 64 + _SLOTS * 16
@@ -39,7 +41,7 @@ def _index_values(data: bytes) -> None:
     """A value of the index. It is the node's own file, behind checksums of its file system: one that is cut off is a
     ValueError or a struct.error, and hurts nobody."""
     if len(data) > 2:
-        schema.told_of(data)
+        schema.content_type_code_of(data)
     with contextlib.suppress(ValueError, struct.error):
         assert schema.unpack_cached(FileId(7), data).volume < 1 << 16
     entry = schema.unpack_entry(FileId(1), b"name", data)

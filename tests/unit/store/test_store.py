@@ -415,10 +415,14 @@ def test_a_usual_content_type_is_a_number_in_the_record(open_store: OpenStore) -
     crash(store)
     store = open_store()
     records = {name: cached(store, one.id) for name, one in entries.items()}
-    assert {name for name, one in records.items() if one.told is not None} == {"jpeg", "parts", "none"}
+    assert {name for name, one in records.items() if one.content_type_code is not None} == {
+        "jpeg",
+        "parts",
+        "none",
+    }
     for name, (token, one) in given.items():
         assert records[name].token == token
-        if records[name].told is not None or os.geteuid() == 0:
+        if records[name].content_type_code is not None or os.geteuid() == 0:
             assert noted(store.volumes, records[name]) == one, name
     assert store.index.put_file(ROOT_ID, b"jpeg", Version(3, 10**9, digest)) == (entries["jpeg"].id, False)
     assert noted(store.volumes, cached(store, entries["jpeg"].id)) is None
