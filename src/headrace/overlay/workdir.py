@@ -1,5 +1,5 @@
-"""Name entries of `work` by the process that owns them, so that the remains of a dead process can be told from entries
-that a live one is about to place.
+"""Name entries of `work` by the process that owns them. So a node can distinguish the remains of a dead process from
+entries that a live one is about to place.
 
 A process is identified by its pid, its start time (pids are used again) and its pid namespace. A container may share
 the directory, and nobody outside can see whether its processes live. So a name also contains the time of its creation.
