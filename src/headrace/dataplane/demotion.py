@@ -204,7 +204,7 @@ def let_go(
                 return 0
             if upper.is_going(row.path):  # it came back with its folder, which the node does not know yet
                 return 0
-            upper.mark_left(split(row.path)[0])
+            upper.mark_demoted(split(row.path)[0])
             if take is None:
                 at.unlink()
             elif take(at):

@@ -4,7 +4,7 @@ The right to a folder is a record under the node's lease. It is taken with the f
 kept: the next ones cost nothing. Another node that wants it asks for it (`RecallLease`); before that is answered,
 all that was made is told of, and whoever takes the right asks and lists anew: so it sees what was made before. A
 node that dies loses its rights with its lease; one that is cut off stops using them before that
-(`DirectoryFlags.keep_rights`). One whose record another took away or wrote over, as only somebody can who has the
+(`DirectoryFlags.extend_leases`). One whose record another took away or wrote over, as only somebody can who has the
 records and no node, stops within LOOK_S. All on the node's loop.
 """
 
@@ -84,7 +84,7 @@ class DirectoryLeases:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.marks.keep_rights(0.0)
+        self.marks.extend_leases(0.0)
         self.marks.close()
 
     async def claim(self, folder: bytes) -> None:
@@ -182,7 +182,7 @@ class DirectoryLeases:
 
     def _move_on(self) -> None:
         if self._records.leases_lost == self._lost:  # else the rights of before are none any more
-            self.marks.keep_rights(self._records.lease_until_s - MARGIN_S)
+            self.marks.extend_leases(self._records.lease_until_s - MARGIN_S)
 
     async def _drop_all(self) -> None:
         """The lease was lost: others may have taken them. Records that were written again since go."""

@@ -100,7 +100,7 @@ class OriginChangeReconciler:
     def _left_below(self, path: bytes) -> list[bytes]:
         """Folders of which files are in the cache, and not here."""
         below = [one for one, seen in self._upper.walk(path) if stat.S_ISDIR(seen.st_mode)]
-        return [one for one in below if self._upper.was_left(one)]
+        return [one for one in below if self._upper.has_demoted_files(one)]
 
     def _clean_below(self, path: bytes) -> list[JournalRecord]:
         found = []

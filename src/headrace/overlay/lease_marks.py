@@ -44,16 +44,16 @@ class DirectoryFlags:
         """Invalidate all earlier marks."""
         _STATE.pack_into(self._map, 0, generation, 0)
 
-    def keep_rights(self, until_s: float) -> None:
+    def extend_leases(self, until_s: float) -> None:
         """Extend the leases. until_s: CLOCK_BOOTTIME, the clock of all processes of a host."""
         _STATE.pack_into(self._map, 0, self.generation, int(min(max(0.0, until_s), _FOREVER_S) * 1e9))
 
-    def is_told(self, upper_path: SafePath, directory: bytes) -> bool:
+    def is_published(self, upper_path: SafePath, directory: bytes) -> bool:
         """Return whether PUBLISHED is valid. upper_path: of the directory in the layer. directory: its path in the
         namespace; a mark that was renamed with the directory is invalid."""
         return self._has(upper_path, directory, PUBLISHED)
 
-    def has_right(self, upper_path: SafePath, directory: bytes) -> bool:
+    def is_leased(self, upper_path: SafePath, directory: bytes) -> bool:
         """Return whether LEASED is valid."""
         return boot_clock.now_ns() < _STATE.unpack_from(self._map)[1] and self._has(
             upper_path, directory, LEASED

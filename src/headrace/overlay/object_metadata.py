@@ -41,7 +41,7 @@ def note_extras(fd: int, extras: ObjectMetadata) -> None:
     os.setxattr(fd, ATTRIBUTE, msgspec.msgpack.encode(record))
 
 
-def note_told(file: bytes | int, size_bytes: int, extras: ObjectMetadata) -> None:
+def store_origin_extras(file: bytes | int, size_bytes: int, extras: ObjectMetadata) -> None:
     """Store the attributes that the origin returned in a cache file; size_bytes is its size when complete. An empty set
     is stored too. If the file system can't store them, readers request them from the origin."""
     record = _Record(size_bytes, None, extras.metadata, extras.headers, extras.tags)
@@ -49,8 +49,8 @@ def note_told(file: bytes | int, size_bytes: int, extras: ObjectMetadata) -> Non
         os.setxattr(file, ATTRIBUTE, msgspec.msgpack.encode(record))
 
 
-def drop_told(path: bytes) -> None:
-    """Remove the attributes that note_told stored, and only those."""
+def drop_origin_extras(path: bytes) -> None:
+    """Remove the attributes that store_origin_extras stored, and only those."""
     record = _record_of(path)
     if record is not None and record.mtime_ns is None:
         with contextlib.suppress(OSError):

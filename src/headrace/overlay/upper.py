@@ -188,7 +188,7 @@ class Upper:
 
     def hide(self, path: bytes, base: Version | None) -> None:
         """Put a whiteout in the place of a name, or of an existing file. base: the origin's version that it hides."""
-        self.unmark_left(split(path)[0])
+        self.unmark_demoted(split(path)[0])
         whiteout = self._whiteout(BaseVersion(path, base) if base is not None else None)
         try:
             whiteout.rename(self.at(path))
@@ -256,16 +256,16 @@ class Upper:
         self.at(directory).removexattr(REMOVED)
         self.at(split(directory)[0]).utime()
 
-    def mark_left(self, directory: bytes) -> None:
+    def mark_demoted(self, directory: bytes) -> None:
         self.at(directory).setxattr(DEMOTED, b"")
 
-    def unmark_left(self, directory: bytes) -> None:
+    def unmark_demoted(self, directory: bytes) -> None:
         """Clear DEMOTED after a removal: from now on the directory may be empty because a user here removed its
         files."""
         with contextlib.suppress(OSError):
             self.at(directory).removexattr(DEMOTED)
 
-    def was_left(self, directory: bytes) -> bool:
+    def has_demoted_files(self, directory: bytes) -> bool:
         try:
             self.at(directory).getxattr(DEMOTED)
         except OSError:
@@ -303,7 +303,7 @@ class Upper:
     def rename_leaving_whiteout(self, source: bytes, target: bytes, base: Version | None) -> None:
         """Rename source to target atomically and leave a whiteout at the source. base: the version that the whiteout
         hides."""
-        self.unmark_left(split(source)[0])
+        self.unmark_demoted(split(source)[0])
         self.at(source).rename(self.at(target), WHITEOUT)
         if base is not None:
             set_base(self.at(source), BaseVersion(source, base))

@@ -29,7 +29,7 @@ class LeaseCheck:
         if self._modes.waits(path) or self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return True
         folder = split(path)[0]
-        return self._opened().is_told(self._upper.at(folder), folder)
+        return self._opened().is_published(self._upper.at(folder), folder)
 
     def check_right(self, path: bytes) -> None:
         """Before a name is made that must not be made on another node at the same time; its folder is in the upper
@@ -37,7 +37,7 @@ class LeaseCheck:
         folder = split(path)[0]
         if self._modes.of(path) is not WriteMode.BACK or not self._opened().is_on:
             return
-        if not self._opened().has_right(self._upper.at(folder), folder):
+        if not self._opened().is_leased(self._upper.at(folder), folder):
             raise LeaseRequiredError(folder)
 
     def _opened(self) -> DirectoryFlags:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from headrace.base.model import Entry, FileId, ObjectMetadata
 from headrace.overlay.content_type_codes import extras_by, number_of
-from headrace.overlay.object_metadata import drop_told, extras_of, note_told
+from headrace.overlay.object_metadata import drop_origin_extras, extras_of, store_origin_extras
 from headrace.store.schema import CachedFile, can_hold_code
 from headrace.store.volume import Volume
 
@@ -41,13 +41,13 @@ def noted(volumes: list[Volume], cached: CachedFile) -> ObjectMetadata | None:
 def unnote(volumes: list[Volume], cached: CachedFile) -> None:
     """Delete the attributes that an origin returned, after they changed without the bytes. Those of this node's uploads
     stay."""
-    drop_told(_path_of(volumes, cached))
+    drop_origin_extras(_path_of(volumes, cached))
 
 
 def note(volumes: list[Volume], cached: CachedFile, extras: ObjectMetadata) -> None:
     """Store attributes that arrived after the bytes; do nothing if the file is not complete."""
     if cached.complete:
-        note_told(_path_of(volumes, cached), cached.size_bytes, extras)
+        store_origin_extras(_path_of(volumes, cached), cached.size_bytes, extras)
 
 
 def _path_of(volumes: list[Volume], cached: CachedFile) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from headrace.base import failpoint
 from headrace.base.errors import EvictedError, NoSpaceError, StoreError
 from headrace.base.model import BLOCK_SIZE_BYTES, FileId, ObjectMetadata, Version, block_count, block_range
-from headrace.overlay.object_metadata import note_told
+from headrace.overlay.object_metadata import store_origin_extras
 from headrace.store.block_map import BlockMap
 from headrace.store.checksum import block_checksum
 from headrace.store.volume import Volume
@@ -47,7 +47,7 @@ def write_whole(path: str, body: Body, extras: ObjectMetadata | None) -> None:
     try:
         pwrite_all(fd, body, 0)
         if extras is not None:
-            note_told(fd, len(body), extras)
+            store_origin_extras(fd, len(body), extras)
     finally:
         os.close(fd)
 
@@ -225,7 +225,7 @@ class CacheWriter:
             self.on_grow(-length)
             raise storage_error(self.volume.part_path(self.id), error) from error
         if extras is not None and not self._noted:
-            note_told(self.fd, size, extras)
+            store_origin_extras(self.fd, size, extras)
             self._noted = True
         failpoint.hit("writer.bytes")
         again = 0

@@ -189,7 +189,7 @@ class DirtyNamesChanged(Message, frozen=True):
             check_path(path)
 
 
-OF_THE_ASKER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
+WRITER_IS_SENDER = (Replicate, ReplicateAhead, QueryFailover, DirtyNamesChanged)
 """The requests whose writer is the sender itself. The writer of ListPending may be another node."""
 
 

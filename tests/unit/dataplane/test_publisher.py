@@ -309,7 +309,7 @@ class Two:
         await self.rights[node.id].give_up(request.path)
 
     def has(self, id: str) -> bool:
-        return self.rights[id].marks.has_right(self.uppers[id].at(b"/d"), b"/d")
+        return self.rights[id].marks.is_leased(self.uppers[id].at(b"/d"), b"/d")
 
 
 def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_one_at_a_time_has_the_right(tmp_path: Path) -> None:
         holder = next(id for id in two.rights if two.has(id))
         upper = two.uppers[holder]
         upper.at(b"/d").rename(upper.at(b"/e"))
-        assert not two.rights[holder].marks.has_right(upper.at(b"/e"), b"/e")
+        assert not two.rights[holder].marks.is_leased(upper.at(b"/e"), b"/e")
         other = "n1" if holder == "n0" else "n0"
         await two.records[holder].close()  # its lease ends
         await two.rights[other].claim(b"/d")

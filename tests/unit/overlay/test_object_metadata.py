@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from headrace.base.model import ObjectMetadata
-from headrace.overlay.object_metadata import drop_told, extras_of, note_extras, note_told, raw_extras
+from headrace.overlay.object_metadata import (
+    drop_origin_extras,
+    extras_of,
+    note_extras,
+    raw_extras,
+    store_origin_extras,
+)
 
 GIVEN = ObjectMetadata({"a": "b"}, {"Content-Type": "text/x"}, {"tag": "é"})
 
@@ -51,14 +57,14 @@ def test_it_stays_with_the_file_and_goes_with_its_bytes(file: Path) -> None:
 
 def test_what_an_origin_told_belongs_to_a_cache_file_whatever_its_times(file: Path) -> None:
     told = ObjectMetadata({"a": "b"}, {}, None)
-    note_told(os.fsencode(file), 5, told)
+    store_origin_extras(os.fsencode(file), 5, told)
     os.utime(file, ns=(1, 1))
     assert noted(file) == told
-    drop_told(os.fsencode(file))
+    drop_origin_extras(os.fsencode(file))
     assert noted(file) is None
-    note_told(os.fsencode(file), 5, ObjectMetadata())
+    store_origin_extras(os.fsencode(file), 5, ObjectMetadata())
     assert noted(file) == ObjectMetadata()
-    note_told(os.fsencode(file), 6, told)
+    store_origin_extras(os.fsencode(file), 6, told)
     assert noted(file) is None  # not all of the file
 
 
@@ -66,5 +72,5 @@ def test_what_was_put_is_not_dropped_with_what_was_told(file: Path) -> None:
     fd = os.open(file, os.O_RDONLY)
     note_extras(fd, GIVEN)
     os.close(fd)
-    drop_told(os.fsencode(file))
+    drop_origin_extras(os.fsencode(file))
     assert noted(file) == GIVEN

@@ -17,7 +17,7 @@ from headrace.wire.messages import Done, Message
 from headrace.wire.peer_frame import common_protocol, failure_of
 from headrace.wire.peer_messages import (
     FILES_MAX,
-    OF_THE_ASKER,
+    WRITER_IS_SENDER,
     DirtyNamesChanged,
     Fetch,
     InvalidateListing,
@@ -88,7 +88,7 @@ class PeerProtocol:
             request = yield from self._channel.receive(bytes_max=REQUEST_BYTES_MAX)
             if member is not None and member.expired:
                 raise PeerGoneError("its certificate has ended")
-            if isinstance(request, OF_THE_ASKER) and request.writer != self._asker:
+            if isinstance(request, WRITER_IS_SENDER) and request.writer != self._asker:
                 raise StrangerError(f"node {self._asker} speaks for node {request.writer}")
             yield from self._answer(self._serve, request)
 
