@@ -31,9 +31,9 @@ class GroupCommit(Generic[Item, Result]):
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._working: set[asyncio.Task[None]] = set()
 
-    async def one(self, item: Item, *, soon: bool = False, alone: bool = False) -> Result:
-        """Return the result of one item. soon: in a batch with the waiting items and those of this turn of the loop.
-        alone: in a batch of its own."""
+    async def submit(self, item: Item, *, soon: bool = False, alone: bool = False) -> Result:
+        """Add an item to a batch and return its result. soon: in a batch with the waiting items and those of this turn
+        of the loop. alone: in a batch of its own."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Result] = loop.create_future()
         if alone:

@@ -440,7 +440,7 @@ class ReadPath:
                     raise
             small = _Small(entry, arrived, not self._sources.owns(path), comparison)
             try:
-                return await self._small.one(small, soon=not together)
+                return await self._small.submit(small, soon=not together)
             except WrongBytesError as error:
                 comparison.refused(error)
             except NoSpaceError:

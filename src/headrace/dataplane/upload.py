@@ -139,7 +139,7 @@ class Uploader:
             landed = await self._put_opened(opened, mount.origin, key)
             if landed is None:
                 return None
-            return await self._landing.one(landed, soon=self._under_way <= FEW)
+            return await self._landing.submit(landed, soon=self._under_way <= FEW)
         finally:
             self._under_way -= 1
             opened.close()
@@ -156,7 +156,7 @@ class Uploader:
 
     async def _open(self, path: bytes, at: SafePath) -> _Opened | None:
         """A large one has a thread for itself: it may have to wait for the disk."""
-        return await self._opening.one(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
+        return await self._opening.submit(path, soon=True, alone=size_of(at) > CONTENT_BYTES_MAX)
 
     async def _open_all(self, paths: list[bytes]) -> list[_Opened | Exception | None]:
         return await asyncio.get_running_loop().run_in_executor(
@@ -169,7 +169,7 @@ class Uploader:
         path, source, found = opened.path, opened.source, opened.found
         deadline = Deadline.after(self._limit_s(found.st_size), patience_s=PATIENCE_S)
         before = await self._believed.resolved(self._known.get(path), origin, key, deadline)
-        begun = await self._beginning.one(opened, soon=True)
+        begun = await self._beginning.submit(opened, soon=True)
         failpoint.hit("persist.begun")
         attributes = structs.replace(attributes_of(found), put_id=begun.put_id, extras=opened.extras)
         try:

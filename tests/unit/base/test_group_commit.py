@@ -29,8 +29,8 @@ def test_those_of_a_moment_are_one_batch() -> None:
     async def scene() -> None:
         doubled = Doubled()
         batches = GroupCommit(doubled.work, most=8)
-        assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6))) == [4, 8, 12]
-        assert await batches.one(8) == 16
+        assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6))) == [4, 8, 12]
+        assert await batches.submit(8) == 16
         assert doubled.batches == [[2, 4, 6], [8]]
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -40,7 +40,13 @@ def test_no_batch_is_larger_than_allowed() -> None:
     async def scene() -> None:
         doubled = Doubled()
         batches = GroupCommit(doubled.work, most=2, delay_s=0.01)
-        assert await asyncio.gather(*(batches.one(item) for item in (2, 4, 6, 8, 10))) == [4, 8, 12, 16, 20]
+        assert await asyncio.gather(*(batches.submit(item) for item in (2, 4, 6, 8, 10))) == [
+            4,
+            8,
+            12,
+            16,
+            20,
+        ]
         assert doubled.batches == [[2, 4], [6, 8], [10]]
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -50,9 +56,9 @@ def test_one_alone_waits_for_nobody() -> None:
     async def scene() -> None:
         doubled = Doubled()
         batches = GroupCommit(doubled.work, most=8, delay_s=0.01)
-        later = asyncio.ensure_future(batches.one(2))
+        later = asyncio.ensure_future(batches.submit(2))
         await asyncio.sleep(0)
-        assert await batches.one(4, alone=True) == 8
+        assert await batches.submit(4, alone=True) == 8
         assert not later.done() and await later == 4
         assert doubled.batches == [[4], [2]]
 
@@ -62,7 +68,7 @@ def test_one_alone_waits_for_nobody() -> None:
 def test_each_fails_for_itself() -> None:
     async def scene() -> None:
         batches = GroupCommit(Doubled().work, most=8)
-        results = await asyncio.gather(*(batches.one(item) for item in (2, 3)), return_exceptions=True)
+        results = await asyncio.gather(*(batches.submit(item) for item in (2, 3)), return_exceptions=True)
         assert results[0] == 4
         assert isinstance(results[1], KeyError)
 
@@ -72,7 +78,7 @@ def test_each_fails_for_itself() -> None:
 def test_what_fails_as_a_whole_fails_for_all() -> None:
     async def scene() -> None:
         batches = GroupCommit(Doubled().work, most=8)
-        results = await asyncio.gather(*(batches.one(item) for item in (2, 13)), return_exceptions=True)
+        results = await asyncio.gather(*(batches.submit(item) for item in (2, 13)), return_exceptions=True)
         assert [type(one) for one in results] == [ValueError, ValueError]
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -83,7 +89,7 @@ def test_the_result_of_one_who_left_is_given_back() -> None:
         doubled, unclaimed = Doubled(), list[int]()
         doubled.go.clear()
         batches = GroupCommit(doubled.work, most=8, unclaimed=unclaimed.append)
-        left, stays = asyncio.ensure_future(batches.one(2)), asyncio.ensure_future(batches.one(4))
+        left, stays = asyncio.ensure_future(batches.submit(2)), asyncio.ensure_future(batches.submit(4))
         await asyncio.sleep(0.01)
         left.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -99,9 +105,9 @@ def test_who_wants_it_soon_takes_those_along_that_wait() -> None:
     async def scene() -> None:
         doubled = Doubled()
         batches = GroupCommit(doubled.work, most=8, delay_s=60)
-        waits = asyncio.ensure_future(batches.one(2))
+        waits = asyncio.ensure_future(batches.submit(2))
         await asyncio.sleep(0)
-        assert await batches.one(4, soon=True) == 8
+        assert await batches.submit(4, soon=True) == 8
         assert await waits == 4
         assert doubled.batches == [[2, 4]]
 
@@ -113,9 +119,9 @@ def test_a_stop_gives_up_what_waits_and_ends_what_is_worked_on() -> None:
         doubled = Doubled()
         doubled.go.clear()
         batches = GroupCommit(doubled.work, most=8, delay_s=60)
-        worked_on = asyncio.ensure_future(batches.one(2, soon=True))
+        worked_on = asyncio.ensure_future(batches.submit(2, soon=True))
         await asyncio.sleep(0.01)
-        waits = asyncio.ensure_future(batches.one(4))
+        waits = asyncio.ensure_future(batches.submit(4))
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.01, doubled.go.set)
         await batches.stop()
