@@ -60,7 +60,6 @@ PENDING = {
     "demo.py",
     "diagnose",
     "entry",
-    "fuse",
     "http",
     "identity",
     "integrations",

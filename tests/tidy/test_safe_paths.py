@@ -63,7 +63,7 @@ BY_EITHER = {
     "utime",
 }
 """Calls that take a descriptor, too, or the path of a Pin."""
-HELD = {"fd", "file", "at", "proc_path", "_fd"}
+HELD = {"fd", "file", "at", "proc_path", "target", "_fd"}
 ALLOWED = {
     ("dataplane/pending_names.py", "exists"): "a file beside the layer",
     ("overlay/upper.py", "getxattr"): "an entry of a directory that is held",

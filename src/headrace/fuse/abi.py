@@ -1,7 +1,7 @@
-"""The kernel's FUSE protocol as data: include/uapi/linux/fuse.h, protocol 7.45. The authority on these bytes.
+"""Define the kernel's FUSE protocol as data, after include/uapi/linux/fuse.h, protocol 7.45.
 
-Little-endian hosts only (x86-64, arm64). Replies that are sent often exist a second time with
-fuse_out_header in front, so that one `pack` makes the whole answer.
+This module is the authority on these bytes. It supports little-endian hosts only (x86-64, arm64). Some replies exist
+a second time with fuse_out_header in front, so that one `pack` makes the whole reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KERNEL_MINOR_VERSION = 45
 MINOR_VERSION_MIN = 28  # max_pages in INIT; Linux 4.20
 
 ROOT_NODE = 1
-RESENT_BIT = 1 << 63  # of `unique` of a request that is asked again after a take-over
+RESENT_BIT = 1 << 63  # set in `unique` when the kernel resends a request after a takeover
 NAME_BYTES_MAX = 255
 
 
@@ -81,7 +81,7 @@ INIT_EXT = 1 << 30
 PASSTHROUGH = 1 << 37
 HAS_RESEND = 1 << 39
 
-# flags of an answer to OPEN and OPENDIR
+# flags of a reply to OPEN and OPENDIR
 FOPEN_KEEP_CACHE = 1 << 1
 FOPEN_CACHE_DIR = 1 << 3
 FOPEN_NOFLUSH = 1 << 5
@@ -118,7 +118,7 @@ READ_IN = Struct("<QQII")  # fh offset size read_flags
 RELEASE_IN = Struct("<Q")  # fh
 FORGET_IN = Struct("<Q")  # nlookup
 BATCH_FORGET_IN = Struct("<II")  # count dummy
-FORGET_ONE = Struct("<QQ")  # nodeid nlookup
+FORGET_ITEM = Struct("<QQ")  # nodeid nlookup
 SETATTR_IN = Struct("<IIQQQQQQIIIIIIII")
 # valid padding fh size lock_owner a/m/ctime a/m/ctimensec mode unused uid gid unused
 MKNOD_IN = Struct("<IIII")  # mode rdev umask padding
@@ -148,10 +148,10 @@ INVAL_ENTRY_OUT = Struct("<IiQQII")  # header, parent namelen flags
 INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 
 PAGE_BYTES = 4096
-READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with its header it fits a pipe of 1 MiB, which needs no privilege
+READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with the header it fits a pipe of 1 MiB, which needs no privilege
 REQUEST_BYTES_MAX = 16384
-"""Requests are this small because max_write is one page: the mount is read-only. The kernel wants 8192 at
-least."""
+"""The size of the request buffer of a read-only mount. It is small because max_write is one page there. The kernel
+requires at least 8192 bytes."""
 WRITE_BYTES_MAX = 1 << 20
 WRITABLE_REQUEST_BYTES_MAX = WRITE_BYTES_MAX + (1 << 16) + PAGE_BYTES
-"""Of a mount that can be written: max_write, or an extended attribute with its name."""
+"""The size of the request buffer of a writable mount: max_write, or an extended attribute with its name."""

@@ -1,6 +1,8 @@
-"""Looks at a few directories before the mount begins: are the files so small that opening them is what costs?
+"""Sample a few directories before the mount starts, to see whether the files are so small that opening them is the
+main cost.
 
-Then the mode without open is the better one (docs/decisions/0003). Bounded in time: `headrace up` waits for it.
+For small files the mode `noopen` is faster (docs/decisions/0003). The sample takes at most `LIMIT_S`, because
+`headrace up` waits for it.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ SMALL_BYTES, LARGE_BYTES = 1 << 20, 8 << 20
 
 
 def small_files(client: ReadingClient) -> str:
-    """Why the files look small; "" when they don't, or when too little was seen in time."""
-    until_s = time.monotonic() + LIMIT_S
+    """Return the reason to treat the files as small, or "" when they are not, or when too few were listed in time."""
+    deadline_s = time.monotonic() + LIMIT_S
     sizes: list[int] = []
-    folders = [ROOT_ID]
-    while folders and len(sizes) < FILES_MAX and time.monotonic() < until_s:
-        folder = folders.pop(0)
-        _list(client, folder, until_s)
-        for entry in islice(client.children(folder), FILES_MAX):
+    directories = [ROOT_ID]
+    while directories and len(sizes) < FILES_MAX and time.monotonic() < deadline_s:
+        directory = directories.pop(0)
+        _list(client, directory, deadline_s)
+        for entry in islice(client.children(directory), FILES_MAX):
             if entry.kind is Kind.DIRECTORY:
-                folders.append(entry.id)
+                directories.append(entry.id)
             else:
                 sizes.append(entry.version.size_bytes)
     if len(sizes) < FILES_MIN or max(sizes) > LARGE_BYTES:
@@ -41,15 +43,16 @@ def small_files(client: ReadingClient) -> str:
     return f"the files are small: half of {len(sizes)} have at most {median / 1000:.0f} KB"
 
 
-def _list(client: ReadingClient, folder: FileId, until_s: float) -> None:
-    """A listing that takes longer goes on in the node; what it has found by then is looked at."""
+def _list(client: ReadingClient, directory: FileId, deadline_s: float) -> None:
+    """List a directory, at most until the deadline. The node finishes a listing that takes longer; the sample uses
+    the children that are in the index by then."""
     cancel = Cancel()
-    timer = threading.Timer(max(0.0, until_s - time.monotonic()), cancel.set)
+    timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), cancel.set)
     timer.start()
     try:
-        client.ensure_listed(folder, cancel)
+        client.ensure_listed(directory, cancel)
     except HeadraceError:
-        pass  # broken off, or the origin failed: reads will say so
+        pass  # cancelled, or the origin failed: later reads report that error
     finally:
         timer.cancel()
         timer.join()

@@ -1,8 +1,9 @@
-"""Registering files for passthrough, which the kernel lets only a process with CAP_SYS_ADMIN do.
+"""Register files for passthrough, for which the kernel requires CAP_SYS_ADMIN.
 
-A session that has it asks the kernel. One that runs as an unprivileged user asks its holder, which keeps the right for
-it: by a packet with a descriptor. Who has taken over that session gains nothing: a file that its user owns, on a mount
-that nobody writes to, is one that it may read and could answer READ with.
+A session with CAP_SYS_ADMIN registers files itself. A session of an unprivileged user sends the descriptor to its FD
+store, which keeps the capability. An attacker who controls such a session gains nothing. The FD store registers only
+files that the session's user owns, on a read-only mount. That user can read those files anyway, and the session could
+answer READ with any bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from headrace.fuse.handover_state import SLOTS
 log = logging.getLogger(__name__)
 
 _NUMBER = struct.Struct("<i")
-"""A question: 0 to register the descriptor beside it, or the id to be given back, which is not answered. An answer: the
-id, or an errno, negative."""
+"""The format of requests and replies. A request is 0 to register the descriptor that comes with it, or a backing id
+to release, which gets no reply. A reply is the backing id, or a negative errno."""
 _FD_BYTES = array.array("i").itemsize
 _RIGHTS_BYTES = socket.CMSG_SPACE(_FD_BYTES)
 
 
 class Backings(Protocol):
     def open(self, fd: int) -> int:
-        """The backing id of a file. OSError where the kernel, or the holder, won't."""
+        """Register a file and return its backing id. OSError when the kernel or the FD store refuses."""
 
     def close(self, backing_id: int) -> None: ...
 
 
 class OwnBackings:
-    """fuse_fd: of the mount."""
+    """Registers files with the CAP_SYS_ADMIN of this process. `fuse_fd` is the mount's /dev/fuse."""
 
     def __init__(self, fuse_fd: int) -> None:
         self._fuse_fd = fuse_fd
@@ -51,20 +52,20 @@ class OwnBackings:
 
 
 class AskedBackings:
-    """The session's end of a pair of SOCK_SEQPACKET sockets. Thread-safe."""
+    """Registers files through the FD store, over the session's end of a SOCK_SEQPACKET pair. Thread-safe."""
 
-    def __init__(self, holder: socket.socket) -> None:
-        self._holder = holder
+    def __init__(self, fd_store: socket.socket) -> None:
+        self._fd_store = fd_store
         self._lock = threading.Lock()
 
     def open(self, fd: int) -> int:
         with self._lock:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-            self._holder.sendmsg([_NUMBER.pack(0)], rights, socket.MSG_NOSIGNAL)
-            answer = self._holder.recv(_NUMBER.size)
-        if len(answer) != _NUMBER.size:
-            raise OSError(errno.EPERM, "the holder has ended")
-        number = int(_NUMBER.unpack(answer)[0])
+            self._fd_store.sendmsg([_NUMBER.pack(0)], rights, socket.MSG_NOSIGNAL)
+            reply = self._fd_store.recv(_NUMBER.size)
+        if len(reply) != _NUMBER.size:
+            raise OSError(errno.EPERM, "the FD store has ended")
+        number = int(_NUMBER.unpack(reply)[0])
         if number <= 0:
             raise OSError(-number, os.strerror(-number))
         return number
@@ -72,14 +73,17 @@ class AskedBackings:
     def close(self, backing_id: int) -> None:
         try:
             with self._lock:
-                self._holder.send(_NUMBER.pack(backing_id), socket.MSG_NOSIGNAL)
+                self._fd_store.send(_NUMBER.pack(backing_id), socket.MSG_NOSIGNAL)
         except OSError:
-            pass  # the holder has ended: the session does, too
+            pass  # the FD store has ended; the session ends too
 
 
 class BackingsKeeper:
-    """The holder's end, one for each session. Does nothing else for a session than what is written here, however it
-    asks, and never waits for it."""
+    """Registers and releases files for one session: the FD store's end of the socket pair.
+
+    The session is not trusted. It can do nothing here but register files of its user and release its own, and this
+    never blocks on it.
+    """
 
     def __init__(self, fuse_fd: int) -> None:
         self._own = OwnBackings(fuse_fd)
@@ -90,7 +94,7 @@ class BackingsKeeper:
         return self.socket.fileno()
 
     def answer(self) -> bool:
-        """One question, when the socket is readable. False: the session has closed its end."""
+        """Serve one request, when the socket is readable. Return False when the session has closed its end."""
         try:
             body, rights, _, _ = self.socket.recvmsg(
                 _NUMBER.size + 1, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
@@ -106,16 +110,18 @@ class BackingsKeeper:
                 self._registered.discard(number)
                 self._own.close(number)
             else:
-                self._say(self._register(fds[0]) if number == 0 and len(fds) == 1 else -errno.EINVAL)
+                self._reply(self._register(fds[0]) if number == 0 and len(fds) == 1 else -errno.EINVAL)
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
     def _register(self, fd: int) -> int:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            log.warning("a session asked to register what is no file of its user mode=%o", found.st_mode)
+        file_stat = os.fstat(fd)
+        if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_uid != os.geteuid():
+            log.warning(
+                "registration refused, not a regular file of the session's user mode=%o", file_stat.st_mode
+            )
             return -errno.EPERM
         if len(self._registered) >= SLOTS:
             return -errno.ENFILE
@@ -126,11 +132,11 @@ class BackingsKeeper:
         self._registered.add(backing_id)
         return backing_id
 
-    def _say(self, number: int) -> None:
+    def _reply(self, number: int) -> None:
         try:
             self.socket.send(_NUMBER.pack(number), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError:
-            pass  # it takes no answers, or has ended
+            pass  # the session doesn't read its replies, or has ended
 
     def close(self) -> None:
         self.socket.close()

@@ -1,4 +1,4 @@
-"""What the session needs of a client of the node: `headrace.sdk.node_client.Client`, or an in-memory one in
+"""Define what a session needs of a client of the node: `headrace.sdk.node_client.NodeClient`, or an in-memory one in
 tests."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class CacheFile(Protocol):
     @property
     def complete(self) -> bool: ...
     def present(self, start: int, end: int) -> bool:
-        """Then wait returns at once."""
+        """Return whether bytes start to end are cached, so that `wait` returns at once."""
         ...
 
     def wait(self, start: int, end: int, cancel: Cancel | None = None) -> int:
-        """The descriptor to read start..end from, once they are there."""
+        """Wait until bytes start to end are cached, and return the descriptor to read them from."""
         ...
 
     def close(self) -> None: ...
@@ -41,7 +41,7 @@ class ReadingClient(Protocol):
     def open(self, id: FileId, cancel: Cancel | None = None) -> CacheFile: ...
     def touch(self, id: FileId) -> None: ...
     def forgot(self, receipt: int) -> None:
-        """Sends the receipt of an event back to the node."""
+        """Send the receipt of an event back to the node."""
         ...
 
     def subscribe(self, on_event: Callable[[Any], None]) -> None: ...
@@ -50,36 +50,37 @@ class ReadingClient(Protocol):
 
 
 class WritingClient(ReadingClient, Protocol):
-    """What a session that can be written needs more. source: which client told of a change."""
+    """Adds what a session of a writable mount needs. `source` identifies the client that made a change."""
 
     @property
     def source(self) -> int: ...
 
     def known(self, parent: FileId, name: bytes) -> Entry | None:
-        """By the index, however old it is."""
+        """Look the name up in the index, however old the listing is."""
         ...
 
     def path_of(self, id: FileId) -> bytes | None: ...
     def mount_of(self, path: bytes) -> str:
-        """The path of the mount that answers for a path; "" above all mounts."""
+        """Return the path of the mount that answers for a path; "" above all mounts."""
         ...
 
     def takes_name(self, path: bytes) -> bool:
-        """Whether the store that answers for a path can have an object of that name."""
+        """Return whether the origin that answers for a path can have an object of that name."""
         ...
 
     def changed(self, paths: list[bytes]) -> None:
-        """Tells the node what was written, soon; never blocks."""
+        """Queue a report of changed paths to the node. Never blocks."""
         ...
 
     def writing(self, path: bytes) -> None:
-        """Tells the node that a file of which copies are promised is open for writing; never blocks."""
+        """Queue a report to the node that a file whose mode promises replicas is open for writing. Never blocks."""
         ...
 
     def secure(self, path: bytes, cancel: Cancel | None = None) -> None:
-        """What is at the path has what its mode promises on return: the origin, or other nodes."""
+        """Block until the path has the durability that its mode promises: the origin has it, or other nodes do."""
         ...
 
-    def claim(self, folder: bytes, cancel: Cancel | None = None) -> None:
-        """This node alone may make new names in the folder on return, for a moment at least."""
+    def claim(self, directory: bytes, cancel: Cancel | None = None) -> None:
+        """Acquire the lease of the directory: on return only this node may create names in it, at least for a
+        moment."""
         ...

@@ -1,4 +1,5 @@
-"""Bytes of the protocol ↔ values; no I/O. The hot answers (OPEN) are packed where they are made."""
+"""Encode and decode the bytes of the FUSE protocol, without I/O. The hot replies (OPEN) are packed where they are
+sent."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from headrace.base.model import FILE_ID_MAX, Entry, Kind
 from headrace.fuse import abi
 
 FOREVER_S = 1 << 31
-"""Attributes of an id never change."""
+"""The lifetime of attributes of an id of the index: they never change."""
 UPPER_TTL_S = 1
-"""How long the kernel keeps names and attributes of the upper layer, where another session may write, too."""
+"""The seconds for which the kernel keeps names and attributes of the upper layer. Another session may change them."""
 _FILE_MODE = stat.S_IFREG | 0o444
 _DIRECTORY_MODE = stat.S_IFDIR | 0o555
 _DT = {Kind.FILE: 8, Kind.DIRECTORY: 4}
@@ -25,7 +26,7 @@ _NO_ATTR = (0,) * 22
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """What the kernel offers. flags: 64 bits."""
+    """Holds what the kernel offers in INIT. `flags` has 64 bits."""
 
     major: int
     minor: int
@@ -74,22 +75,25 @@ def data_reply(unique: int, data: bytes) -> bytes:
     return abi.OUT_HEADER.pack(16 + len(data), 0, unique) + data
 
 
-def decode_name(request: bytes | bytearray, at: int = 40) -> bytes:
-    """The name that begins at a byte of the request."""
-    return bytes(request[at : request.index(b"\0", at)])
+def decode_name(request: bytes | bytearray, offset: int = 40) -> bytes:
+    """Return the name that begins at an offset of the request."""
+    return bytes(request[offset : request.index(b"\0", offset)])
 
 
-def decode_names(request: bytes | bytearray, at: int = 40) -> tuple[bytes, bytes]:
-    first = decode_name(request, at)
-    return first, decode_name(request, at + len(first) + 1)
+def decode_names(request: bytes | bytearray, offset: int = 40) -> tuple[bytes, bytes]:
+    first = decode_name(request, offset)
+    return first, decode_name(request, offset + len(first) + 1)
 
 
-_U64 = (1 << 64) - 1  # seconds before 1970, as the protocol has them
+_U64 = (1 << 64) - 1  # the protocol encodes seconds before 1970 modulo 2**64
 
 
 class AttributeEncoder:
-    """Encodes entries; knows who owns what users see. numbers: node → inode number to be shown, where that is
-    another one than the node's."""
+    """Encodes entries and stat results as the attributes that users see, with `uid` and `gid` as the owner of files
+    that have none.
+
+    `numbers` maps a node id to the inode number to show, where it differs from the node id.
+    """
 
     def __init__(
         self,
@@ -113,10 +117,10 @@ class AttributeEncoder:
         size = entry.version.size_bytes
         is_file = entry.kind == Kind.FILE
         mode, links = (self._file_mode, 1) if is_file else (self._directory_mode, 2)
-        uid, gid, known = self._uid, self._gid, entry.attributes
-        if known is not None and known.mode is not None:
-            mode = stat.S_IFREG | known.mode
-            uid, gid = known.uid or 0, known.gid or 0
+        uid, gid, attributes = self._uid, self._gid, entry.attributes
+        if attributes is not None and attributes.mode is not None:
+            mode = stat.S_IFREG | attributes.mode
+            uid, gid = attributes.uid or 0, attributes.gid or 0
         return (
             *(entry.id, size, (size + 511) >> 9, mtime_s, mtime_s, mtime_s, mtime_ns, mtime_ns, mtime_ns),
             *(mode, links, uid, gid, 0, abi.PAGE_BYTES, 0),
@@ -128,11 +132,11 @@ class AttributeEncoder:
             *(_ENTRY_BYTES, 0, unique, node, self._generation, ttl, FOREVER_S, ttl_ns, 0), *self._attr(entry)
         )
 
-    def stat_entry_reply(self, unique: int, node: int, found: os.stat_result, generation: int) -> bytes:
-        """Of something in the upper layer."""
-        return abi.ENTRY_REPLY.pack(_ENTRY_BYTES, 0, unique, *self._stat_entry(node, found, generation))
+    def stat_entry_reply(self, unique: int, node: int, file_stat: os.stat_result, generation: int) -> bytes:
+        """Encode the entry of a file in the upper layer."""
+        return abi.ENTRY_REPLY.pack(_ENTRY_BYTES, 0, unique, *self._stat_entry(node, file_stat, generation))
 
-    def _stat_entry(self, node: int, found: os.stat_result, generation: int) -> tuple[int, ...]:
+    def _stat_entry(self, node: int, file_stat: os.stat_result, generation: int) -> tuple[int, ...]:
         number = self.number_of(node)
         return (
             node,
@@ -141,29 +145,29 @@ class AttributeEncoder:
             UPPER_TTL_S,
             0,
             0,
-            *_stat_attr(number, found),
+            *_stat_attr(number, file_stat),
         )
 
     def number_of(self, node: int) -> int:
         return self._numbers.get(node, node & FILE_ID_MAX)
 
-    def stat_attr_reply(self, unique: int, node: int, found: os.stat_result) -> bytes:
-        attr = _stat_attr(self.number_of(node), found)
+    def stat_attr_reply(self, unique: int, node: int, file_stat: os.stat_result) -> bytes:
+        attr = _stat_attr(self.number_of(node), file_stat)
         return abi.ATTR_REPLY.pack(_ATTR_BYTES, 0, unique, UPPER_TTL_S, 0, 0, *attr)
 
     def create_reply(
-        self, unique: int, node: int, found: os.stat_result, generation: int, opened: tuple[int, int, int]
+        self, unique: int, node: int, file_stat: os.stat_result, generation: int, opened: tuple[int, int, int]
     ) -> bytes:
-        """opened: fh, flags, backing id."""
-        entry = self._stat_entry(node, found, generation)
+        """Encode the reply to CREATE. `opened` is the file handle, the open flags and the backing id."""
+        entry = self._stat_entry(node, file_stat, generation)
         return abi.CREATE_REPLY.pack(abi.CREATE_REPLY.size, 0, unique, *entry, *opened)
 
     def stat_direntplus(
-        self, name: bytes, node: int, found: os.stat_result, generation: int, offset: int
+        self, name: bytes, node: int, file_stat: os.stat_result, generation: int, offset: int
     ) -> bytes:
-        kind = stat.S_IFMT(found.st_mode) >> 12
+        kind = stat.S_IFMT(file_stat.st_mode) >> 12
         head = abi.DIRENTPLUS.pack(
-            *self._stat_entry(node, found, generation), self.number_of(node), offset, len(name), kind
+            *self._stat_entry(node, file_stat, generation), self.number_of(node), offset, len(name), kind
         )
         return head + name + bytes(-len(name) & 7)
 
@@ -186,20 +190,20 @@ class AttributeEncoder:
         return head + name + bytes(-len(name) & 7)
 
 
-def _stat_attr(number: int, found: os.stat_result) -> tuple[int, ...]:
-    accessed, accessed_ns = divmod(found.st_atime_ns, 1_000_000_000)
-    modified, modified_ns = divmod(found.st_mtime_ns, 1_000_000_000)
-    changed, changed_ns = divmod(found.st_ctime_ns, 1_000_000_000)
+def _stat_attr(number: int, file_stat: os.stat_result) -> tuple[int, ...]:
+    accessed, accessed_ns = divmod(file_stat.st_atime_ns, 1_000_000_000)
+    modified, modified_ns = divmod(file_stat.st_mtime_ns, 1_000_000_000)
+    changed, changed_ns = divmod(file_stat.st_ctime_ns, 1_000_000_000)
     return (
-        *(number, found.st_size, found.st_blocks),
+        *(number, file_stat.st_size, file_stat.st_blocks),
         *(accessed & _U64, modified & _U64, changed & _U64, accessed_ns, modified_ns, changed_ns),
-        *(found.st_mode, found.st_nlink, found.st_uid, found.st_gid),
-        *(_device(found.st_rdev) if found.st_rdev else 0, found.st_blksize, 0),
+        *(file_stat.st_mode, file_stat.st_nlink, file_stat.st_uid, file_stat.st_gid),
+        *(_device(file_stat.st_rdev) if file_stat.st_rdev else 0, file_stat.st_blksize, 0),
     )
 
 
 def _device(number: int) -> int:
-    """As the kernel encodes it (new_encode_dev)."""
+    """Encode a device number as the kernel does (new_encode_dev)."""
     major, minor = os.major(number), os.minor(number)
     return (minor & 0xFF) | (major << 8) | ((minor & ~0xFF) << 12)
 
@@ -208,8 +212,8 @@ def decode_device(encoded: int) -> int:
     return os.makedev((encoded & 0xFFF00) >> 8, (encoded & 0xFF) | ((encoded >> 12) & 0xFFF00))
 
 
-def stat_dirent(name: bytes, number: int, found: os.stat_result, offset: int) -> bytes:
-    kind = stat.S_IFMT(found.st_mode) >> 12
+def stat_dirent(name: bytes, number: int, file_stat: os.stat_result, offset: int) -> bytes:
+    kind = stat.S_IFMT(file_stat.st_mode) >> 12
     return abi.DIRENT.pack(number, offset, len(name), kind) + name + bytes(-len(name) & 7)
 
 
@@ -218,7 +222,7 @@ def dirent(ino: int, name: bytes, kind: Kind, offset: int) -> bytes:
 
 
 def direntplus_bare(ino: int, name: bytes, kind: Kind, offset: int) -> bytes:
-    """For `.` and `..`: node id 0 tells the kernel to make no inode of it."""
+    """Encode `.` or `..`. Node id 0 tells the kernel to create no inode for it."""
     head = abi.DIRENTPLUS.pack(*_NO_ATTR, ino, offset, len(name), _DT[kind])
     return head + name + bytes(-len(name) & 7)
 
@@ -229,7 +233,7 @@ def inval_entry(parent: int, name: bytes) -> bytes:
 
 
 def inval_inode(node: int) -> bytes:
-    """Its attributes, and all its pages: of a directory, the listing."""
+    """Encode an invalidation of a node's attributes and of all its pages; the pages of a directory are its listing."""
     return abi.INVAL_INODE_OUT.pack(abi.INVAL_INODE_OUT.size, abi.Notify.INVAL_INODE, 0, node, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""/dev/fuse and mount(2): system calls only, no policy."""
+"""Make the system calls on /dev/fuse and mount(2), without any policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class MountPoint:
-    """A row of /proc/self/mountinfo."""
+    """Holds one row of /proc/self/mountinfo."""
 
     path: str
     fstype: str
@@ -30,7 +30,7 @@ class MountPoint:
 
 
 def open_device() -> int:
-    """O_CLOEXEC: a leaked descriptor keeps a dead mount alive."""
+    """Open /dev/fuse with O_CLOEXEC, because a leaked descriptor keeps a dead mount alive."""
     try:
         return os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -42,8 +42,11 @@ def open_device() -> int:
 def mount(
     fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True, server_uid: int | None = None
 ) -> None:
-    """server_uid: the user that serves it, where that is another than this process's: everybody reads it in the table
-    of mounts, and believes the mount no more than that user."""
+    """Mount the connection at a path.
+
+    `server_uid` is the user that serves the mount, where it differs from the user of this process. It is in the
+    source of the mount, which every user reads in the mount table and trusts no more than that user.
+    """
     options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
     options += f",max_read={abi.READ_BYTES_MAX}"
     if allow_other:
@@ -58,9 +61,12 @@ def mount(
 
 
 def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
-    """The errno, 0 when it went well. detach: also while it is in use; never blocks on the file system. abort: whoever
-    waits for an answer has an error: a session that was killed may wait for one that itself should give, and keeps
-    the connection alive."""
+    """Unmount a path, and return 0 or the errno.
+
+    `detach` also unmounts a mount that is in use, and never blocks on the file system. `abort` answers all waiting
+    calls with an error. A killed session may be waiting for a reply that it would have to send itself, and so keep
+    the connection alive.
+    """
     flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)
     if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
         return ctypes.get_errno()
@@ -68,9 +74,9 @@ def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
 
 
 def backing_open(fd: int, file_fd: int) -> int:
-    """Registers a file for passthrough; its backing id. OSError: EPERM without root, ELOOP on stacked
+    """Register a file for passthrough and return its backing id. OSError: EPERM without root, ELOOP on stacked
     overlayfs."""
-    # a mutable argument: only then is the call's own result, which is the id, returned
+    # only with a mutable argument does ioctl return the call's own result, which is the id
     return int(fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0))))
 
 
@@ -93,13 +99,14 @@ def mounts() -> list[MountPoint]:
 
 
 def mounted_at(mountpoint: str) -> MountPoint | None:
-    """The topmost mount there. Asks no file system."""
-    found = [row for row in mounts() if row.path == mountpoint]
-    return found[-1] if found else None
+    """Return the topmost mount at a path, or None. Makes no call on a file system."""
+    rows = [row for row in mounts() if row.path == mountpoint]
+    return rows[-1] if rows else None
 
 
 def set_read_ahead(mountpoint: str, kib: int = READ_AHEAD_KB) -> bool:
-    """Cached mode reads far ahead only with this; 128 KiB is the kernel's default. False: no sysfs here."""
+    """Set the kernel's read-ahead of a mount, without which cached mode reads ahead 128 KiB only. Return False
+    without sysfs."""
     row = mounted_at(mountpoint)
     if row is None:
         return False

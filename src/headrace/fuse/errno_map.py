@@ -1,4 +1,4 @@
-"""HeadraceError.code → errno: the one table of this door."""
+"""Map HeadraceError.code to errno: the only such table of the FUSE session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ERRNO: dict[str, int] = {
     "internal": errno.EIO,
     "usage": errno.EINVAL,
     "path.not_found": errno.ENOENT,
-    "path.stale": errno.ESTALE,  # of OPEN and LOOKUP: the kernel looks the path up anew
+    "path.stale": errno.ESTALE,  # on OPEN and LOOKUP the kernel looks the path up again
     "path.not_a_directory": errno.ENOTDIR,
     "path.is_a_directory": errno.EISDIR,
     "path.exists": errno.EEXIST,
@@ -43,13 +43,13 @@ ERRNO: dict[str, int] = {
     "cluster.id_taken": errno.EBUSY,
     "peer.failed": errno.EIO,
     "peer.not_owner": errno.EIO,
-    # of checkpoints, which no mount meets
+    # errors of checkpoints, which no mount raises
     "checkpoint.not_found": errno.ENOENT,
     "checkpoint.corrupt": errno.EBADMSG,
     "checkpoint.mismatch": errno.EINVAL,
     "checkpoint.no_space": errno.ENOSPC,
     "checkpoint.failed": errno.EIO,
-    "cancelled": errno.ECANCELED,  # its caller was killed: no program sees it
+    "cancelled": errno.ECANCELED,  # the caller was killed, so no program sees it
 }
 
 

@@ -1,8 +1,9 @@
-"""The holder: mounts, keeps /dev/fuse and the ledger open, starts sessions one after the other, unmounts at
+"""Run the FD store: mount, keep /dev/fuse and the handover state open, start one session after the other, unmount at
 the end.
 
-Small on purpose: few imports, no threads, nothing that can fail with the work of a session. It never touches
-the mounted tree. `python -m headrace.fuse.fd_store --mountpoint M --socket S`, or `run_holder`.
+It is small on purpose: few imports, no threads, and nothing that can fail with the work of a session. It never
+touches the mounted tree. Start it with `python -m headrace.fuse.fd_store --mountpoint M --socket S`, or call
+`run_fd_store`.
 """
 
 from __future__ import annotations
@@ -29,20 +30,24 @@ from headrace.fuse.backings import BackingsKeeper
 from headrace.fuse.servers import Role, Servers, is_zombie
 
 BACKOFF_S_MAX = 5.0
-LOOK_S = 0.5
+POLL_S = 0.5
 REAP_S = 0.5
 STEADY_S = 10.0
 STOP_LIMIT_S = 3.0
-SAID_BYTES_MAX = 65536
+MESSAGE_BYTES_MAX = 65536
 _CLIENT = "headrace.sdk.node_client:connect"
 
 
 ALONE = "alone"
-"""Of a holder that keeps CAP_SYS_ADMIN, while its sessions run as the same user without it."""
+"""The value of `rights` for an FD store that keeps CAP_SYS_ADMIN while its sessions run as the same user without it."""
 
 
 class FdStore:
-    """One mount. fuse_fd, ledger_fd: inherited from a dead holder, by way of its session, or from who started us."""
+    """Serves one mount: it holds the mount's descriptors, and has one session running.
+
+    `fuse_fd` and `ledger_fd` are inherited from the process that started this one, or from a dead FD store by way of
+    its session.
+    """
 
     def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
         self._arguments = arguments
@@ -52,11 +57,11 @@ class FdStore:
         self._ledger_fd = ledger_fd
         self._control: socket.socket | None = None
         self._backings: BackingsKeeper | None = None
-        """Where this process alone has rights, for its session."""
+        """Registers files for the session where only this process has CAP_SYS_ADMIN."""
         self._session: subprocess.Popen[bytes] | None = None
         self._session_pid = 0
         self._ended: list[subprocess.Popen[bytes]] = []
-        """Sessions that were not yet waited for."""
+        """Sessions whose exit status was not read yet."""
         self._buffer = b""
         self._ready = False
         self._failure: dict[str, object] | None = None
@@ -64,30 +69,31 @@ class FdStore:
         self._started_s = 0.0
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for one in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(one, self._stop)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._stop)
         self._stopping = False
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
     def adopt(self, control: socket.socket, pid: int) -> None:
+        """Continue with a session that is running, after its FD store died."""
         self._control, self._session_pid, self._ready = control, pid, True
         self._started_s = time.monotonic()
 
     def resume(self) -> None:
-        """Of a mount that lost its holder and its session."""
+        """Start a session for a mount that lost both its FD store and its session."""
         self.start_session()
         self._ready = True
 
     def start_session(self) -> None:
         a = self._arguments
-        mine, theirs = socket.socketpair()
+        own_end, session_end = socket.socketpair()
         command = module_command("headrace.fuse.session_main", "--mountpoint", a.mountpoint)
         command += ["--socket", a.socket, "--io", a.io, "--client", a.client, "--fuse-fd", str(self._fuse_fd)]
-        command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(theirs.fileno())]
+        command += ["--ledger-fd", str(self._ledger_fd), "--control-fd", str(session_end.fileno())]
         command += ["--lock-fd", str(a.lock_fd)]
-        fds = [self._fuse_fd, self._ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else [])]
+        fds = [self._fuse_fd, self._ledger_fd, session_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else [])]
         if a.rights == ALONE:
             if self._backings is not None:
                 self._backings.close()
@@ -98,32 +104,32 @@ class FdStore:
             command,
             pass_fds=fds,
             start_new_session=True,
-            # in the child, before it is another program: no moment is without a lock when this process is killed
+            # in the child before exec, so that the mount has a lock at any moment when this process is killed
             preexec_fn=lambda: self._servers.enter(Role.SESSION),
         )
-        theirs.close()
+        session_end.close()
         if self._backings is not None:
             self._backings.theirs.close()
-        self._control, self._buffer = mine, b""
+        self._control, self._buffer = own_end, b""
         self._session_pid = self._session.pid
         self._started_s = time.monotonic()
 
     def run(self) -> int:
-        """Until told to stop, or unmounted by somebody else."""
+        """Serve until a signal stops this process or the mount is unmounted. Return the exit status."""
         while not self._stopping:
             assert self._control is not None
             watched: list[Any] = [self._control.fileno(), self._wake]
             if self._backings is not None:
                 watched.append(self._backings)
-            ready, _, _ = select.select(watched, [], [], LOOK_S)
+            ready, _, _ = select.select(watched, [], [], POLL_S)
             if self._backings in ready:
                 self._register()
                 if len(ready) == 1:
                     continue
             if self._wake in ready:
                 os.read(self._wake, 64)
-            gone = self._control.fileno() in ready and not self._on_control()
-            if (gone or is_zombie(self._session_pid)) and not self._stopping:
+            session_ended = self._control.fileno() in ready and not self._on_control()
+            if (session_ended or is_zombie(self._session_pid)) and not self._stopping:
                 status = self._on_death()
                 if status is not None:
                     return status
@@ -138,14 +144,14 @@ class FdStore:
             self._backings = None
 
     def _on_control(self) -> bool:
-        """False: the session is gone, or says what none says."""
+        """Handle the session's messages. Return False when the session has ended or sent an invalid message."""
         assert self._control is not None
         try:
             data = self._control.recv(4096)
         except OSError:
             data = b""
         self._buffer += data
-        if len(self._buffer) > SAID_BYTES_MAX:
+        if len(self._buffer) > MESSAGE_BYTES_MAX:
             return False
         while b"\n" in self._buffer:
             line, _, self._buffer = self._buffer.partition(b"\n")
@@ -164,12 +170,12 @@ class FdStore:
             return
         if not self._ready:
             device.set_read_ahead(self._arguments.mountpoint)
-            where = {"ready": True, "mountpoint": self._arguments.mountpoint, "pid": os.getpid()}
-            say(self._arguments.ready_fd, where | message)
+            status = {"ready": True, "mountpoint": self._arguments.mountpoint, "pid": os.getpid()}
+            report(self._arguments.ready_fd, status | message)
         self._ready = True
 
     def _on_death(self) -> int | None:
-        """Starts the next session; a status when there is none to start."""
+        """Start the next session. Return an exit status instead when there is none to start."""
         assert self._control is not None
         self._control.close()
         self._reap()
@@ -183,7 +189,7 @@ class FdStore:
                 "why": "",
                 "hint": "see its log",
             }
-            say(self._arguments.ready_fd, self._failure or unknown)
+            report(self._arguments.ready_fd, self._failure or unknown)
             return 1
         self._deaths = 0 if time.monotonic() - self._started_s > STEADY_S else self._deaths + 1
         if self._deaths > 1:
@@ -193,13 +199,16 @@ class FdStore:
         return None
 
     def _reap(self) -> None:
-        """A session that was killed while it told the kernel of a name may be unable to end: the kernel waits for the
-        lock of a folder, whose holder waits for an answer to a request. The next session gives it; so nothing here
-        waits for the end of the last one for long."""
+        """Kill the session, and wait for its end for at most `REAP_S`.
+
+        A session that was killed while it notified the kernel of a name may be unable to end. The kernel waits for
+        the lock of a directory, and the lock's owner waits for the reply to a request. The next session sends that
+        reply, so nothing here may wait long for the last session.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._session_pid, signal.SIGKILL)
         if self._session is not None:
-            self._ended = [one for one in [*self._ended, self._session] if one.poll() is None]
+            self._ended = [process for process in [*self._ended, self._session] if process.poll() is None]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._session.wait(REAP_S)
 
@@ -208,15 +217,15 @@ class FdStore:
             device.unmount(self._arguments.mountpoint, detach=True)
 
     def _end_session(self) -> None:
-        """It ends by itself when the file system is gone; files still open on it are cut off after a
-        while."""
-        limit_s = time.monotonic() + STOP_LIMIT_S
+        """Terminate the session, and kill it after `STOP_LIMIT_S`. It ends by itself once the file system is gone,
+        unless files are still open there."""
+        deadline_s = time.monotonic() + STOP_LIMIT_S
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.kill(self._session_pid, signal_number)
             except ProcessLookupError:
                 return
-            while time.monotonic() < limit_s:
+            while time.monotonic() < deadline_s:
                 if self._session is not None and self._session.poll() is not None:
                     return
                 if self._session is None and not os.path.exists(f"/proc/{self._session_pid}"):
@@ -224,7 +233,8 @@ class FdStore:
                 time.sleep(0.01)
 
 
-def say(fd: int | None, message: dict[str, object]) -> None:
+def report(fd: int | None, message: dict[str, object]) -> None:
+    """Write one JSON line to `fd`, or an error to stderr where there is no descriptor."""
     if fd is None or fd < 0:
         if "error" in message:
             sys.stderr.write(f"{message['what']}: {message['why']} ({message['hint']})\n")
@@ -235,7 +245,7 @@ def say(fd: int | None, message: dict[str, object]) -> None:
         pass
 
 
-def run_holder(
+def run_fd_store(
     *,
     mountpoint: str,
     socket_path: str,
@@ -249,12 +259,17 @@ def run_holder(
     rights: str = "",
     passthrough: str = "",
 ) -> int:
-    """Mounts and holds until SIGTERM, SIGINT or an unmount; the exit status. Says on ready_fd, in one JSON
-    line, that the mount answers, or {"error", "what", "why", "hint"}. Installs signal handlers: for a process
-    of its own. fds: /dev/fuse, not mounted yet, and a ledger, which the caller keeps open too: the mount then
-    outlives a holder and a session that die together, and `--adopt-fuse-fd`, `--adopt-ledger-fd` alone resume
-    it. lock_fd: of `servers.py`; -1: nobody looks after the mount. rights: ALONE where this is the one process of the
-    mount that has them: fds are mounted by root already. passthrough: of `session_main.py`."""
+    """Mount and serve, until SIGTERM, SIGINT or an unmount. Return the exit status.
+
+    On `ready_fd` it writes one JSON line: that the mount answers, or {"error", "what", "why", "hint"}. It installs
+    signal handlers, so it needs a process of its own.
+
+    - `fds`: /dev/fuse, not mounted yet, and the descriptor of a handover state; the caller keeps both open. The mount
+      then outlives an FD store and a session that die together: `--adopt-fuse-fd`, `--adopt-ledger-fd` resume it.
+    - `lock_fd`: the descriptor for `servers.py`; -1 when nobody supervises the mount.
+    - `rights`: ALONE where only this process of the mount has CAP_SYS_ADMIN; root has then mounted `fds` already.
+    - `passthrough`: see `session_main.py`.
+    """
     arguments = argparse.Namespace(
         socket=socket_path,
         io=io,
@@ -274,23 +289,23 @@ def run_holder(
         if rights != ALONE:
             device.mount(fuse_fd, arguments.mountpoint, allow_other=allow_other, read_only=read_only)
     except HeadraceError as error:
-        say(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        report(ready_fd, {"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
-    holder = FdStore(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
-    holder.start_session()
-    return holder.run()
+    fd_store = FdStore(arguments, fuse_fd=fuse_fd, ledger_fd=ledger_fd)
+    fd_store.start_session()
+    return fd_store.run()
 
 
 def _adopt(arguments: argparse.Namespace) -> int:
     for fd in (arguments.adopt_fuse_fd, arguments.adopt_ledger_fd):
         os.set_inheritable(fd, False)
-    holder = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
+    fd_store = FdStore(arguments, fuse_fd=arguments.adopt_fuse_fd, ledger_fd=arguments.adopt_ledger_fd)
     if arguments.adopt_control_fd < 0:
-        holder.resume()
+        fd_store.resume()
     else:
         os.set_inheritable(arguments.adopt_control_fd, False)
-        holder.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
-    return holder.run()
+        fd_store.adopt(socket.socket(fileno=arguments.adopt_control_fd), arguments.adopt_pid)
+    return fd_store.run()
 
 
 def main() -> int:
@@ -310,13 +325,13 @@ def main() -> int:
         parser.add_argument(f"--adopt-{name}", type=int, default=-1)
     a = parser.parse_args()
     if a.rights == ALONE:
-        capabilities.hold(frozenset({Capability.SYS_ADMIN}))  # a session that is executed has none
+        capabilities.hold(frozenset({Capability.SYS_ADMIN}))  # a session loses it by exec
         capabilities.hide()
     if a.lock_fd >= 0:
         os.set_inheritable(a.lock_fd, False)
     if a.adopt_fuse_fd >= 0:
         return _adopt(a)
-    return run_holder(
+    return run_fd_store(
         mountpoint=a.mountpoint,
         socket_path=a.socket,
         io=a.io,

@@ -1,7 +1,8 @@
-"""Files and attributes of a mount that can be written. Names: writable.py.
+"""Serve files and attributes of a writable mount; `namespace_ops.py` serves the names.
 
-A file of the upper layer is open by one descriptor (upper_files.py), to which the kernel reads and writes by itself
-where it has passthrough; this hears of it again at RELEASE, or FLUSH, and tells the node then.
+All opens of a file of the upper layer share one descriptor (`upper_files.py`). Where the kernel has passthrough, it
+reads and writes that descriptor without the session. The session next sees the file at RELEASE, or at FLUSH, and
+reports it to the node then.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from headrace.sdk.merged_tree import empty
 
 FH_UPPER = 3
 FALLOCATED_AT_ONCE_BYTES = 8 << 20
-"""By the hot thread: more may be many extents, or pages of a hole that are dropped one by one."""
+"""The longest range that the hot thread allocates itself. A longer range may be many extents, or pages of a hole that
+are dropped one by one."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _ATTRIBUTES = (
     abi.FATTR_MODE | abi.FATTR_UID | abi.FATTR_GID | abi.FATTR_SIZE | abi.FATTR_ATIME | abi.FATTR_MTIME
 )
-"""A SETATTR of none of these is how the kernel asks for set-id bits to be dropped: it writes, or fallocates, by
-itself."""
+"""A SETATTR with none of these bits is a request to drop the set-id bits, which the kernel sends when it writes or
+allocates by itself."""
 
 
 class WritableOperations(NamespaceOperations):
+    """Answers all requests of a writable mount: names by its base class, files and attributes here."""
+
     # ------------------------------------------------------------ files
 
     def create(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -43,22 +47,22 @@ class WritableOperations(NamespaceOperations):
         name = codec.decode_name(request, 56)
         owner = owner_of(request)
         if unique & abi.RESENT_BIT:
-            flags &= ~os.O_EXCL  # perhaps the session before has made it, and died before it could say so
+            flags &= ~os.O_EXCL  # the earlier session may have created it, and died before its reply
 
         def work() -> Answer:
             path = join(self._path(node), name)
             fd, new = self._tree.create(path, mode, owner, flags)
             if open_flags & abi.OPEN_KILL_SUIDGID and not new:
                 _drop_set_ids(fd)
-            found = as_given(os.fstat(fd), fd)
-            made = UPPER | found.st_ino
-            generation = self._nodes.learn(made, node, name, new=new)
+            file_stat = as_given(os.fstat(fd), fd)
+            file_node = UPPER | file_stat.st_ino
+            generation = self._nodes.learn(file_node, node, name, new=new)
             if not self._tree.other_nodes.know(path):
-                self._to_wait_for.append(path)
-            opened = self._opened_upper(made, fd, flags, new=new)
-            return self._encode.create_reply(unique, made, found, generation, opened)
+                self._awaited_paths.append(path)
+            opened = self._opened_upper(file_node, fd, flags, new=new)
+            return self._encode.create_reply(unique, file_node, file_stat, generation, opened)
 
-        return self._slowed(self._changing(work))
+        return self._throttled(self._changing(work))
 
     def open(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         flags, open_flags = abi.OPEN_IN.unpack_from(request, 40)
@@ -99,57 +103,57 @@ class WritableOperations(NamespaceOperations):
             path = self._nodes.path(node)
             if not flags & _WRITES or path is None or self._tree.other_nodes.know(path):
                 return answer
-        return lambda cancel: self._told(path, answer, cancel)
+        return lambda cancel: self._answer_when_published(path, answer, cancel)
 
-    def _told(self, path: bytes, answer: bytes, cancel: Cancel) -> bytes:
-        self._tell_others(path, cancel)
+    def _answer_when_published(self, path: bytes, answer: bytes, cancel: Cancel) -> bytes:
+        self._publish(path, cancel)
         return answer
 
     def _opened_upper(self, node: int, fd: int, flags: int, *, new: bool = False) -> tuple[int, int, int]:
-        """fh, flags of the answer, backing id."""
+        """Count one more open of the node. Return the file handle, the flags of the reply and the backing id, or 0."""
         backing_id = self._open_files.add(node, fd, passthrough=self.mode is Mode.PASSTHROUGH, new=new)
-        answer = abi.FOPEN_PASSTHROUGH if backing_id else 0
+        reply_flags = abi.FOPEN_PASSTHROUGH if backing_id else 0
         if not flags & (os.O_WRONLY | os.O_RDWR) or not self._tree.modes.any_waits:
-            answer |= (
-                abi.FOPEN_NOFLUSH
-            )  # nothing waits for the close: RELEASE, which nobody waits for, tells the node
+            # nothing waits for the close; the session reports to the node at RELEASE, for which no program waits
+            reply_flags |= abi.FOPEN_NOFLUSH
         elif self._tree.modes.copies_max > 1:
             path = self._nodes.path(node)
             if path is not None and self._tree.modes.copies(path) > 1:
                 self._writer.writing(path)
-        return FH_UPPER, answer, backing_id
+        return FH_UPPER, reply_flags, backing_id
 
     def release(self, unique: int, node: int, request: bytearray) -> Answer:
         if not node & UPPER:
             return super().release(unique, node, request)
         with self._open_files.use(node) as file:
             if file is not None:
-                self._tell(node, file)
+                self._report_change(node, file)
         self._open_files.release(node, unique)
         return 0
 
     def flush(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         with self._open_files.use(node) as file:
-            return 0 if file is None else self._secured(node, file)
+            return 0 if file is None else self._answer_when_durable(node, file)
 
-    def _tell(self, node: int, file: OpenUpper) -> None:
-        """The node hears of a file that changed since it heard of it last."""
+    def _report_change(self, node: int, file: OpenUpper) -> None:
+        """Report the file to the node if it changed since the last report."""
         ctime = os.fstat(file.fd).st_ctime_ns
-        path = None if ctime == file.told else self._nodes.path(node)
+        path = None if ctime == file.reported_ctime_ns else self._nodes.path(node)
         if path is not None:
-            file.told = ctime
+            file.reported_ctime_ns = ctime
             self._writer.changed([path])
 
-    def _secured(self, node: int, file: OpenUpper) -> Answer | Deferred:
-        """Of a file that changed since it last had what its mode promises: answered when it has."""
-        self._tell(node, file)
-        ctime, path = file.told, self._nodes.path(node)
-        if path is None or ctime == file.secured or not self._tree.modes.waits(path):
+    def _answer_when_durable(self, node: int, file: OpenUpper) -> Answer | Deferred:
+        """Answer at once if the file has not changed since it last had the durability that its mode promises; else
+        answer when it has that."""
+        self._report_change(node, file)
+        ctime, path = file.reported_ctime_ns, self._nodes.path(node)
+        if path is None or ctime == file.durable_ctime_ns or not self._tree.modes.waits(path):
             return 0
 
         def secure(cancel: Cancel) -> Answer:
             self._writer.secure(path, cancel)
-            file.secured = ctime
+            file.durable_ctime_ns = ctime
             return 0
 
         return secure
@@ -166,14 +170,14 @@ class WritableOperations(NamespaceOperations):
                 self._upper.at(self._path(node)).sync()
                 return 0
             (os.fdatasync if data_only else os.fsync)(file.fd)
-            return self._secured(node, file)
+            return self._answer_when_durable(node, file)
 
     def fsyncdir(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
-        found = self._tree.look(self._path(node))
-        if not isinstance(found, os.stat_result):
+        upper_stat = self._tree.look(self._path(node))
+        if not isinstance(upper_stat, os.stat_result):
             return 0
-        at = self._upper.at(self._path(node))
-        return DiskTask(lambda: _sync_directory(at))
+        directory = self._upper.at(self._path(node))
+        return DiskTask(lambda: _sync_directory(directory))
 
     def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
         if not node & UPPER:
@@ -184,7 +188,7 @@ class WritableOperations(NamespaceOperations):
         )
 
     def write(self, unique: int, node: int, request: bytearray) -> Answer | DiskTask:
-        """Only where the kernel has no passthrough."""
+        """Write to the shared descriptor. The kernel sends WRITE only where it has no passthrough."""
         _, offset, size, write_flags, *_ = abi.WRITE_IN.unpack_from(request, 40)
         data = bytes(memoryview(request)[80 : 80 + size])
 
@@ -210,19 +214,21 @@ class WritableOperations(NamespaceOperations):
         return DiskTask(lambda: self._with_fd(node, work))
 
     def lseek(self, unique: int, node: int, request: bytearray) -> Answer:
-        """Of SEEK_DATA and SEEK_HOLE; at once, as a change of threads costs twice the call (docs/decisions/0026)."""
+        """Serve SEEK_DATA and SEEK_HOLE in the hot thread, as a change of threads costs twice the call
+        (docs/decisions/0026)."""
         _, offset, whence, _ = abi.LSEEK_IN.unpack_from(request, 40)
         if not node & UPPER:
             return errno.ENOSYS
 
         def work(fd: int) -> bytes:
-            found = os.lseek(fd, offset, whence)
-            return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, found)
+            position = os.lseek(fd, offset, whence)
+            return abi.LSEEK_REPLY.pack(abi.LSEEK_REPLY.size, 0, unique, position)
 
         return self._with_fd(node, work)
 
     def _with_fd(self, node: int, work: Callable[[int], Answer]) -> Answer:
-        """An open one; after a take-over, one that is opened for this once."""
+        """Run the work on the node's shared descriptor, or after a takeover on one that is opened for this call
+        only."""
         try:
             with self._open_files.use(node) as file:
                 if file is not None:
@@ -230,7 +236,7 @@ class WritableOperations(NamespaceOperations):
             fd = self._upper.at(self._path(node)).open(os.O_RDWR | os.O_NONBLOCK)
             try:
                 if not _is_node(node, os.fstat(fd)):
-                    return errno.ESTALE  # another process of the host gave the name to another file
+                    return errno.ESTALE  # another process of the host replaced the file
                 return work(fd)
             finally:
                 os.close(fd)
@@ -246,15 +252,15 @@ class WritableOperations(NamespaceOperations):
             with self._open_files.use(node) as file:
                 if file is not None:
                     _set_attributes(file.fd, fields)
-                    self._tell(node, file)
+                    self._report_change(node, file)
                     return self._encode.stat_attr_reply(unique, node, as_given(os.fstat(file.fd), file.fd))
             path = self._path_to_change(node)
             empties = bool(fields[0] & abi.FATTR_SIZE) and fields[3] == 0
             with self._tree.at_upper(path, content=not empties).pinned() as pin:
                 if not _is_node(node, pin.fstat()):
-                    return errno.ESTALE  # another process of the host gave the name to another file
+                    return errno.ESTALE  # another process of the host replaced the file
                 _set_attributes(pin.proc_path, fields)
-                self._noted([path])
+                self._record_changes([path])
                 return self._encode.stat_attr_reply(unique, node, as_given(pin.fstat(), pin.proc_path))
 
         return self._changing(work, stale_after_copy=True)
@@ -262,22 +268,22 @@ class WritableOperations(NamespaceOperations):
     def getxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
         name = codec.decode_name(request, 48)
-        at = self._at_upper_if_there(node)
-        if at is None:
+        target = self._upper_target(node)
+        if target is None:
             return super().getxattr(unique, node, request)
-        if not _is_ours_to_show(name):
+        if not _is_visible_xattr(name):
             return errno.ENODATA
-        value = os.getxattr(at, name) if isinstance(at, int) else at.getxattr(name)
+        value = os.getxattr(target, name) if isinstance(target, int) else target.getxattr(name)
         return xattr_reply(unique, value, size)
 
     def listxattr(self, unique: int, node: int, request: bytearray) -> Answer:
         size, _ = abi.XATTR_IN.unpack_from(request, 40)
-        at = self._at_upper_if_there(node)
-        if at is None:
+        target = self._upper_target(node)
+        if target is None:
             return super().listxattr(unique, node, request)
-        found = os.listxattr(at) if isinstance(at, int) else at.listxattr()
-        names = [os.fsencode(name) for name in found]
-        shown = b"".join(name + b"\0" for name in names if _is_ours_to_show(name))
+        raw_names = os.listxattr(target) if isinstance(target, int) else target.listxattr()
+        names = [os.fsencode(name) for name in raw_names]
+        shown = b"".join(name + b"\0" for name in names if _is_visible_xattr(name))
         return xattr_reply(unique, shown, size)
 
     def setxattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
@@ -285,17 +291,17 @@ class WritableOperations(NamespaceOperations):
         name = codec.decode_name(request, 48)
         begin = 48 + len(name) + 1
         value = bytes(request[begin : begin + size])
-        if not _is_ours_to_show(name) or name.startswith(b"system."):
+        if not _is_visible_xattr(name) or name.startswith(b"system."):
             return errno.ENOTSUP
         if name.startswith(b"user.headrace."):
             return errno.EPERM
-        return self._change_xattr(node, lambda at: os.setxattr(at, name, value, flags))
+        return self._change_xattr(node, lambda target: os.setxattr(target, name, value, flags))
 
     def removexattr(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         name = codec.decode_name(request)
-        if not _is_ours_to_show(name):
+        if not _is_visible_xattr(name):
             return errno.ENODATA
-        return self._change_xattr(node, lambda at: os.removexattr(at, name))
+        return self._change_xattr(node, lambda target: os.removexattr(target, name))
 
     def _change_xattr(self, node: int, change: Callable[[bytes | int], None]) -> Answer | Deferred:
         def work() -> Answer:
@@ -304,10 +310,10 @@ class WritableOperations(NamespaceOperations):
                     change(file.fd)
                     return 0
             path = self._path_to_change(node)
-            at = self._tree.at_upper(path)
+            upper_path = self._tree.at_upper(path)
             if not node & UPPER and node >> 48:
                 return errno.ESTALE
-            with at.pinned() as pin:
+            with upper_path.pinned() as pin:
                 if not _is_node(node, pin.fstat()):
                     return errno.ESTALE
                 change(pin.proc_path)
@@ -315,7 +321,9 @@ class WritableOperations(NamespaceOperations):
 
         return self._changing(work, stale_after_copy=True)
 
-    def _at_upper_if_there(self, node: int) -> SafePath | int | None:
+    def _upper_target(self, node: int) -> SafePath | int | None:
+        """Return the shared descriptor or the safe path of a node of the upper layer; None for a node that only the
+        origin has."""
         if not node & UPPER and node >> 48:
             return None
         with self._open_files.use(node) as file:
@@ -325,54 +333,56 @@ class WritableOperations(NamespaceOperations):
         return self._upper.at(path) if isinstance(self._tree.look(path), os.stat_result) else None
 
 
-def _set_attributes(at: bytes | int, fields: tuple[int, ...]) -> None:
-    """at: a descriptor, or the path of a Pin, which leads to a link itself: a link has no mode, and no size. fields:
-    struct fuse_setattr_in."""
+def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:
+    """Apply a struct fuse_setattr_in, `fields`. `target` is a descriptor, or the path of a Pin, which leads to a
+    symbolic link itself. A link has no mode and no size."""
     valid, _, _, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = fields
     if valid & abi.FATTR_SIZE:
-        os.truncate(at, size)
+        os.truncate(target, size)
     if valid & abi.FATTR_KILL_SUIDGID or not valid & _ATTRIBUTES:
-        _drop_set_ids(at)
+        _drop_set_ids(target)
     if valid & (abi.FATTR_UID | abi.FATTR_GID):
         new_uid = uid if valid & abi.FATTR_UID else -1
         new_gid = gid if valid & abi.FATTR_GID else -1
-        _drop_set_ids(at)  # as chown(2) does
-        os.chown(at, new_uid, new_gid)
+        _drop_set_ids(target)  # as chown(2) does
+        os.chown(target, new_uid, new_gid)
     if valid & abi.FATTR_MODE:
-        give_mode(at, stat.S_IMODE(mode))
+        give_mode(target, stat.S_IMODE(mode))
     if valid & (abi.FATTR_ATIME | abi.FATTR_MTIME):
-        now = os.stat(at)
-        times = [now.st_atime_ns, now.st_mtime_ns]
+        file_stat = os.stat(target)
+        times = [file_stat.st_atime_ns, file_stat.st_mtime_ns]
         if valid & abi.FATTR_ATIME:
             times[0] = _ns(atime, atime_ns)
         if valid & abi.FATTR_MTIME:
             times[1] = _ns(mtime, mtime_ns)
-        os.utime(at, ns=(times[0], times[1]))
+        os.utime(target, ns=(times[0], times[1]))
 
 
-def _drop_set_ids(at: bytes | int) -> None:
-    """As the kernel does when a file is changed by somebody who isn't root (setattr_should_drop_suidgid), and by
-    chown(2) whoever calls it; a device, too, whose bits are in an attribute."""
-    mode = as_given(os.stat(at), at).st_mode
+def _drop_set_ids(target: bytes | int) -> None:
+    """Drop the set-id bits as the kernel does when a user other than root changes a file
+    (setattr_should_drop_suidgid), and as chown(2) does for every caller. The same holds for a device, whose bits are
+    in an extended attribute."""
+    mode = as_given(os.stat(target), target).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and not stat.S_ISDIR(mode):
-        give_mode(at, stat.S_IMODE(kept))
+        give_mode(target, stat.S_IMODE(kept))
 
 
-def _is_node(node: int, found: os.stat_result) -> bool:
-    """Whether what was opened by a name is what the kernel asks for; of a folder of the origin only the name tells."""
-    return not node & UPPER or (found.st_ino ^ node) & (UPPER - 1) == 0
+def _is_node(node: int, file_stat: os.stat_result) -> bool:
+    """Return whether the file opened by name is the kernel's node. A directory of the origin is identified by its
+    name only."""
+    return not node & UPPER or (file_stat.st_ino ^ node) & (UPPER - 1) == 0
 
 
 def _ns(seconds: int, rest: int) -> int:
-    """The protocol has unsigned seconds that mean signed ones."""
+    """Convert a time of the protocol to nanoseconds. Its seconds are unsigned on the wire, and signed in meaning."""
     return (seconds - (1 << 64) if seconds >> 63 else seconds) * 1_000_000_000 + rest
 
 
-def _is_ours_to_show(name: bytes) -> bool:
+def _is_visible_xattr(name: bytes) -> bool:
     return not name.startswith(OURS.encode())
 
 
-def _sync_directory(at: SafePath) -> Answer:
-    at.sync()
+def _sync_directory(directory: SafePath) -> Answer:
+    directory.sync()
     return 0

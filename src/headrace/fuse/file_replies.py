@@ -1,8 +1,8 @@
-"""Answers to READ whose bytes come from a cache file, by splice: file → pipe → /dev/fuse.
+"""Send replies to READ from a cache file by splice: file → pipe → /dev/fuse.
 
-The pipe holds references to the file's pages, so the bytes are copied once, into the reader's pages; pread and
-writev copy them twice (docs/decisions/0003). One pipe a thread; where the user has too many pipes of that size, bytes
-are copied.
+The pipe holds references to the file's pages, so the bytes are copied once, into the reader's pages; pread and writev
+would copy them twice (docs/decisions/0003). Each thread has one pipe. Where the user has too many pipes of that size,
+the bytes are copied.
 """
 
 from __future__ import annotations
@@ -21,28 +21,30 @@ _PIPE_BYTES = abi.READ_BYTES_MAX + abi.PAGE_BYTES  # a slot a page, and one for 
 
 
 class FileReplies:
+    """Sends ranges of files as replies to READ on one /dev/fuse. Thread-safe."""
+
     def __init__(self, fuse_fd: int) -> None:
         self._fuse_fd = fuse_fd
         self._own = threading.local()
 
     def send(self, unique: int, fd: int, offset: int, count: int) -> int | None:
-        """Answers with these bytes of the file; None when that is done, else the errno to answer. Blocks on the
-        disk where the bytes are not in memory."""
+        """Reply with `count` bytes of the file from `offset`. Return None when the reply is sent, else the errno to
+        reply with. Blocks on the disk where the bytes are not in memory."""
         header = abi.OUT_HEADER.pack(16 + count, 0, unique)
         try:
             pipe = self._pipe()
-            whole = _fill_pipe(pipe[1], header, fd, offset, count) if pipe else False
-            if pipe and whole:
+            is_filled = _fill_pipe(pipe[1], header, fd, offset, count) if pipe else False
+            if pipe and is_filled:
                 self._deliver(pipe[0], 16 + count)
                 return None
             data = b"" if pipe else os.pread(fd, count, offset)
         except OSError as error:
             self._drop_pipe()
-            log.error("cache file can't be read reason=%s", error)
+            log.error("a cache file cannot be read reason=%s", error)
             return error.errno or errno.EIO
         if len(data) != count:
             self._drop_pipe()
-            log.error("cache file is too short wanted=%d at=%d", count, offset)
+            log.error("a cache file is too short expected_bytes=%d offset=%d", count, offset)
             return errno.EIO
         self._copy(header, data)
         return None
@@ -51,14 +53,14 @@ class FileReplies:
         try:
             os.splice(pipe_end, self._fuse_fd, count)
         except OSError as error:
-            self._drop_pipe()  # what was not taken must not come before the next answer
-            _excuse(error)
+            self._drop_pipe()  # bytes left in the pipe must not precede the next reply
+            _log_unless_gone(error)
 
     def _copy(self, header: bytes, data: bytes) -> None:
         try:
             os.writev(self._fuse_fd, [header, data])
         except OSError as error:
-            _excuse(error)
+            _log_unless_gone(error)
 
     def _pipe(self) -> tuple[int, int] | None:
         pipe: tuple[int, int] | None = getattr(self._own, "pipe", None)
@@ -67,7 +69,7 @@ class FileReplies:
             try:
                 fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             except PermissionError:
-                log.info("no pipe for splice, reads are copied")
+                log.info("no pipe for splice, reads are copied instead")
                 self._drop_pipe()
                 self._own.refused = True
                 return None
@@ -80,18 +82,18 @@ class FileReplies:
 
 
 def _fill_pipe(end: int, header: bytes, fd: int, offset: int, count: int) -> bool:
-    """False: the file ends before."""
+    """Fill the pipe with the header and the bytes. Return False when the file ends before."""
     os.write(end, header)
-    left = count
-    while left:
-        moved = os.splice(fd, end, left, offset_src=offset + count - left)
+    remaining = count
+    while remaining:
+        moved = os.splice(fd, end, remaining, offset_src=offset + count - remaining)
         if moved == 0:
             return False
-        left -= moved
+        remaining -= moved
     return True
 
 
-def _excuse(error: OSError) -> None:
-    """The one who asked is gone, or the mount is: that is no failure."""
+def _log_unless_gone(error: OSError) -> None:
+    """Log a refused reply, unless the caller or the mount has ended, which is no failure."""
     if error.errno not in (errno.ENOENT, errno.ENODEV):
-        log.error("answer refused reason=%s", error)
+        log.error("the kernel refused a reply reason=%s", error)

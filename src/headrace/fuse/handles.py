@@ -1,7 +1,7 @@
-"""Open cache files for READ requests, and positions in directories.
+"""Keep cache files open for READ requests, and positions in directories.
 
-READ is stateless: a handle is found by file id and made when it is not there, so a new session answers for
-files that an earlier one opened. Handles of nobody stay open in an LRU.
+READ is stateless: a handle is found by file id, and opened when it is missing. A new session therefore answers READ
+for files that an earlier one opened. Unused handles stay open in an LRU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ IDLE_FILES_MAX = 2048
 
 
 class Handle:
-    """file: None when the cache file is complete, and then fd is ours. users: reads going on now."""
+    """Holds one open cache file. `file` is None when the cache file is complete; the handle then owns `fd`. `users`
+    counts the reads in progress."""
 
     __slots__ = ("complete_fd", "file", "size_bytes", "stale", "users")
 
@@ -35,7 +36,7 @@ class Handle:
         return self.complete_fd if self.file is None else self.file.fd
 
     def within(self, offset: int, size_bytes: int) -> int:
-        """How many of these bytes the file has."""
+        """Return how many of these bytes lie within the file."""
         return max(0, min(size_bytes, self.size_bytes - offset))
 
     def present(self, offset: int, size_bytes: int) -> bool:
@@ -43,8 +44,8 @@ class Handle:
         return self.file is None or count == 0 or self.file.present(offset, offset + count)
 
     def fd_with(self, offset: int, count: int, cancel: Cancel | None = None) -> int:
-        """The descriptor to read these bytes of: not any other, it may have a hole there. Blocks until they are
-        present."""
+        """Return the descriptor to read these bytes from, after they are present; another descriptor may have a hole
+        there. Blocks."""
         if self.file is None or count == 0:
             return self.fd
         return self.file.wait(offset, offset + count, cancel)
@@ -57,6 +58,8 @@ class Handle:
 
 
 class HandleCache:
+    """Finds and opens the handles of files by id, and keeps up to `idle_max` of them open."""
+
     def __init__(self, client: ReadingClient, *, idle_max: int = IDLE_FILES_MAX) -> None:
         self._client = client
         self._idle_max = idle_max
@@ -64,7 +67,8 @@ class HandleCache:
         self._handles: OrderedDict[int, Handle] = OrderedDict()
 
     def take(self, id: FileId) -> Handle | None:
-        """Never blocks on the node; None: `take_blocking`. Give it back with `give`."""
+        """Acquire the handle of a complete cache file, without blocking on the node. Return None when `take_blocking`
+        must open it. The caller releases it by `give`."""
         with self._lock:
             handle = self._handles.get(id)
             if handle is not None:
@@ -87,24 +91,24 @@ class HandleCache:
         return self.put(id, self.wrap(id, self._client.open(id, cancel)))
 
     def wrap(self, id: FileId, file: CacheFile) -> Handle:
-        found = self._client.entry(id)
-        return Handle(-1, file, os.fstat(file.fd).st_size if found is None else found.version.size_bytes)
+        entry = self._client.entry(id)
+        return Handle(-1, file, os.fstat(file.fd).st_size if entry is None else entry.version.size_bytes)
 
-    def put(self, id: FileId, made: Handle) -> Handle:
-        """The handle to use: made, or the one that another thread put first."""
+    def put(self, id: FileId, new: Handle) -> Handle:
+        """Return the handle to use: the new one, or the one that another thread put first."""
         surplus = []
         with self._lock:
-            handle = self._handles.setdefault(id, made)
+            handle = self._handles.setdefault(id, new)
             handle.users += 1
-            if handle is not made:
-                surplus.append(made)
+            if handle is not new:
+                surplus.append(new)
             while len(self._handles) > self._idle_max:
-                oldest = next((key for key, one in self._handles.items() if one.users == 0), None)
+                oldest = next((key for key, kept in self._handles.items() if kept.users == 0), None)
                 if oldest is None:
                     break
                 surplus.append(self._handles.pop(oldest))
-        for one in surplus:
-            one.close()
+        for unused in surplus:
+            unused.close()
         return handle
 
     def give(self, handle: Handle) -> None:
@@ -115,21 +119,22 @@ class HandleCache:
             handle.close()
 
     def kept_if_present(self, handle: Handle, offset: int, size_bytes: int) -> bool:
-        """Whether the bytes are here; where they are not, or it can't be told, the handle is given back."""
-        here = False
+        """Return whether the bytes are present. If they are not, or the check fails, release the handle."""
+        is_present = False
         try:
-            here = handle.present(offset, size_bytes)
+            is_present = handle.present(offset, size_bytes)
         finally:
-            if not here:
+            if not is_present:
                 self.give(handle)
-        return here
+        return is_present
 
     def ids(self) -> list[int]:
         with self._lock:
             return list(self._handles)
 
     def drop(self, id: FileId) -> None:
-        """The cache file was evicted or became complete: the next READ opens what is there then."""
+        """Close the handle after its last read, because the cache file was evicted or became complete. The next READ
+        opens the current file."""
         with self._lock:
             handle = self._handles.pop(id, None)
             if handle is None:
@@ -141,40 +146,42 @@ class HandleCache:
 
 
 class Directory:
-    """Where a reader of a directory is. Offsets are 0: start, 1: after `.`, 2: after `..`, 2+n: after n
-    names. Only the starts of pages are kept, so a directory of a million names needs some thousand entries
-    here."""
+    """Holds the position of one reader of a directory. Offset 0 is the start, 1 is after `.`, 2 is after `..`, and
+    2+n is after n names. It keeps only the starts of pages: a directory of a million names needs some thousand
+    entries."""
 
     def __init__(self) -> None:
         self._offsets = [2]
         self._names = [b""]
-        self.above: list[tuple[bytes, bool]] | None = None
-        """What the upper layer said of its names when the reading began; None: it begins now."""
+        self.upper_rows: list[tuple[bytes, bool]] | None = None
+        """The names of the upper layer when the reading began; None when it begins now."""
         self._page: tuple[int, list[bytes]] = (2, [])
 
     def note(self, offset: int, name: bytes) -> None:
-        """A page ended: the next begins at offset, after name."""
+        """Record that a page ended after `name`, so that the next one begins at `offset`."""
         if offset > self._offsets[-1]:
             self._offsets.append(offset)
             self._names.append(name)
 
     def note_page(self, offset: int, names: list[bytes]) -> None:
-        """The names of a page that began at offset: a reader may go on from any of them, and while names go away
-        under it, counting from the start would pass by some."""
+        """Record the names of the page that began at `offset`. A reader may continue from any of them. Counting from
+        the start would skip some names, if names are removed while it reads."""
         self._page = (offset, names)
         if names:
             self.note(offset + len(names), names[-1])
 
     def seek(self, offset: int) -> tuple[bytes, int]:
-        """The name to begin after, and how many names to skip then."""
+        """Return the name to continue after, and how many names to skip from there."""
         begin, names = self._page
         if begin < offset <= begin + len(names):
             return names[offset - begin - 1], 0
-        at = bisect.bisect_right(self._offsets, offset) - 1
-        return self._names[at], offset - self._offsets[at]
+        index = bisect.bisect_right(self._offsets, offset) - 1
+        return self._names[index], offset - self._offsets[index]
 
 
 class Directories:
+    """Assigns file handles to the open directories of the session. Thread-safe."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, Directory] = {}
@@ -188,7 +195,8 @@ class Directories:
             return fh
 
     def get(self, fh: int) -> Directory:
-        """One that an earlier session opened begins with no page starts: slower, still right."""
+        """Return the position of a handle. A handle of an earlier session begins without page starts, which is slower
+        and still correct."""
         with self._lock:
             return self._open.setdefault(fh, Directory())
 
@@ -197,5 +205,5 @@ class Directories:
             self._open.pop(fh, None)
 
     def start_at(self, first: int) -> None:
-        """Handles of this session must not meet those of an earlier one."""
+        """Set the first handle to assign, so that this session's handles differ from those of earlier ones."""
         self._next = first

@@ -1,10 +1,10 @@
-"""What must outlive a session process: a memfd that the holder keeps and each session maps.
+"""Keep what must outlive a session process, in a memfd that the FD store holds and each session maps.
 
-It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id
-with its count of open files. A slot is changed before the kernel is answered: after a crash a count may be
-too high (the backing id is then kept too long), never too low: what the kernel asks again after a crash is counted
-again, so the last RELEASEs are noted that were counted. The kernel's backing ids belong to the connection, so a new
-session goes on using them. One session writes at a time.
+It holds what INIT negotiated, the highest incarnation ever used, and one slot for each registered backing id with its
+count of opens. The session changes a slot before it replies to the kernel. After a crash a count may therefore be too
+high, which only keeps the backing id too long, and never too low. A request that the kernel resends after a crash
+would be counted again, so the last counted RELEASEs are recorded. The kernel's backing ids belong to the connection,
+so a new session continues to use them. One session writes at a time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SLOT = Struct("<QiI")  # node id (0: free), backing id, opens
 _COUNT = Struct("<I")
 _SLOTS_AT = 64
 _MAGIC = b"HRFUSE2\0"
-_RELEASE = Struct("<Q")  # the kernel's number of the request; 0: none
+_RELEASE = Struct("<Q")  # `unique` of the request; 0: none
 _RELEASES_AT = _SLOTS_AT + SLOTS * _SLOT.size
-_RELEASES = 64  # more than one: a session may die before it came to what an earlier one had counted
+_RELEASES = 64  # several: a session may die before the resent requests that an earlier one counted
 BYTES = _RELEASES_AT + _RELEASES * _RELEASE.size
 
 
@@ -32,15 +32,17 @@ def create() -> int:
 
 
 class HandoverState:
+    """Reads and writes the handover state behind a descriptor; it is empty before the first session saves it."""
+
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, BYTES)
         magic, self.incarnation, self.init_flags, mode = _HEAD.unpack_from(self._map)
         self.mode = mode.rstrip(b"\0").decode(errors="replace") if magic == _MAGIC else ""
         self._free: list[int] = []
-        self._found: list[tuple[int, int, int, int]] = []
+        self._used: list[tuple[int, int, int, int]] = []
         releases = [unique for (unique,) in _RELEASE.iter_unpack(self._map[_RELEASES_AT:])]
         self.releases = frozenset(releases)
-        """Those that earlier sessions counted last."""
+        """The RELEASE requests that earlier sessions counted last."""
         self._release = releases.index(max(releases))
         for slot in range(SLOTS - 1, -1, -1):
             self._sort(slot)
@@ -48,13 +50,13 @@ class HandoverState:
     def _sort(self, slot: int) -> None:
         node, backing_id, opens = _SLOT.unpack_from(self._map, _SLOTS_AT + slot * _SLOT.size)
         if node:
-            self._found.append((slot, node, backing_id, opens))
+            self._used.append((slot, node, backing_id, opens))
         else:
             self._free.append(slot)
 
-    def found(self) -> list[tuple[int, int, int, int]]:
-        """(slot, node, backing id, opens) that an earlier session left."""
-        return self._found
+    def inherited_slots(self) -> list[tuple[int, int, int, int]]:
+        """Return (slot, node, backing id, opens) of each slot that an earlier session left in use."""
+        return self._used
 
     def save(self, *, init_flags: int, mode: str) -> None:
         self.init_flags, self.mode = init_flags, mode
@@ -64,7 +66,8 @@ class HandoverState:
         return self.raise_incarnation(self.incarnation + 1)
 
     def raise_incarnation(self, used: int) -> int:
-        """Notes that this one is in use; wraps within 16 bits, after 65535 sessions of one mount."""
+        """Record that an incarnation is in use, and return it. It wraps within 16 bits, after 65535 sessions of one
+        mount."""
         self.incarnation = max(self.incarnation, used) if used < 0x10000 else 1
         self._write_head()
         return self.incarnation if used >= 0x10000 else used
@@ -73,7 +76,7 @@ class HandoverState:
         _HEAD.pack_into(self._map, 0, _MAGIC, self.incarnation, self.init_flags, self.mode.encode())
 
     def add(self, node: int, backing_id: int) -> int:
-        """A slot with one open; -1 when all are taken."""
+        """Allocate a slot with one open, and return it; -1 when all slots are in use."""
         if not self._free:
             return -1
         slot = self._free.pop()
@@ -84,7 +87,7 @@ class HandoverState:
         _COUNT.pack_into(self._map, _SLOTS_AT + 12 + slot * 16, opens)
 
     def note_release(self, unique: int) -> None:
-        """Before it is counted: where we die in between, the count is too high, not too low."""
+        """Record a RELEASE before it is counted. If the session dies in between, the count is too high, not too low."""
         self._release = (self._release + 1) % _RELEASES
         _RELEASE.pack_into(self._map, _RELEASES_AT + self._release * 8, unique)
 

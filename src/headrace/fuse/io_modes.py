@@ -1,9 +1,8 @@
-"""Node ids, their incarnations, and which I/O mode the kernel has each inode in.
+"""Assign node ids and their incarnations, and choose the I/O mode of each inode in the kernel.
 
-The kernel's rules (iomode.c): an inode with a passthrough open takes no cached open and no other backing id;
-an inode with a cached open (also one that lives on as a mapping only) takes no passthrough open: EIO to the
-user. So the mode of an open is decided here, under one lock, from the opens that the kernel has not yet
-released.
+The kernel's rules are in its iomode.c. An inode with a passthrough open accepts no cached open and no other backing
+id. An inode with a cached open (also one that lives on as a mapping only) accepts no passthrough open: the user gets
+EIO. So the mode of an open is chosen here, under one lock, from the opens that the kernel has not yet released.
 """
 
 from __future__ import annotations
@@ -18,14 +17,16 @@ from headrace.fuse.handover_state import HandoverState
 
 NODE_SHIFT = 48
 UPPER = 1 << 47
-"""Ids of the upper layer have this bit; those of the index are below it. Such a file is always open in one mode, so it
-has no incarnations."""
+"""Ids of the upper layer have this bit; ids of the index are below it. A file of the upper layer is always open in
+one mode, so it has no incarnations."""
 IDLE_BACKINGS_MAX = 16384
 REFUSED_MAX = 1 << 20
-INCARNATIONS_TOLD_MAX = 256
+INVALIDATED_INCARNATIONS_MAX = 256
 
 
 class Backing:
+    """Holds one registered backing id, its slot in the handover state and its count of opens."""
+
     __slots__ = ("backing_id", "damaged", "evicted", "opens", "slot")
 
     def __init__(self, backing_id: int, slot: int, opens: int) -> None:
@@ -36,12 +37,13 @@ class Backing:
 
 
 class InodeIoModes:
-    """unregister: gives a backing id back to the kernel."""
+    """Decides for each open whether it is passthrough or cached, and counts the opens. `unregister` gives a backing
+    id back to the kernel."""
 
     def __init__(
-        self, ledger: HandoverState, unregister: Callable[[int], None], *, idle_max: int = IDLE_BACKINGS_MAX
+        self, handover: HandoverState, unregister: Callable[[int], None], *, idle_max: int = IDLE_BACKINGS_MAX
     ) -> None:
-        self._ledger = ledger
+        self._handover = handover
         self._unregister = unregister
         self._idle_max = idle_max
         self._lock = threading.Lock()
@@ -50,11 +52,11 @@ class InodeIoModes:
         self._cached_opens: dict[int, int] = {}
         self._incarnations: dict[int, int] = {}
         self._refused: set[int] = set()
-        self._start = ledger.next_incarnation()
+        self._start = handover.next_incarnation()
         self._adopt()
 
     def _adopt(self) -> None:
-        for slot, node, backing_id, opens in self._ledger.found():
+        for slot, node, backing_id, opens in self._handover.inherited_slots():
             self._backings[node] = Backing(backing_id, slot, opens)
             self._incarnations[node & FILE_ID_MAX] = node >> NODE_SHIFT
             if opens == 0:
@@ -72,7 +74,8 @@ class InodeIoModes:
         )
 
     def open_hit(self, node: int) -> int:
-        """The backing id of a node that has one, with one more open; 0: none. The hot way of OPEN."""
+        """Count one more open of a node that has a backing id, and return the id; 0 when it has none. This is the hot
+        path of OPEN."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None:
@@ -83,23 +86,24 @@ class InodeIoModes:
             if opens == 0:
                 self._idle.pop(node, None)
             backing.opens = opens = opens + 1
-            self._ledger.count(backing.slot, opens)
+            self._handover.count(backing.slot, opens)
             return backing.backing_id
 
     def release_passthrough(self, node: int, unique: int, *, keep: bool = True) -> bool:
-        """False: the node has no backing id. unique: of the request, which the session before may have counted, and
-        died before it could say so. keep: when nobody has it open, for the next open."""
+        """Count one open less. Return False when the node has no backing id. `unique` identifies the request: the
+        earlier session may have counted it, and died before its reply. `keep` keeps the backing id registered after
+        the last release, for the next open."""
         with self._lock:
             if unique & RESENT_BIT:
                 unique &= ~RESENT_BIT
-                if unique in self._ledger.releases:
+                if unique in self._handover.releases:
                     return True
             backing = self._backings.get(node)
             if backing is None:
                 return False
-            self._ledger.note_release(unique)
+            self._handover.note_release(unique)
             backing.opens = opens = max(0, backing.opens - 1)
-            self._ledger.count(backing.slot, opens)
+            self._handover.count(backing.slot, opens)
             backing.evicted |= not keep
             if opens:
                 return True
@@ -112,11 +116,11 @@ class InodeIoModes:
             return True
 
     def may_pass(self, node: int) -> bool:
-        """Whether a passthrough open fits: the node is this session's, and no cached open of it lives."""
+        """Return whether a passthrough open is allowed: the node id is current, and it has no cached open."""
         return self.is_current(node) and node not in self._cached_opens
 
     def open_passthrough(self, node: int, register: Callable[[], int]) -> int:
-        """A backing id with one open; 0: a cached open came first, or the ledger is full."""
+        """Count one open and return its backing id; 0 when a cached open came first, or no slot is free."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is not None and backing.evicted and backing.opens == 0:
@@ -126,7 +130,7 @@ class InodeIoModes:
                 if node in self._cached_opens:
                     return 0
                 backing_id = register()
-                slot = self._ledger.add(node, backing_id)
+                slot = self._handover.add(node, backing_id)
                 if slot < 0:
                     self._unregister(backing_id)
                     return 0
@@ -135,7 +139,8 @@ class InodeIoModes:
         return self.open_hit(node)
 
     def open_cached(self, node: int) -> int:
-        """0: one more cached open. Else the node has passthrough opens, and this is one more of them."""
+        """Count one cached open and return 0. If the node has passthrough opens, count one more of them instead, and
+        return the backing id."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None or backing.opens == 0:
@@ -154,9 +159,8 @@ class InodeIoModes:
                 self._cached_opens.pop(node, None)
 
     def refuse(self, node: int) -> bool:
-        """True: answer ESTALE, the name has a new node id now. False: this node was refused before, so
-        whoever asks can't look the name up again (/proc/self/fd/N) and must be served in the mode the node
-        is in."""
+        """Return True to answer ESTALE: the name has a new node id now. Return False for a node that was refused
+        before: its caller can't look the name up again (/proc/self/fd/N), and must be served in the node's mode."""
         with self._lock:
             if node in self._refused:
                 return False
@@ -165,12 +169,12 @@ class InodeIoModes:
             self._refused.add(node)
             if self.is_current(node):
                 id = node & FILE_ID_MAX
-                self._incarnations[id] = self._ledger.raise_incarnation((node >> NODE_SHIFT) + 1)
+                self._incarnations[id] = self._handover.raise_incarnation((node >> NODE_SHIFT) + 1)
             return True
 
     def evict(self, ids: Iterable[int]) -> None:
-        """Gives back what holds the space of dropped cache files; open files keep theirs until their last
-        release."""
+        """Release the backing ids that hold the space of evicted cache files. An open file keeps its backing id until
+        the last release."""
         with self._lock:
             for id in ids:
                 node = self.node_of(FileId(id), Kind.FILE)
@@ -182,8 +186,8 @@ class InodeIoModes:
                     self._drop(node)
 
     def damage(self, ids: Iterable[int]) -> list[int]:
-        """As evict, of files whose bytes were wrong: who opens one from now on gets another node, and other bytes. All
-        nodes under which the kernel may have pages of them."""
+        """Evict files whose bytes were wrong, and give each a new node, so that later opens read other bytes. Return
+        all nodes under which the kernel may have pages of them."""
         damaged = list(ids)
         self.evict(damaged)
         with self._lock:
@@ -192,30 +196,30 @@ class InodeIoModes:
                 backing = self._backings.get(node)
                 if backing is not None:
                     backing.damaged = True
-                    self._incarnations[id] = self._ledger.raise_incarnation((node >> NODE_SHIFT) + 1)
+                    self._incarnations[id] = self._handover.raise_incarnation((node >> NODE_SHIFT) + 1)
             return [
                 incarnation << NODE_SHIFT | id
                 for id in damaged
                 for newest in (self._incarnations.get(id, self._start),)
-                for incarnation in range(max(0, newest - INCARNATIONS_TOLD_MAX), newest + 1)
+                for incarnation in range(max(0, newest - INVALIDATED_INCARNATIONS_MAX), newest + 1)
             ]
 
     def is_damaged(self, node: int) -> bool:
-        """Its backing file has bytes that were wrong, and somebody has it open."""
+        """Return whether the node is open with a backing file whose bytes were wrong."""
         backing = self._backings.get(node)
         return backing is not None and backing.damaged
 
     def ids(self) -> list[int]:
-        """Of the files that have backing ids."""
+        """Return the ids of the files that have backing ids."""
         with self._lock:
             return [node & FILE_ID_MAX for node in self._backings]
 
     def _drop(self, node: int) -> None:
         backing = self._backings.pop(node)
         self._idle.pop(node, None)
-        self._ledger.remove(backing.slot)
+        self._handover.remove(backing.slot)
         self._unregister(backing.backing_id)
 
     def counts(self) -> tuple[int, int]:
-        """Registered backing ids; nodes open in cached mode."""
+        """Return the number of registered backing ids, and of nodes that are open in cached mode."""
         return len(self._backings), len(self._cached_opens)

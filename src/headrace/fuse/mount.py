@@ -1,4 +1,4 @@
-"""Is a folder fit to mount at? Says what to do when it is not; cleans up a mount whose session is dead."""
+"""Check that a directory can be mounted at, say what to do when it can't, and unmount a mount whose session is dead."""
 
 from __future__ import annotations
 
@@ -14,56 +14,57 @@ ANSWER_LIMIT_S = 5.0
 
 
 def place_of(mountpoint: str) -> str:
-    """The path by which the kernel knows it; what is there is not asked for anything."""
-    at = os.path.abspath(mountpoint)
-    return os.path.join(os.path.realpath(os.path.dirname(at)), os.path.basename(at))
+    """Return the path by which the kernel knows a mountpoint, without a call on what is mounted there."""
+    path = os.path.abspath(mountpoint)
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
-    """The real path, fit to mount at. is_served: whether a process may serve a mount of ours there. MountError."""
+    """Return the real path of a directory that can be mounted at. `is_served` says whether a process may serve a
+    mount of Headrace there. MountError."""
     path = place_of(mountpoint)
     mounted = device.mounted_at(path)
     if mounted is not None and mounted.fstype.startswith("fuse"):
-        ours = mounted.fstype == device.FSTYPE
-        if not _is_dead(path, lambda: not ours or is_served(path)):
-            hint = (
-                f"unmount it first: {'headrace down' if mounted.fstype == device.FSTYPE else 'umount'} {path}"
-            )
-            raise MountError(f"{path} is a mountpoint already", why=f"a {mounted.fstype} is there", hint=hint)
+        is_headrace = mounted.fstype == device.FSTYPE
+        if not _is_dead(path, lambda: not is_headrace or is_served(path)):
+            why = f"a {mounted.fstype} file system is mounted there"
+            hint = f"unmount it first: {'headrace down' if is_headrace else 'umount'} {path}"
+            raise MountError(f"{path} is a mountpoint already", why=why, hint=hint)
         device.unmount(path, detach=True, abort=True)
-    _check_folder(path)
+    _check_directory(path)
     return os.path.realpath(path)
 
 
-def _check_folder(path: str) -> None:
+def _check_directory(path: str) -> None:
     try:
         names = os.listdir(path)
     except FileNotFoundError as error:
-        raise MountError(f"{path} does not exist", hint=f"make it: mkdir -p {path}") from error
+        raise MountError(f"{path} does not exist", hint=f"create it: mkdir -p {path}") from error
     except NotADirectoryError as error:
-        raise MountError(f"{path} is not a directory", hint="name an empty folder") from error
+        raise MountError(f"{path} is not a directory", hint="name an empty directory") from error
     except OSError as error:
-        raise MountError(f"cannot look at {path}", why=str(error.strerror)) from error
+        raise MountError(f"cannot list {path}", why=str(error.strerror)) from error
     if names:
-        why = f"it holds {len(names)} names, {names[0]!r} among them, that a mount would hide"
-        raise MountError(f"{path} is not empty", why=why, hint="name an empty folder")
+        why = f"it has {len(names)} names, {names[0]!r} among them, that a mount would hide"
+        raise MountError(f"{path} is not empty", why=why, hint="name an empty directory")
 
 
 def _is_dead(path: str, is_served: Callable[[], bool]) -> bool:
-    """A mount nobody serves says ENOTCONN at once. One that hangs may be alive: not ours to take away. But where all
-    its processes were killed, and a thread of one waits for an answer that none of them gives now, it hangs, too."""
-    found: list[int] = []
+    """Return whether no process serves the mount. The kernel answers ENOTCONN at once for a connection that nobody
+    holds. A mount that hangs may be alive, and must stay. But it also hangs after all its processes were killed while
+    a thread of one still waits for a reply."""
+    results: list[int] = []
 
-    def ask() -> None:
+    def call_statvfs() -> None:
         try:
-            os.statvfs(path)  # always asked of the session; stat may be answered from the kernel's cache
-            found.append(0)
+            os.statvfs(path)  # always reaches the session; the kernel may answer stat from its cache
+            results.append(0)
         except OSError as error:
-            found.append(error.errno or errno.EIO)
+            results.append(error.errno or errno.EIO)
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=call_statvfs, daemon=True)
     thread.start()
     thread.join(ANSWER_LIMIT_S)
-    if not found:
+    if not results:
         return not is_served()
-    return found[0] in (errno.ENOTCONN, errno.ECONNABORTED)
+    return results[0] in (errno.ENOTCONN, errno.ECONNABORTED)

@@ -1,9 +1,9 @@
-"""What each request means on a mount that can be written: the merged tree under the kernel's ids.
+"""Serve the names of a writable mount: the merged tree under the kernel's node ids.
 
-What only the origin has is answered as on a read-only mount (`Operations`). Whatever is in the upper layer, and every
-change of names, is done here by system calls on the layer, in the hot thread: they cost less than a hop to another.
-What must wait for the node or for the disk (a copy of what is below, a listing) is deferred. A file that was copied up
-is another inode: the kernel is answered ESTALE, and looks the name up again. Files: writable_files.py.
+A request for a name that only the origin has is answered as on a read-only mount (`Operations`). The hot thread
+serves the upper layer, and makes every change of names, by system calls: they cost less than a change of threads.
+Work that must wait for the node or for the disk is deferred: a copy up, a listing. A file that was copied up is
+another inode: the session answers ESTALE, and the kernel looks the name up again. `file_ops.py` serves the files.
 """
 
 from __future__ import annotations
@@ -49,17 +49,20 @@ from headrace.wire.messages import Written
 
 log = logging.getLogger(__name__)
 
-_MERGED_DIRECTORY_FLAGS = 0  # the kernel keeps no listing: other sessions change it, too
+_MERGED_DIRECTORY_FLAGS = 0  # the kernel must not cache the listing, because other sessions change it
 
 
 class Kernel(Protocol):
-    """What this asks of the session. register: a descriptor to a backing id. name_changed: (parent node, name)."""
+    """Defines what this module needs of the session. `register` registers a descriptor and returns a backing id.
+    `name_changed` invalidates (parent node, name)."""
 
     def register(self, fd: int) -> int: ...
     def name_changed(self, parent: int, name: bytes) -> None: ...
 
 
 class NamespaceOperations(Operations):
+    """Answers the requests that look up, list, create, rename or remove names of a writable mount."""
+
     def __init__(
         self,
         client: WritingClient,
@@ -78,9 +81,9 @@ class NamespaceOperations(Operations):
         self._tree = tree
         self._upper = tree.upper
         self._nodes = NodeTable(tree.upper, client.path_of)
-        self._to_wait_for: list[bytes] = []
-        self._pressure = DirtyThrottle(tree.upper.pressure_path)
-        tree.on_changed = self._noted
+        self._awaited_paths: list[bytes] = []
+        self._throttle = DirtyThrottle(tree.upper.pressure_path)
+        tree.on_changed = self._record_changes
         self._open_files = UpperFiles(inodes, kernel.register)
         self._encode = codec.AttributeEncoder(
             uid=os.getuid(),
@@ -91,10 +94,10 @@ class NamespaceOperations(Operations):
         )
 
     def table(self) -> dict[int, Method]:
-        found = super().table()
+        methods = super().table()
         for op in (abi.Opcode.TMPFILE, abi.Opcode.COPY_FILE_RANGE):
-            found[op] = lambda unique, node, request: errno.ENOSYS
-        return {op: _with_errno(method) for op, method in found.items()}
+            methods[op] = lambda unique, node, request: errno.ENOSYS
+        return {op: _with_errno(method) for op, method in methods.items()}
 
     # ------------------------------------------------------------ names
 
@@ -104,68 +107,77 @@ class NamespaceOperations(Operations):
             return errno.ENAMETOOLONG
         directory = self._path(node)
         path = join(directory, name)
-        found = self._tree.look(path)
-        if isinstance(found, Hidden):
+        upper = self._tree.look(path)
+        if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
-        if found is not None:
-            return self._entered(unique, node, name, path, found)
-        parent = self._below_directory(node, directory)
+        if upper is not None:
+            return self._upper_entry_reply(unique, node, name, path, upper)
+        parent = self._lower_directory(node, directory)
         if isinstance(parent, Miss):
             return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
         if parent is None:
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
-        below = self._client.lookup_fast(parent, name)
-        if isinstance(below, Miss):
+        lower = self._client.lookup_fast(parent, name)
+        if isinstance(lower, Miss):
             return lambda cancel: self._lookup_blocking(unique, node, name, cancel)
-        return self._found_below(unique, (node, name), parent, path, below)
+        return self._lower_entry_reply(unique, (node, name), parent, path, lower)
 
     def _lookup_blocking(self, unique: int, node: int, name: bytes, cancel: Cancel) -> Answer:
         directory = self._path(node)
         path = join(directory, name)
-        parent = self._below_directory_blocking(node, directory, cancel)
-        below = None if parent is None else self._client.lookup(parent, name, cancel)
-        found = self._tree.look(path)  # what happened meanwhile
-        if isinstance(found, Hidden):
+        parent = self._lower_directory_blocking(node, directory, cancel)
+        lower = None if parent is None else self._client.lookup(parent, name, cancel)
+        upper = self._tree.look(path)  # the name may have changed meanwhile
+        if isinstance(upper, Hidden):
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
-        if found is not None:
-            return self._entered(unique, node, name, path, found)
-        return self._found_below(unique, (node, name), parent or ROOT_ID, path, below)
+        if upper is not None:
+            return self._upper_entry_reply(unique, node, name, path, upper)
+        return self._lower_entry_reply(unique, (node, name), parent or ROOT_ID, path, lower)
 
-    def _found_below(
+    def _lower_entry_reply(
         self, unique: int, place: tuple[int, bytes], parent: FileId, path: bytes, entry: Entry | None
     ) -> bytes:
         if entry is None and self._tree.modes.of(path) is not WriteMode.OFF:
             return self._encode.negative_reply(unique, codec.UPPER_TTL_S)
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._nodes.learn(entry.id, *place)
-        return self._found(unique, parent, entry)
+        return self._entry_reply(unique, parent, entry)
 
-    def _entered(
-        self, unique: int, parent: int, name: bytes, path: bytes, found: os.stat_result, *, new: bool = False
+    def _upper_entry_reply(
+        self,
+        unique: int,
+        parent: int,
+        name: bytes,
+        path: bytes,
+        file_stat: os.stat_result,
+        *,
+        new: bool = False,
     ) -> bytes:
-        node = self._nodes.node_of(path, found)
+        node = self._nodes.node_of(path, file_stat)
         generation = self._nodes.learn(node, parent, name, new=new)
-        return self._encode.stat_entry_reply(unique, node, found, generation)
+        return self._encode.stat_entry_reply(unique, node, file_stat, generation)
 
     def _path(self, node: int) -> bytes:
-        """OSError ESTALE: it has no name any more."""
+        """Return the path of a node. OSError ESTALE when it has no name any more."""
         path = self._nodes.path(node)
         if path is None:
-            raise OSError(errno.ESTALE, "no name")
+            raise OSError(errno.ESTALE, "the node has no name")
         return path
 
     def _path_to_change(self, node: int) -> bytes:
-        """As `_path`. Of a file that only the origin had when the kernel learnt of it: OSError ESTALE when its name is
-        hidden, or something of the upper layer, by now; the kernel then looks up what it was about to change."""
+        """Return the path of a node that is to be changed. OSError ESTALE when it has no name any more. The same
+        error when only the origin had the file when the kernel looked it up, and its name is hidden or in the upper
+        layer by now. The kernel then looks the name up again."""
         if node & UPPER or not node >> NODE_SHIFT:
             return self._path(node)
         path = self._path(node & FILE_ID_MAX)
         if self._tree.look(path) is not None:
-            raise OSError(errno.ESTALE, "it is another file now")
+            raise OSError(errno.ESTALE, "the name is another file now")
         return path
 
-    def _below_directory(self, node: int, path: bytes) -> FileId | Miss | None:
-        """The index's id of a directory; MISS when the node must be asked whether there is one."""
+    def _lower_directory(self, node: int, path: bytes) -> FileId | Miss | None:
+        """Return the index's id of a directory, None when the origin has no such directory, or MISS when only the
+        node can tell."""
         if not node & UPPER and self._writer.path_of(FileId(node)) == path:
             return FileId(node)
         id = ROOT_ID
@@ -178,13 +190,13 @@ class NamespaceOperations(Operations):
             id = entry.id
         return id
 
-    def _below_directory_blocking(self, node: int, path: bytes, cancel: Cancel) -> FileId | None:
+    def _lower_directory_blocking(self, node: int, path: bytes, cancel: Cancel) -> FileId | None:
         if not node & UPPER and self._writer.path_of(FileId(node)) == path:
             return FileId(node)
         id = ROOT_ID
         for name in filter(None, path.split(b"/")):
-            found = self._client.lookup_fast(id, name)
-            entry = self._client.lookup(id, name, cancel) if isinstance(found, Miss) else found
+            cached = self._client.lookup_fast(id, name)
+            entry = self._client.lookup(id, name, cancel) if isinstance(cached, Miss) else cached
             if entry is None or entry.kind is not Kind.DIRECTORY:
                 return None
             id = entry.id
@@ -196,8 +208,8 @@ class NamespaceOperations(Operations):
 
     def batch_forget(self, unique: int, node: int, request: bytearray) -> Answer:
         count, _ = abi.BATCH_FORGET_IN.unpack_from(request, 40)
-        for at in range(48, 48 + count * abi.FORGET_ONE.size, abi.FORGET_ONE.size):
-            self._nodes.forget(*abi.FORGET_ONE.unpack_from(request, at))
+        for offset in range(48, 48 + count * abi.FORGET_ITEM.size, abi.FORGET_ITEM.size):
+            self._nodes.forget(*abi.FORGET_ITEM.unpack_from(request, offset))
         return None
 
     def getattr(self, unique: int, node: int, request: bytearray) -> Answer:
@@ -206,18 +218,18 @@ class NamespaceOperations(Operations):
                 return self._encode.stat_attr_reply(unique, node, as_given(os.fstat(file.fd), file.fd))
         if not node & UPPER and node >> 48:  # a file of the index
             return super().getattr(unique, node, request)
-        dead = self._nodes.dead(node)
-        if dead is not None:
-            return self._encode.stat_attr_reply(unique, node, dead)
+        removed = self._nodes.removed_directory(node)
+        if removed is not None:
+            return self._encode.stat_attr_reply(unique, node, removed)
         path = self._path(node)
-        found = self._tree.look(path)
-        if isinstance(found, Hidden) or (found is None and node & UPPER):
+        upper = self._tree.look(path)
+        if isinstance(upper, Hidden) or (upper is None and node & UPPER):
             return errno.ESTALE
-        if found is None:
+        if upper is None:
             return super().getattr(unique, node, request)
-        if not stat.S_ISDIR(found.st_mode):
-            self._nodes.node_of(path, found)  # after a take-over it is not known which number it shows
-        return self._encode.stat_attr_reply(unique, node, found)
+        if not stat.S_ISDIR(upper.st_mode):
+            self._nodes.node_of(path, upper)  # learns which inode number the file shows, after a takeover
+        return self._encode.stat_attr_reply(unique, node, upper)
 
     def readlink(self, unique: int, node: int, request: bytearray) -> Answer:
         return codec.data_reply(unique, self._upper.at(self._path(node)).readlink())
@@ -228,13 +240,13 @@ class NamespaceOperations(Operations):
         directory = self._path(node)
         if not self._tree.modes.any_below(directory):
             return super().opendir(unique, node, request)
-        id = self._below_directory(node, directory)
+        id = self._lower_directory(node, directory)
         if not isinstance(id, Miss) and (id is None or self._client.listing_fresh(id)):
             return self._opened(unique, _MERGED_DIRECTORY_FLAGS)
         return lambda cancel: self._opendir_merged(unique, node, directory, cancel)
 
     def _opendir_merged(self, unique: int, node: int, directory: bytes, cancel: Cancel) -> bytes:
-        id = self._below_directory_blocking(node, directory, cancel)
+        id = self._lower_directory_blocking(node, directory, cancel)
         if id is not None:
             self._client.ensure_listed(id, cancel)
         return self._opened(unique, _MERGED_DIRECTORY_FLAGS)
@@ -248,67 +260,68 @@ class NamespaceOperations(Operations):
         dots = codec.direntplus_bare if plus else codec.dirent
         parts: list[bytes] = []
         if offset == 0:
-            handle.above = None
+            handle.upper_rows = None
             parts.append(dots(id & FILE_ID_MAX, b".", Kind.DIRECTORY, 1))
         if offset <= 1:
             parts.append(dots(self._parent_node(id) & FILE_ID_MAX, b"..", Kind.DIRECTORY, 2))
-        if handle.above is None:
-            handle.above = self._tree.names(directory)
-        left, at = size - sum(map(len, parts)), max(2, offset)
-        given: list[bytes] = []
-        after, skip = handle.seek(at)
-        for name, below in islice(self._merged(id, directory, handle.above, after), skip, None):
-            part = self._row(id, join(directory, name), name, below, at + 1, plus=plus)
+        if handle.upper_rows is None:
+            handle.upper_rows = self._tree.names(directory)
+        remaining, position = size - sum(map(len, parts)), max(2, offset)
+        names: list[bytes] = []
+        after, skip = handle.seek(position)
+        for name, lower in islice(self._merged(id, directory, handle.upper_rows, after), skip, None):
+            part = self._row(id, join(directory, name), name, lower, position + 1, plus=plus)
             if part is None:
                 continue
-            if len(part) > left:
+            if len(part) > remaining:
                 break
             parts.append(part)
-            given.append(name)
-            left -= len(part)
-            at += 1
-        handle.note_page(max(2, offset), given)
+            names.append(name)
+            remaining -= len(part)
+            position += 1
+        handle.note_page(max(2, offset), names)
         return codec.data_reply(unique, b"".join(parts))
 
     def _merged(
-        self, node: int, directory: bytes, above: list[tuple[bytes, bool]], after: bytes
+        self, node: int, directory: bytes, upper_rows: list[tuple[bytes, bool]], after: bytes
     ) -> Iterator[tuple[bytes, Entry | None]]:
-        """Names in byte order, beyond `after`; with the entry of those that only the index has."""
-        id = self._below_directory(node, directory)
+        """Yield the names beyond `after` in byte order, each with its entry of the index where the upper layer does
+        not have the name."""
+        id = self._lower_directory(node, directory)
         if isinstance(id, Miss):
-            found = self._tree.below(directory)
-            id = None if found is None else found.id
+            entry = self._tree.below(directory)
+            id = None if entry is None else entry.id
         children = iter(()) if id is None else self._client.children(id, after)
-        return merge_listing([row for row in above if row[0] > after], children)
+        return merge_listing([row for row in upper_rows if row[0] > after], children)
 
     def _row(
-        self, parent: int, path: bytes, name: bytes, below: Entry | None, offset: int, *, plus: bool
+        self, parent: int, path: bytes, name: bytes, lower: Entry | None, offset: int, *, plus: bool
     ) -> bytes | None:
-        found = self._tree.look(path)
-        if isinstance(found, Hidden) or (found is None and below is None):
+        upper = self._tree.look(path)
+        if isinstance(upper, Hidden) or (upper is None and lower is None):
             return None  # removed since the names were read
-        if found is None:
-            assert below is not None
+        if upper is None:
+            assert lower is not None
             if plus:
-                if below.kind is Kind.DIRECTORY:
-                    self._nodes.learn(below.id, parent, name)
-                return self._direntplus(below, offset, self._client.name_ttl_s(below.parent))
-            return codec.dirent(below.id, name, below.kind, offset)
-        node = self._nodes.node_of(path, found)
+                if lower.kind is Kind.DIRECTORY:
+                    self._nodes.learn(lower.id, parent, name)
+                return self._direntplus(lower, offset, self._client.name_ttl_s(lower.parent))
+            return codec.dirent(lower.id, name, lower.kind, offset)
+        node = self._nodes.node_of(path, upper)
         if not plus:
-            return codec.stat_dirent(name, self._encode.number_of(node), found, offset)
+            return codec.stat_dirent(name, self._encode.number_of(node), upper, offset)
         generation = self._nodes.learn(node, parent, name)
-        return self._encode.stat_direntplus(name, node, found, generation, offset)
+        return self._encode.stat_direntplus(name, node, upper, generation, offset)
 
     def _parent_node(self, node: int) -> int:
         path = self._path(node)
         directory = path.rpartition(b"/")[0] or b"/"
-        found = self._tree.seen(directory)
-        if directory == b"/" or found is None:
+        parent = self._tree.seen(directory)
+        if directory == b"/" or parent is None:
             return ROOT_ID
-        return found.id if isinstance(found, Entry) else self._nodes.node_of(directory, found)
+        return parent.id if isinstance(parent, Entry) else self._nodes.node_of(directory, parent)
 
-    # ------------------------------------------------------------ making and removing names
+    # ------------------------------------------------------------ creating and removing names
 
     def mknod(self, unique: int, node: int, request: bytearray) -> Answer | Deferred:
         mode, device, _, _ = abi.MKNOD_IN.unpack_from(request, 40)
@@ -363,10 +376,12 @@ class NamespaceOperations(Operations):
             try:
                 make(path)
             except FileExistsError:
-                if not self._was_done(unique, path):
+                if not self._is_applied_resend(unique, path):
                     raise
-            at = self._upper.at(path)
-            return self._entered(unique, node, name, path, as_given(at.lstat(), at), new=new)
+            created = self._upper.at(path)
+            return self._upper_entry_reply(
+                unique, node, name, path, as_given(created.lstat(), created), new=new
+            )
 
         return self._changing(work)
 
@@ -375,14 +390,14 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            found = self._tree.look(path)
+            upper = self._tree.look(path)
             try:
                 self._tree.remove(path)
             except FileNotFoundError:
-                if not self._was_done(unique, path):
+                if not self._is_applied_resend(unique, path):
                     raise
-            if isinstance(found, os.stat_result):
-                self._nodes.removed(UPPER | found.st_ino, (node, name))
+            if isinstance(upper, os.stat_result):
+                self._nodes.removed(UPPER | upper.st_ino, (node, name))
             return 0
 
         return self._changing(work)
@@ -392,27 +407,27 @@ class NamespaceOperations(Operations):
 
         def work() -> Answer:
             path = join(self._path(node), name)
-            found = self._tree.look(path)
-            if self._tree.seen(path) is None and self._was_done(unique, path):
+            upper = self._tree.look(path)
+            if self._tree.seen(path) is None and self._is_applied_resend(unique, path):
                 return 0
-            if not isinstance(found, os.stat_result) or not stat.S_ISDIR(found.st_mode):
-                below = self._tree.below(path)
+            if not isinstance(upper, os.stat_result) or not stat.S_ISDIR(upper.st_mode):
+                entry = self._tree.below(path)
                 self._tree.remove_directory(path)
-                self._nodes.removed(below.id if below is not None else 0, (node, name))
+                self._nodes.removed(entry.id if entry is not None else 0, (node, name))
                 return 0
-            gone = self._nodes.node_of(path, found)
+            removed_node = self._nodes.node_of(path, upper)
             fd = self._upper.at(path).open(os.O_PATH)
             try:
                 self._tree.remove_directory(path)
             except BaseException:
                 os.close(fd)
                 raise
-            self._nodes.directory_removed(gone, (node, name), found, fd)
+            self._nodes.directory_removed(removed_node, (node, name), upper, fd)
             return 0
 
-        below = self._tree.below(join(self._path(node), name))
-        if below is not None and below.kind is Kind.DIRECTORY and not self._client.listing_fresh(below.id):
-            return lambda cancel: self._after_listing(below.id, work, cancel)
+        lower = self._tree.below(join(self._path(node), name))
+        if lower is not None and lower.kind is Kind.DIRECTORY and not self._client.listing_fresh(lower.id):
+            return lambda cancel: self._after_listing(lower.id, work, cancel)
         return self._changing(work)
 
     def _after_listing(self, id: FileId, work: Callable[[], Answer], cancel: Cancel) -> Answer | Deferred:
@@ -441,64 +456,64 @@ class NamespaceOperations(Operations):
             if (
                 self._tree.seen(source) is None
                 and replaced is not None
-                and self._was_done(unique, target, source)
+                and self._is_applied_resend(unique, target, source)
             ):
                 return 0
-            before = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
-            there = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
+            source_node = self._nodes.node_of(source, moved) if isinstance(moved, os.stat_result) else 0
+            target_node = self._nodes.node_of(target, replaced) if isinstance(replaced, os.stat_result) else 0
             self._tree.rename(source, target, flags, copied=copied)
             if flags & EXCHANGE:
-                self._nodes.moved(there, new, old)
+                self._nodes.moved(target_node, new, old)
             else:
-                self._nodes.removed(there, new)
-            self._nodes.moved(before, old, new)
+                self._nodes.removed(target_node, new)
+            self._nodes.moved(source_node, old, new)
             return 0
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             source, target = join(self._path(old[0]), old[1]), join(self._path(new[0]), new[1])
             for path in (source, target) if flags & EXCHANGE else (source,):
                 self._tree.copy_up_all(path, cancel)
-            there = self._tree.below(target)
-            if there is not None and there.kind is Kind.DIRECTORY:
-                self._client.ensure_listed(there.id, cancel)
+            lower = self._tree.below(target)
+            if lower is not None and lower.kind is Kind.DIRECTORY:
+                self._client.ensure_listed(lower.id, cancel)
             try:
-                answer = self._through(lambda: work(copied=True))
+                answer = self._apply(lambda: work(copied=True))
             except NeedsContentError:
-                return after_copy  # it changed meanwhile
+                return after_copy  # the source changed meanwhile
             for place in (new, old) if flags & EXCHANGE else (new,):
-                self._kernel.name_changed(*place)  # what moved is another inode now
+                self._kernel.name_changed(*place)  # the name is another inode now
             return answer
 
         try:
-            return self._through(lambda: work(copied=False))
+            return self._apply(lambda: work(copied=False))
         except NeedsContentError:
             return after_copy
-        except LeaseRequiredError as needs:
-            return self._claimed(needs.folder, lambda: self._rename(unique, parents, names, flags))
+        except LeaseRequiredError as error:
+            return self._after_lease(error.folder, lambda: self._rename(unique, parents, names, flags))
 
-    def _was_done(self, unique: int, *paths: bytes) -> bool:
-        """A change that can't be made any more is right when the session before made it, and died before it could say
-        so: the kernel asks again then."""
+    def _is_applied_resend(self, unique: int, *paths: bytes) -> bool:
+        """Return whether the kernel resent a request that the earlier session may have applied before it died. A
+        change that is impossible now is then correct: it was made already."""
         if not unique & abi.RESENT_BIT:
             return False
-        self._noted(list(paths))
+        self._record_changes(list(paths))
         return True
 
-    def _noted(self, paths: list[bytes]) -> None:
-        """The node hears of it; where the mode promises more than this disk, the answer waits for that."""
+    def _record_changes(self, paths: list[bytes]) -> None:
+        """Report changed paths to the node, and collect those whose reply must wait for more than this disk."""
         self._writer.changed(paths)
-        self._to_wait_for += [
+        self._awaited_paths += [
             path for path in paths if self._tree.modes.waits(path) or not self._tree.other_nodes.know(path)
         ]
 
-    def _through(self, work: Callable[[], Answer]) -> Answer | Deferred:
-        """The work, under the lock; then, where the mode promises it, what is answered when the origin has it, or
-        other nodes."""
+    def _apply(self, work: Callable[[], Answer]) -> Answer | Deferred:
+        """Do the work under the lock of the tree. Where the mode promises it, defer the reply until the origin or
+        other nodes have the change."""
         with self._tree.lock:
-            self._to_wait_for = []
+            self._awaited_paths = []
             answer = work()
             failpoint.hit("fuse.changed")
-            paths, self._to_wait_for = self._to_wait_for, []
+            paths, self._awaited_paths = self._awaited_paths, []
         if not paths:
             return answer
 
@@ -507,34 +522,39 @@ class NamespaceOperations(Operations):
                 if self._tree.modes.waits(path):
                     self._writer.secure(path, cancel)
                 else:
-                    self._tell_others(path, cancel)
+                    self._publish(path, cancel)
             return answer
 
         return wait
 
-    def _tell_others(self, path: bytes, cancel: Cancel) -> None:
-        """It is promised nothing if they can't be told: the node says so, and tells them later."""
+    def _publish(self, path: bytes, cancel: Cancel) -> None:
+        """Publish a changed path to other nodes before the reply. The mode promises nothing here: if it fails, the
+        node logs that and publishes later."""
         try:
             self._writer.secure(path, cancel)
         except HeadraceError as error:
-            log.info("other nodes are told later path=%s reason=%s", os.fsdecode(path), error)
+            log.info("the name is published later path=%s reason=%s", os.fsdecode(path), error)
 
-    def _claimed(self, folder: bytes, again: Callable[[], Answer | Deferred]) -> Deferred:
-        """After this node has the right to make names there; another one may have it again by then."""
+    def _after_lease(self, directory: bytes, retry: Callable[[], Answer | Deferred]) -> Deferred:
+        """Acquire the directory lease, then retry. Another node may hold the lease again by then."""
 
-        def after_claim(cancel: Cancel) -> Answer | Deferred:
+        def acquire_and_retry(cancel: Cancel) -> Answer | Deferred:
             try:
-                self._writer.claim(folder, cancel)
+                self._writer.claim(directory, cancel)
             except HeadraceError as error:
-                log.info("no name is made path=%s reason=%s", os.fsdecode(folder), error)
+                log.info(
+                    "no name is created, directory lease not acquired path=%s reason=%s",
+                    os.fsdecode(directory),
+                    error,
+                )
                 return errno_of(error)
-            return again()
+            return retry()
 
-        return after_claim
+        return acquire_and_retry
 
-    def _slowed(self, answer: Answer | Deferred) -> Answer | Deferred:
-        """Persisting is behind: whoever makes or closes a file waits for a moment."""
-        pause_s = self._pressure.pause_s
+    def _throttled(self, answer: Answer | Deferred) -> Answer | Deferred:
+        """Delay the reply while persisting is behind, so that callers create and close files more slowly."""
+        pause_s = self._throttle.pause_s
         if not pause_s:
             return answer
 
@@ -545,15 +565,17 @@ class NamespaceOperations(Operations):
         return wait
 
     def _changing(self, work: Callable[[], Answer], *, stale_after_copy: bool = False) -> Answer | Deferred:
-        """The work, at once; or after a copy of what it needs, in the pool. stale_after_copy: the kernel must look the
-        name up again then."""
+        """Apply the work at once, or in the pool after a copy up that it needs. With `stale_after_copy` the answer is
+        then ESTALE, so that the kernel looks the name up again."""
         try:
-            return self._through(work)
-        except LeaseRequiredError as needs:
-            folder = needs.folder
-            return self._claimed(folder, lambda: self._changing(work, stale_after_copy=stale_after_copy))
-        except NeedsContentError as needs:
-            path, content = needs.path, needs.content
+            return self._apply(work)
+        except LeaseRequiredError as error:
+            directory = error.folder
+            return self._after_lease(
+                directory, lambda: self._changing(work, stale_after_copy=stale_after_copy)
+            )
+        except NeedsContentError as error:
+            path, content = error.path, error.content
 
         def after_copy(cancel: Cancel) -> Answer | Deferred:
             self._copy_up(path, cancel, content=content)
@@ -565,29 +587,32 @@ class NamespaceOperations(Operations):
 
     def _copy_up(self, path: bytes, cancel: Cancel, *, content: bool) -> None:
         self._tree.copy_up(path, cancel, content=content)
-        self.tell_kernel(path)
+        self.invalidate_name(path)
 
-    def tell_kernel(self, path: bytes) -> None:
-        """A name means another inode than the kernel may believe."""
+    def invalidate_name(self, path: bytes) -> None:
+        """Invalidate a name that is another inode than the kernel may have cached."""
         directory, _, name = path.rpartition(b"/")
-        found = self._tree.seen(directory or b"/")
+        parent = self._tree.seen(directory or b"/")
         if not directory:
             self._kernel.name_changed(ROOT_ID, name)
-        elif isinstance(found, os.stat_result):
-            self._kernel.name_changed(self._nodes.node_of(directory, found), name)
-        elif found is not None:
-            self._kernel.name_changed(found.id, name)
+        elif isinstance(parent, os.stat_result):
+            self._kernel.name_changed(self._nodes.node_of(directory, parent), name)
+        elif parent is not None:
+            self._kernel.name_changed(parent.id, name)
 
-    def of_others(self, event: Written) -> list[bytes]:
-        """The paths of files that this session did not change itself; directories keep their inodes."""
+    def changes_of_others(self, event: Written) -> list[bytes]:
+        """Return the paths of files that this session did not change itself. Directories are left out, as they keep
+        their inodes."""
         if event.source == self._writer.source:
             return []
-        seen = {path: self._tree.look(path) for path in event.paths}
-        return [p for p, f in seen.items() if not (isinstance(f, os.stat_result) and stat.S_ISDIR(f.st_mode))]
+        uppers = {path: self._tree.look(path) for path in event.paths}
+        return [
+            p for p, s in uppers.items() if not (isinstance(s, os.stat_result) and stat.S_ISDIR(s.st_mode))
+        ]
 
 
 def _with_errno(method: Method) -> Method:
-    """An OSError of the layer is the answer, as a local file system would give it."""
+    """Return the method with OSErrors of the upper layer as its answer, as a local file system would give it."""
 
     def run(unique: int, node: int, request: bytearray) -> Answer | Deferred | DiskTask | PendingRead:
         try:

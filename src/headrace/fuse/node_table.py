@@ -1,8 +1,8 @@
-"""Which name each node id of a writable mount has: the kernel speaks of ids, the upper layer of paths.
+"""Map the node ids of a writable mount to names: the kernel's requests name ids, the upper layer has paths.
 
-A file of the upper layer has the id UPPER | inode number; so has a directory, but for one that the origin had first,
-which keeps its id of the index. Names are learnt from what the kernel is told, and are let go when it forgets. A
-session that took over knows none: then the index is asked, or the layer searched.
+A file of the upper layer has the id UPPER | inode number. So has a directory, except one that the origin had first,
+which keeps its id of the index. The table learns names from the replies to the kernel, and drops them when the kernel
+forgets the node. A session that took over has no names at first: it looks in the index, or searches the upper layer.
 """
 
 from __future__ import annotations
@@ -17,42 +17,43 @@ from headrace.fuse.io_modes import UPPER
 from headrace.overlay.upper import LOWER_ID, Upper, join
 
 _INODE_MAX = UPPER - 1
-FOUND_MAX = 1 << 16
-DEPTH_MAX = 4096  # of a path; names learnt at different times may contradict each other
+SEARCHED_PATHS_MAX = 1 << 16
+DEPTH_MAX = 4096  # of a path; names learnt at different times may form a cycle
 
 
 class NodeRecord:
-    __slots__ = ("dead", "dead_fd", "generation", "lookups", "names")
+    """Holds what the kernel knows of one node: its names, newest last, and how often it was looked up."""
+
+    __slots__ = ("generation", "lookups", "names", "removed", "removed_fd")
 
     def __init__(self) -> None:
         self.lookups = 0
         self.generation = 0
-        self.dead: os.stat_result | None = (
-            None  # a directory that was removed, and that somebody may have open
-        )
-        self.dead_fd = -1  # keeps its inode number from being used again
+        self.removed: os.stat_result | None = None
+        """The attributes of a directory that was removed, and that some process may have open."""
+        self.removed_fd = -1  # keeps the inode number from being used again
         self.names: list[tuple[int, bytes]] = []  # (parent node, name), the newest last
 
 
 class NodeTable:
-    """path_of: a path by an id of the index."""
+    """Finds the path of a node and the node of a path. Thread-safe. `path_of` returns a path by an id of the index."""
 
     def __init__(self, upper: Upper, path_of: Callable[[FileId], bytes | None]) -> None:
         self._upper = upper
         self._path_of = path_of
-        self._known: dict[int, NodeRecord] = {}
-        self._found: dict[int, bytes] = {}
-        """What had to be searched for, after a take-over."""
+        self._records: dict[int, NodeRecord] = {}
+        self._searched_paths: dict[int, bytes] = {}
+        """Paths that had to be searched for after a takeover."""
         self._lock = threading.Lock()
         self.numbers: dict[int, int] = {}
-        """Node → inode number to be shown, of files that were copied up: the one that they had before."""
+        """The inode number to show for each node that was copied up: the number that the file had before."""
 
-    def node_of(self, path: bytes, found: os.stat_result) -> int:
-        """Of something in the upper layer."""
-        if stat.S_ISDIR(found.st_mode) and (id := self._lower_id(path)):
+    def node_of(self, path: bytes, file_stat: os.stat_result) -> int:
+        """Return the node id of a path of the upper layer."""
+        if stat.S_ISDIR(file_stat.st_mode) and (id := self._lower_id(path)):
             return id
-        node = UPPER | (found.st_ino & _INODE_MAX)
-        if node not in self._known and stat.S_ISREG(found.st_mode):
+        node = UPPER | (file_stat.st_ino & _INODE_MAX)
+        if node not in self._records and stat.S_ISREG(file_stat.st_mode):
             number = self._lower_id(path)
             if number:
                 self.numbers[node] = number
@@ -61,75 +62,79 @@ class NodeTable:
         return node
 
     def learn(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
-        """The kernel is about to be told; the generation to tell. new: the file was made just now, so whatever had the
-        inode number before, and is not yet forgotten, is another one."""
+        """Count a lookup that is about to be sent to the kernel, and return the generation to send. `new` says that
+        the file was created just now. An older node of the same inode number, which the kernel has not yet forgotten,
+        is then another file."""
         with self._lock:
-            known = self._known.get(node)
+            record = self._records.get(node)
             if new:
                 self.numbers.pop(node, None)
-            if known is None:
-                known = self._known[node] = NodeRecord()
+            if record is None:
+                record = self._records[node] = NodeRecord()
             elif new:
-                known.generation += 1
-                known.names.clear()
-                known.dead = None
-            known.lookups += 1
+                record.generation += 1
+                record.names.clear()
+                record.removed = None
+            record.lookups += 1
             place = (parent, name)
-            if not known.names or known.names[-1] != place:
-                if place in known.names:
-                    known.names.remove(place)
-                known.names.append(place)
-            return known.generation
+            if not record.names or record.names[-1] != place:
+                if place in record.names:
+                    record.names.remove(place)
+                record.names.append(place)
+            return record.generation
 
     def forget(self, node: int, lookups: int) -> None:
         with self._lock:
-            known = self._known.get(node)
-            if known is not None:
-                known.lookups -= lookups
-                if known.lookups <= 0:
-                    del self._known[node]
+            record = self._records.get(node)
+            if record is not None:
+                record.lookups -= lookups
+                if record.lookups <= 0:
+                    del self._records[node]
                     self.numbers.pop(node, None)
-                    if known.dead_fd >= 0:
-                        os.close(known.dead_fd)
+                    if record.removed_fd >= 0:
+                        os.close(record.removed_fd)
 
     def moved(self, node: int, old: tuple[int, bytes], new: tuple[int, bytes]) -> None:
         with self._lock:
-            known = self._known.get(node)
-            if known is not None:
-                known.names = [place for place in known.names if place not in (old, new)] + [new]
+            record = self._records.get(node)
+            if record is not None:
+                record.names = [place for place in record.names if place not in (old, new)] + [new]
 
     def removed(self, node: int, place: tuple[int, bytes]) -> None:
         with self._lock:
-            known = self._known.get(node)
-            if known is not None and place in known.names:
-                known.names.remove(place)
+            record = self._records.get(node)
+            if record is not None and place in record.names:
+                record.names.remove(place)
 
-    def directory_removed(self, node: int, place: tuple[int, bytes], was: os.stat_result, fd: int) -> None:
-        """was: what it looked like; fd: of it, ours from now on."""
+    def directory_removed(
+        self, node: int, place: tuple[int, bytes], attributes: os.stat_result, fd: int
+    ) -> None:
+        """Record that a directory was removed. `attributes` are those it had; this table owns `fd`, a descriptor of
+        it, from now on."""
         with self._lock:
-            known = self._known.get(node)
-            if known is not None and place in known.names and known.dead_fd < 0:
-                known.names.remove(place)
-                known.dead, known.dead_fd = was, fd
+            record = self._records.get(node)
+            if record is not None and place in record.names and record.removed_fd < 0:
+                record.names.remove(place)
+                record.removed, record.removed_fd = attributes, fd
                 return
         os.close(fd)
 
-    def dead(self, node: int) -> os.stat_result | None:
-        known = self._known.get(node)
-        return known.dead if known is not None and not known.names else None
+    def removed_directory(self, node: int) -> os.stat_result | None:
+        record = self._records.get(node)
+        return record.removed if record is not None and not record.names else None
 
     def path(self, node: int) -> bytes | None:
-        """None: it has no name any more, or none that can be found."""
+        """Return the path of a node. None: it has no name any more, or none that can be found."""
         if node == ROOT_ID:
             return b"/"
-        likely = self._likely(node)
-        if likely is not None and self._is(likely, node):
-            return likely
+        path = self._newest_path(node)
+        if path is not None and self._is(path, node):
+            return path
         return self._path_by_names(node)
 
     def _path_by_names(self, node: int) -> bytes | None:
-        """Another session moved it, or a directory above it: those above are looked for first, each once, however many
-        there are, and though names may form a ring."""
+        """Find the path after another session moved the node, or a directory above it. It visits each directory above
+        once, however many there are, even if the names form a cycle."""
         paths: dict[int, bytes | None] = {}
         entered: set[int] = set()
         pending = [node]
@@ -137,25 +142,27 @@ class NodeTable:
             node = pending[-1]
             if node not in entered:
                 entered.add(node)
-                path = b"/" if node == ROOT_ID else self._likely(node)
+                path = b"/" if node == ROOT_ID else self._newest_path(node)
                 if path is not None and self._is(path, node):
                     paths[node] = path
-                elif above := [parent for parent, _ in self._places(node) or () if parent not in entered]:
-                    pending += above
+                elif parents := [parent for parent, _ in self._places(node) or () if parent not in entered]:
+                    pending += parents
                     continue
             if node not in paths:
-                paths[node] = self._path_below_known(node, paths)
+                paths[node] = self._path_below_parents(node, paths)
             pending.pop()
         return paths[node]
 
     def _places(self, node: int) -> list[tuple[int, bytes]] | None:
-        """None: the kernel was told none; empty: it has none any more."""
+        """Return the (parent, name) pairs sent to the kernel. None: it was sent none; empty: the node has none any
+        more."""
         with self._lock:
-            known = self._known.get(node)
-            return None if known is None else list(known.names)
+            record = self._records.get(node)
+            return None if record is None else list(record.names)
 
-    def _path_below_known(self, node: int, paths: dict[int, bytes | None]) -> bytes | None:
-        """paths: of the directories that it may be in."""
+    def _path_below_parents(self, node: int, paths: dict[int, bytes | None]) -> bytes | None:
+        """Return the path of a node below one of its parents. `paths` has the paths of the directories that it may be
+        in."""
         places = self._places(node)
         for parent, name in reversed(places or ()):
             directory = paths.get(parent)
@@ -164,36 +171,38 @@ class NodeTable:
         if places is not None and not places:
             return None  # removed
         if not node & UPPER:
-            return self._path_below(FileId(node & FILE_ID_MAX))
-        found = self._search(node)
-        if found is not None and len(self._found) < FOUND_MAX:
-            self._found[node] = found
-        return found
+            return self._path_of_lower(FileId(node & FILE_ID_MAX))
+        searched = self._search(node)
+        if searched is not None and len(self._searched_paths) < SEARCHED_PATHS_MAX:
+            self._searched_paths[node] = searched
+        return searched
 
-    def _likely(self, node: int) -> bytes | None:
-        """By what the kernel was told last, or what was found before; another session may have changed it since."""
+    def _newest_path(self, node: int) -> bytes | None:
+        """Return the path by the newest names that were sent to the kernel or searched for. Another session may have
+        changed it since."""
         parts: list[bytes] = []
         for _ in range(DEPTH_MAX):
             if node == ROOT_ID:
                 return b"/" + b"/".join(reversed(parts))
-            known = self._known.get(node)
+            record = self._records.get(node)
             try:
-                node, name = known.names[-1]  # type: ignore[union-attr]
+                node, name = record.names[-1]  # type: ignore[union-attr]
             except (AttributeError, IndexError):
-                top = self._found.get(node)
+                top = self._searched_paths.get(node)
                 return None if top is None else b"/".join([top, *reversed(parts)])
             parts.append(name)
         return None
 
-    def _path_below(self, id: FileId) -> bytes | None:
-        """Of an id of the index: where that has it, unless it is a directory that was renamed here."""
+    def _path_of_lower(self, id: FileId) -> bytes | None:
+        """Return the path of an id of the index: the index's, unless the id is a directory that was renamed in the
+        upper layer."""
         path = self._path_of(id)
         if path is not None:
-            at = self._upper.at(path)
-            if not at.is_folder() or self._lower_id(path) == id:
+            upper_path = self._upper.at(path)
+            if not upper_path.is_folder() or self._lower_id(path) == id:
                 return path
-        moved = (one for one, found in self._upper.walk() if stat.S_ISDIR(found.st_mode))
-        return next((one for one in moved if self._lower_id(one) == id), path)
+        moved = (path for path, attributes in self._upper.walk() if stat.S_ISDIR(attributes.st_mode))
+        return next((candidate for candidate in moved if self._lower_id(candidate) == id), path)
 
     def _lower_id(self, path: bytes) -> int:
         try:
@@ -210,8 +219,9 @@ class NodeTable:
             return False
 
     def _search(self, node: int) -> bytes | None:
-        """Through the whole layer: after a take-over, and for a file whose name another session changed."""
-        for path, found in self._upper.walk():
-            if found.st_ino & _INODE_MAX == node & _INODE_MAX:
+        """Search the whole upper layer for a node: after a takeover, or for a file whose name another session
+        changed."""
+        for path, attributes in self._upper.walk():
+            if attributes.st_ino & _INODE_MAX == node & _INODE_MAX:
                 return path
         return None

@@ -1,7 +1,7 @@
-"""Tells the kernel what is no longer true, from a thread of its own.
+"""Invalidate what the kernel has cached, from a separate thread.
 
-Never from a thread that serves requests, nor from the client's: the kernel takes the directory's lock for a
-notification, or a page's, and whoever holds it may be waiting for an answer of ours.
+Neither a thread that serves requests nor the client's thread may do this. For a notification the kernel takes the
+directory's lock, or a page's, and the owner of that lock may be waiting for a reply of this session.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ FLUSH_LIMIT_S = 10.0
 
 
 class Notifier:
+    """Queues notifications to the kernel, and writes them in order. No call but `flush` blocks."""
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._queue: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
@@ -29,21 +31,22 @@ class Notifier:
         self._queue.put(codec.inval_entry(parent, name))
 
     def listing_changed(self, directory: int) -> None:
-        """What the kernel keeps of a listing: a name that it never looked up does not drop it."""
+        """Drop the kernel's cached listing of a directory. `name_changed` does not drop it for a name that the kernel
+        never looked up."""
         self._queue.put(codec.inval_inode(directory))
 
     def pages_changed(self, node: int) -> None:
-        """Pages of a file: reads that begin after `flush` ask for them anew."""
+        """Drop the cached pages of a file: reads that begin after `flush` request them again."""
         self._queue.put(codec.inval_inode(node))
 
     def flush(self) -> None:
-        """The kernel has heard all that it was to be told before, on return, or takes very long."""
+        """Block until the kernel has all notifications queued before, for at most `FLUSH_LIMIT_S`."""
         reached = threading.Event()
         self._queue.put(reached)
         reached.wait(FLUSH_LIMIT_S)
 
     def resend(self) -> None:
-        """The kernel sends again what a session that is gone had taken and not answered."""
+        """Have the kernel resend the requests that an earlier session read and did not answer."""
         self._queue.put(codec.resend())
 
     def _run(self) -> None:
@@ -56,4 +59,4 @@ class Notifier:
                 os.write(self._fd, message)
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN):
-                    log.warning("notification refused reason=%s", error)
+                    log.warning("the kernel refused a notification reason=%s", error)

@@ -1,8 +1,9 @@
-"""What each request means: one method an opcode.
+"""Answer the kernel's requests: one method for each opcode.
 
-A method gets (unique, node id, whole request) and returns what to answer: whole reply bytes; an errno; None
-for no answer, or for one that was sent; or a callable that may block, which the session runs in its pool with
-a Cancel and which returns one of the former. Methods never block on the node and never touch a mounted path.
+A method gets (unique, node id, whole request) and returns an answer. An answer is the bytes of a reply; an errno;
+None for no reply, or for one that was sent; or a callable that may block. The session runs such a callable in its
+pool with a Cancel, and it returns one of the others. Methods never block on the node, and never touch a mounted
+path.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ Method = Callable[[int, int, bytearray], "Answer | Deferred | DiskTask | Pending
 
 @dataclass(frozen=True, slots=True)
 class DiskTask:
-    """Work that waits for this machine's disk at most, never for the node; or it finds that it must, and returns
-    what does."""
+    """Holds work that waits at most for this machine's disk, never for the node. If it finds that it needs the node,
+    it returns a callable that waits for it."""
 
     work: Callable[[], Answer | Deferred]
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRead:
-    """An answer whose bytes the disk was asked for: to be given by the thread that asked, when no other request is
-    there. Always an answer, never more work."""
+    """Holds a reply whose bytes the disk is reading ahead. The thread that started it finishes it when no other
+    request is waiting. `finish` returns an answer, never more work."""
 
     finish: Callable[[], Answer]
 
@@ -51,9 +52,10 @@ _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
 _CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
 _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
 _SOCKET_XATTR = b"user.headrace.socket"
-"""For sdk/mapped_files.py. Not listed: a copy of the file that has all its attributes is not in the mount."""
-BEGUN_BYTES_MAX = 256 << 10
-"""A larger READ is copied in a thread of its own: there the copy counts, not the thread."""
+"""Leads sdk/mapped_files.py to the node. It is not listed: a copy of the file with all its attributes is not in the
+mount."""
+PENDING_READ_BYTES_MAX = 256 << 10
+"""A larger READ is copied in a thread of the pool, because there the copy costs more than the change of threads."""
 _WRITES = (
     *(Opcode.SETATTR, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME),
     *(Opcode.LINK, Opcode.WRITE, Opcode.SETXATTR, Opcode.REMOVEXATTR, Opcode.CREATE, Opcode.FALLOCATE),
@@ -62,14 +64,16 @@ _WRITES = (
 
 
 class Mode(StrEnum):
+    """Names how the kernel reads files: by itself, through the session, or through the session without OPEN."""
+
     PASSTHROUGH = "passthrough"
     SPLICE = "splice"
     NOOPEN = "noopen"
 
 
 class Operations:
-    """register: a path of a cache file to a backing id (OSError when the kernel won't). send: answers a READ with
-    bytes of a file (FileReplies.send)."""
+    """Answers the requests of a read-only mount. `register` registers the path of a cache file and returns a backing
+    id (OSError when the kernel refuses). `send` replies to a READ with bytes of a file (FileReplies.send)."""
 
     def __init__(
         self,
@@ -94,12 +98,12 @@ class Operations:
         self._directories.start_at(first)
 
     def table(self) -> dict[int, Method]:
-        found: dict[int, Method] = dict.fromkeys(_WRITES, self.read_only)
+        methods: dict[int, Method] = dict.fromkeys(_WRITES, self.read_only)
         for op in Opcode:
             method = getattr(self, op.name.lower(), None)
             if method is not None:
-                found[op] = method
-        return found
+                methods[op] = method
+        return methods
 
     def read_only(self, unique: int, node: int, request: bytearray) -> Answer:
         return errno.EROFS
@@ -111,13 +115,13 @@ class Operations:
         if len(name) > abi.NAME_BYTES_MAX:
             return errno.ENAMETOOLONG
         parent = FileId(node & FILE_ID_MAX)
-        found = self._client.lookup_fast(parent, name)
-        if found is MISS:
-            return lambda cancel: self._found(unique, parent, self._client.lookup(parent, name, cancel))
-        assert found is None or isinstance(found, Entry)
-        return self._found(unique, parent, found)
+        entry = self._client.lookup_fast(parent, name)
+        if entry is MISS:
+            return lambda cancel: self._entry_reply(unique, parent, self._client.lookup(parent, name, cancel))
+        assert entry is None or isinstance(entry, Entry)
+        return self._entry_reply(unique, parent, entry)
 
-    def _found(self, unique: int, parent: FileId, entry: Entry | None) -> bytes:
+    def _entry_reply(self, unique: int, parent: FileId, entry: Entry | None) -> bytes:
         ttl_s = self._client.name_ttl_s(parent)
         if entry is None:
             return self._encode.negative_reply(unique, ttl_s)
@@ -166,7 +170,7 @@ class Operations:
         except FileNotFoundError:
             return 0  # evicted just now
         except OSError as error:
-            log.warning("passthrough refused, served through the session reason=%s", error)
+            log.warning("passthrough refused, the session serves the file instead reason=%s", error)
             return 0
 
     def _open_cached(self, unique: int, node: int) -> Answer:
@@ -196,18 +200,20 @@ class Operations:
         return 0
 
     def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
-        """In the pool: the disk may be slow, and nothing else waits for it there. Where nothing is opened, small reads
-        are most of what comes, and a change of threads costs more than all else of one (docs/decisions/0003)."""
+        """Read in the disk pool, where a slow disk delays nothing else. In the mode without OPEN, small reads are
+        most of the requests, and a change of threads costs more than all else of one (docs/decisions/0003). So the
+        hot thread serves them."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
         extent = (offset, size)
-        if self.mode is Mode.NOOPEN and size <= BEGUN_BYTES_MAX:
-            begun = self._begin_read(unique, node, extent)
-            if begun is not None:
-                return begun
+        if self.mode is Mode.NOOPEN and size <= PENDING_READ_BYTES_MAX:
+            pending = self._begin_read(unique, node, extent)
+            if pending is not None:
+                return pending
         return DiskTask(lambda: self._read_present(unique, node, extent))
 
     def _begin_read(self, unique: int, node: int, extent: tuple[int, int]) -> PendingRead | None:
-        """None where the file is not complete: what a pool has to do may be cancelled, so it takes its own handle."""
+        """Start the read of a complete file, or return None. A read that must wait may be cancelled, so the pool
+        acquires its own handle for it."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is None:
             return None
@@ -218,7 +224,8 @@ class Operations:
         return PendingRead(lambda: self._answer_read(unique, handle, extent))
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
-        """Bytes that are here; the others in the other pool, where an origin that hangs holds up no cached file."""
+        """Reply with bytes that are present. Leave the others to the pool for the node, so that an origin that hangs
+        delays no cached file."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is not None and self._files.kept_if_present(handle, *extent):
             return self._answer_read(unique, handle, extent)
@@ -231,7 +238,7 @@ class Operations:
     def _answer_read(
         self, unique: int, handle: Handle, extent: tuple[int, int], cancel: Cancel | None = None
     ) -> Answer:
-        """Waits for bytes that are not here yet, and gives the handle back."""
+        """Wait for bytes that are not present yet, reply, and release the handle."""
         offset, _ = extent
         try:
             count = handle.within(*extent)
@@ -275,17 +282,17 @@ class Operations:
             parts.append(dots(self._parent_of(id), b"..", Kind.DIRECTORY, 2))
         after, skip = directory.seek(max(2, offset))
         ttl_s = self._client.name_ttl_s(id)
-        left, at, last = size - sum(map(len, parts)), max(2, offset), b""
+        remaining, position, last = size - sum(map(len, parts)), max(2, offset), b""
         children = self._client.children(id, after)
         for entry in _skipped(children, skip):
-            part = self._direntplus(entry, at + 1, ttl_s) if plus else _dirent(entry, at + 1)
-            if len(part) > left:
+            part = self._direntplus(entry, position + 1, ttl_s) if plus else _dirent(entry, position + 1)
+            if len(part) > remaining:
                 break
             parts.append(part)
-            left -= len(part)
-            at, last = at + 1, entry.name
+            remaining -= len(part)
+            position, last = position + 1, entry.name
         _close(children)
-        directory.note(at, last)
+        directory.note(position, last)
         return codec.data_reply(unique, b"".join(parts))
 
     def _direntplus(self, entry: Entry, offset: int, ttl_s: float) -> bytes:
@@ -341,7 +348,7 @@ def _skipped(children: Iterator[Entry], count: int) -> Iterator[Entry]:
 
 
 def _close(children: Iterator[Entry]) -> None:
-    """A generator of the index holds a read transaction: not longer than the page."""
+    """Close a generator of the index, which holds a read transaction, no later than the end of the page."""
     close = getattr(children, "close", None)
     if close is not None:
         close()

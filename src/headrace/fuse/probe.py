@@ -1,7 +1,7 @@
-"""Does FUSE passthrough work here? Tried, not guessed from the version: mount a temporary file system, let a
-forked child open, read and map its one file, and compare.
+"""Test whether FUSE passthrough works on this host, instead of guessing from the kernel's version.
 
-Must run before this process has threads. Costs some 10 ms.
+The test mounts a temporary file system, lets a forked child open, read and map its one file, and compares the bytes.
+It must run before this process has threads, and takes some 10 ms.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from headrace.fuse import abi, codec, device
 from headrace.fuse.abi import Opcode
 
 LIMIT_S = 2.0
-_TRUTH = b"headrace passthrough probe\n" * 512
-_LIE = b"?" * len(_TRUTH)
-_FILE = Entry(FileId(2), FileId(1), b"probe", Kind.FILE, Version(len(_TRUTH), 0))
+_BACKING_BYTES = b"headrace passthrough probe\n" * 512
+_SESSION_BYTES = b"?" * len(_BACKING_BYTES)
+_FILE = Entry(FileId(2), FileId(1), b"probe", Kind.FILE, Version(len(_BACKING_BYTES), 0))
 _ROOT = Entry(FileId(1), FileId(1), b"", Kind.DIRECTORY, Version(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """Says whether passthrough works, and why."""
+
     works: bool
     reason: str
 
@@ -51,27 +53,27 @@ def probe() -> Result:
 
 
 def _mounted(fd: int) -> tuple[int, int]:
-    """Descriptors of the file system's root and of the file behind it. Neither has a name any more: should this process
-    be killed, nothing is left."""
-    folder = tempfile.mkdtemp(prefix="headrace-probe-")
-    mountpoint, path = os.path.join(folder, "mount"), os.path.join(folder, "backing")
+    """Mount a temporary file system. Return descriptors of its root and of the file behind it. Both names are removed
+    at once, so that a killed process leaves nothing."""
+    directory = tempfile.mkdtemp(prefix="headrace-probe-")
+    mountpoint, path = os.path.join(directory, "mount"), os.path.join(directory, "backing")
     try:
         os.mkdir(mountpoint)
         with open(path, "wb") as file:
-            file.write(_TRUTH)
+            file.write(_BACKING_BYTES)
         device.mount(fd, mountpoint, allow_other=False)
         root = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return root, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     finally:
         device.unmount(mountpoint, detach=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _probe_in(fd: int, root: int, backing: int) -> Result:
     child = os.fork()
     if child == 0:
         os.close(fd)
-        _touch(root)
+        _compare_and_exit(root)
     server = _Server(fd, backing)
     try:
         return server.run(child)
@@ -79,19 +81,21 @@ def _probe_in(fd: int, root: int, backing: int) -> Result:
         server.close()
 
 
-def _touch(root: int) -> None:
-    """In the child; leaves by exit status: 0 same bytes, 1 other bytes, 2 error."""
+def _compare_and_exit(root: int) -> None:
+    """Read and map the file in the child, and exit with a status: 0 same bytes, 1 other bytes, 2 error."""
     status = 2
     try:
         fd = os.open("probe", os.O_RDONLY, dir_fd=root)
-        read = os.read(fd, len(_TRUTH) + 1)
+        content = os.read(fd, len(_BACKING_BYTES) + 1)
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
-            status = 0 if read == _TRUTH and mapped[:] == _TRUTH else 1
+            status = 0 if content == _BACKING_BYTES and mapped[:] == _BACKING_BYTES else 1
     finally:
         os._exit(status)
 
 
 class _Server:
+    """Answers the child's requests on the temporary mount, whose one file is registered for passthrough."""
+
     def __init__(self, fd: int, file: int) -> None:
         self._fd = fd
         self._file = file
@@ -105,18 +109,18 @@ class _Server:
 
     def run(self, child: int) -> Result:
         pidfd = os.pidfd_open(child)
-        limit_s = time.monotonic() + LIMIT_S
+        deadline_s = time.monotonic() + LIMIT_S
         try:
             while True:
-                left_s = max(0.0, limit_s - time.monotonic())
-                ready, _, _ = select.select([self._fd, pidfd], [], [], left_s)
+                remaining_s = max(0.0, deadline_s - time.monotonic())
+                ready, _, _ = select.select([self._fd, pidfd], [], [], remaining_s)
                 if self._fd in ready:
                     self._answer(os.read(self._fd, abi.REQUEST_BYTES_MAX))
                 elif pidfd in ready:
                     return self._verdict(os.waitpid(child, 0)[1])
                 elif not ready:
                     os.kill(child, signal.SIGKILL)
-                    return Result(works=False, reason="the self-test got no answer in time")
+                    return Result(works=False, reason="the self-test got no reply in time")
         finally:
             os.close(pidfd)
 
@@ -139,7 +143,7 @@ class _Server:
         elif opcode == Opcode.OPEN:
             reply = self._open(unique)
         elif opcode == Opcode.READ:
-            reply = codec.data_reply(unique, _LIE[: abi.READ_IN.unpack_from(request, 40)[2]])
+            reply = codec.data_reply(unique, _SESSION_BYTES[: abi.READ_IN.unpack_from(request, 40)[2]])
         elif opcode == Opcode.RELEASE:
             reply = codec.error_reply(unique, 0)
         elif opcode == Opcode.FORGET:

@@ -1,8 +1,8 @@
-"""Which processes serve a mount: each holds a lock of the run folder, and the kernel says who.
+"""Record which processes serve a mount: each holds a lock in the run directory, and the kernel reports its owner.
 
-Any user may start a process with any command line, so none is believed. Only the node's user can open the run folder
-(`base/private_folder.py`); a lock of fcntl(2) goes with the process that took it, and tells its pid. Each process has a
-byte of its own, so that one that was killed and can't end hides nobody.
+Any user may start a process with any command line, so a command line proves nothing. Only the node's user can open
+the run directory (`base/private_folder.py`). A lock of fcntl(2) ends with the process that took it, and the kernel
+reports its pid. Each process locks its own byte, so that one that was killed and can't end hides no other.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import struct
 from enum import IntEnum
 
 _PID_BITS = 22
-"""PID_MAX_LIMIT of the kernel."""
+"""The bits of a pid: PID_MAX_LIMIT of the kernel."""
 _MOUNT_BITS = 39
 _FLOCK = struct.Struct("@hhqqi4x")
 """struct flock of fcntl(2)."""
 
 
 class Role(IntEnum):
+    """Names what a process does for a mount: HOLDER is the FD store."""
+
     HOLDER = 0
     SESSION = 1
 
 
 class Servers:
-    """The locks of one mount. fd: of the run folder; -1: nobody looks after this mount. A process that has entered
-    neither closes it nor lists the run folder: to close any descriptor of a file gives a process's locks of it up."""
+    """Takes and reads the locks of one mount. `fd` is the run directory; -1 when nobody supervises this mount. A
+    process that has entered neither closes it nor lists the run directory: closing any descriptor of a file releases
+    all locks that the process has on it."""
 
     def __init__(self, fd: int, mountpoint: str) -> None:
         self.fd = fd
@@ -40,29 +43,31 @@ class Servers:
         return cls(os.open(run_folder, flags), mountpoint)
 
     def enter(self, role: Role) -> None:
-        """This process is known as that until it ends; over an exec, too."""
+        """Lock this process's byte for a role, until the process ends; an exec keeps the lock."""
         if self.fd >= 0:
             fcntl.lockf(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._begin(role) + os.getpid())
 
     def pids(self, role: Role) -> list[int]:
-        """Of the others that are known as that; not of those that have ended but for a thread."""
+        """Return the pids of other processes that hold a lock for the role, without those whose main thread has
+        ended."""
         start, end = self._begin(role), self._begin(role) + (1 << _PID_BITS)
-        found: list[int] = []
+        pids: list[int] = []
         while self.fd >= 0 and start < end:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-            kind, _, at, _, pid = _FLOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_GETLK, asked))
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+            kind, _, locked, _, pid = _FLOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_GETLK, request))
             if kind == fcntl.F_UNLCK:
                 break
-            start = at + 1
+            start = locked + 1
             if pid > 0 and not is_zombie(pid):
-                found.append(pid)
-        return found
+                pids.append(pid)
+        return pids
 
     def any(self) -> bool:
         return any(self.pids(role) for role in Role)
 
     def pidfd(self, role: Role, pid: int) -> int:
-        """Of a process that is known as that, and can be no other; -1: it has ended."""
+        """Return a pidfd of a process that holds a lock for the role, so that it can be no other process; -1 when it
+        has ended."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
@@ -82,7 +87,7 @@ class Servers:
 
 
 def is_zombie(pid: int) -> bool:
-    """Whether the main thread of a process has ended, and others perhaps have not."""
+    """Return whether the main thread of a process has ended, while others may still run."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] == b"Z"

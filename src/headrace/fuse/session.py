@@ -1,11 +1,13 @@
-"""The loop: requests from /dev/fuse in, answers out.
+"""Run a session: read requests from /dev/fuse, and reply to each exactly once.
 
-Rules. One hot thread reads the device and answers hits at once: a second one would only contend for the
-interpreter (docs/decisions/0003). What may block runs in a pool, each with a Cancel, which is set when its caller
-is killed (waiting_calls.py). What waits for the disk only has a pool of its own: an origin that hangs fills the
-other one. Small reads of a mount without open are begun and answered by the hot thread itself. The kernel waits for
-an answer even when the reader was killed, so each request is answered exactly once. Nothing here opens, stats
-or maps anything below the own mountpoint.
+The kernel waits for a reply even when the reader was killed. Rules:
+
+- One hot thread reads the device and answers hits at once. A second one would only contend for the interpreter
+  (docs/decisions/0003). In the mode without OPEN the hot thread also begins and finishes small reads.
+- Work that may block on the node runs in a pool, each call with a Cancel, which is set when its caller is killed
+  (`waiting_calls.py`).
+- Work that waits for the disk only has a pool of its own, because an origin that hangs fills the other one.
+- Nothing here opens, stats or maps a path below the session's own mountpoint.
 """
 
 from __future__ import annotations
@@ -42,24 +44,24 @@ from headrace.wire.messages import Completed, Evicted, Invalidated, Written
 log = logging.getLogger(__name__)
 
 DISK_THREADS = 32
-BEGUN_MAX = 32
-"""Requests that are taken, the disk being asked for some of them, before the first of those is waited for."""
-STACK_DEPTH = 2  # cache files may lie on overlayfs; nobody can then stack overlayfs on the mount
-_WANTED = (
+PENDING_READS_MAX = 32
+"""The requests that the hot thread reads, some of them begun reads, before it waits for the oldest of these reads."""
+STACK_DEPTH = 2  # cache files may lie on overlayfs; the kernel then allows no overlayfs on top of the mount
+_REQUESTED_FLAGS = (
     *(abi.ASYNC_READ, abi.DO_READDIRPLUS, abi.READDIRPLUS_AUTO, abi.PARALLEL_DIROPS, abi.MAX_PAGES),
     *(abi.EXPLICIT_INVAL_DATA, abi.INIT_EXT, abi.HAS_RESEND),
 )
-_WANTED_WRITABLE = (*_WANTED, abi.ATOMIC_O_TRUNC, abi.BIG_WRITES, abi.HANDLE_KILLPRIV_V2)
+_REQUESTED_FLAGS_WRITABLE = (*_REQUESTED_FLAGS, abi.ATOMIC_O_TRUNC, abi.BIG_WRITES, abi.HANDLE_KILLPRIV_V2)
 
 
 class Session:
-    """ledger: already saved by an earlier session → this one takes over, without INIT. backings: who registers files;
-    None: this process."""
+    """Serves one mount until it is unmounted. A `handover` state that an earlier session saved makes this one take
+    over, without INIT. `backings` registers files for passthrough; by default this process does."""
 
     def __init__(
         self,
         fd: int,
-        ledger: HandoverState,
+        handover: HandoverState,
         client: ReadingClient,
         *,
         mode: Mode,
@@ -67,19 +69,19 @@ class Session:
     ) -> None:
         self._fd = fd
         self._backings = backings or OwnBackings(fd)
-        self._ledger = ledger
+        self._handover = handover
         self._client = client
-        self._taking_over = ledger.init_flags != 0
-        self._inodes = InodeIoModes(ledger, self._backings.close)
+        self._taking_over = handover.init_flags != 0
+        self._inodes = InodeIoModes(handover, self._backings.close)
         self._files = HandleCache(client)
         if self._taking_over:
-            mode = Mode(ledger.mode)
+            mode = Mode(handover.mode)
         self._notifier = Notifier(fd)
         self._tree = _tree_of(client)
         self.operations = self._build_operations(mode)
-        self.operations.start_handles_at(ledger.incarnation << 40 | 1)
-        self._begun: dict[int, PendingRead] = {}
-        """By the request, oldest first; of the hot thread alone."""
+        self.operations.start_handles_at(handover.incarnation << 40 | 1)
+        self._pending_reads: dict[int, PendingRead] = {}
+        """Begun reads by `unique`, oldest first. Only the hot thread uses it."""
         self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
         self._waiting = WaitingCalls(self._run, self._disk)
         self._table: dict[int, Method] = self.operations.table()
@@ -104,31 +106,31 @@ class Session:
         )
 
     def register(self, fd: int) -> int:
-        """A file of the upper layer, by its descriptor."""
+        """Register a file of the upper layer for passthrough, by its descriptor. Return the backing id."""
         return self._backings.open(fd)
 
     def name_changed(self, parent: int, name: bytes) -> None:
         self._notifier.name_changed(parent, name)
 
     def start(self) -> None:
-        """Answers INIT (blocks until the kernel sends it), or takes over."""
+        """Answer INIT, which blocks until the kernel sends it, or take over from an earlier session."""
         if self._taking_over:
-            self._clear_work()
-            if self._ledger.init_flags & abi.HAS_RESEND:
+            self._finish_interrupted_work()
+            if self._handover.init_flags & abi.HAS_RESEND:
                 self._notifier.resend()
         else:
             self._answer_init()
         self._client.subscribe(self._on_event)
 
-    def _clear_work(self) -> None:
-        """What the session before had half done is done, before its requests come again."""
+    def _finish_interrupted_work(self) -> None:
+        """Complete the changes that the earlier session left half done, before the kernel resends its requests."""
         if self._tree is not None:
             moved = self._tree.upper.clear_work()
             if moved:
                 self._tree.on_changed(moved)
 
     def serve(self) -> None:
-        """Returns when the mount is gone."""
+        """Serve requests until the mount is gone."""
         if self._tree is not None:
             self._tree.take_umask()
         gc.collect()
@@ -139,10 +141,10 @@ class Session:
         request = os.read(self._fd, abi.REQUEST_BYTES_MAX)
         _, opcode, unique, *_ = abi.IN_HEADER.unpack_from(request)
         if opcode != Opcode.INIT:
-            raise RuntimeError(f"the kernel began with opcode {opcode}")
+            raise RuntimeError(f"the first request of the kernel is not INIT, its opcode is {opcode}")
         offered = codec.decode_init(request)
-        wanted = _WANTED if self._tree is None else _WANTED_WRITABLE
-        flags = sum(flag for flag in wanted if offered.flags & flag)
+        requested = _REQUESTED_FLAGS if self._tree is None else _REQUESTED_FLAGS_WRITABLE
+        flags = sum(flag for flag in requested if offered.flags & flag)
         depth = 0
         if self.operations.mode is Mode.PASSTHROUGH and offered.flags & abi.PASSTHROUGH:
             flags, depth = flags | abi.PASSTHROUGH, STACK_DEPTH
@@ -161,7 +163,7 @@ class Session:
                 write_bytes_max=abi.PAGE_BYTES if self._tree is None else abi.WRITE_BYTES_MAX,
             ),
         )
-        self._ledger.save(init_flags=flags, mode=self.operations.mode)
+        self._handover.save(init_flags=flags, mode=self.operations.mode)
 
     def _register(self, path: str) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -176,25 +178,25 @@ class Session:
         fd, read, write = self._fd, os.readv, os.write
         unpack, table = abi.HOT_HEADER.unpack_from, self._table
         length = abi.REQUEST_BYTES_MAX if self._tree is None else abi.WRITABLE_REQUEST_BYTES_MAX
-        request = bytearray(length)  # used again: methods keep no part of it beyond their call
+        request = bytearray(length)  # reused: methods keep no part of it beyond their call
         buffers = [request]
-        unknown, begun, more = _unknown, self._begun, select.poll()
-        more.register(fd, select.POLLIN)
-        taken = 0  # requests, since reads were begun: others come first, but not for ever
+        unknown, pending, poller = _unknown, self._pending_reads, select.poll()
+        poller.register(fd, select.POLLIN)
+        accepted = 0  # requests since a read was begun: new requests come first, but not without limit
         while True:
-            if not begun:
-                taken = 0
-            elif taken >= BEGUN_MAX or not more.poll(0):
+            if not pending:
+                accepted = 0
+            elif accepted >= PENDING_READS_MAX or not poller.poll(0):
                 self._finish_oldest()
-                taken -= 1
+                accepted -= 1
                 continue
-            taken += 1
+            accepted += 1
             try:
                 read(fd, buffers)
             except OSError as error:
                 if error.errno in (errno.ENODEV, errno.EBADF):
                     return
-                continue  # ENOENT, EINTR, EAGAIN: the request went away
+                continue  # ENOENT, EINTR, EAGAIN: the request was withdrawn
             opcode, unique, node = unpack(request)
             answer: Answer | Deferred | DiskTask | PendingRead = None
             try:
@@ -202,12 +204,12 @@ class Session:
                 if type(answer) is bytes:
                     write(fd, answer)
                     continue
-            except Exception as error:  # noqa: BLE001 - a loop of a door: logged, and the request is answered
+            except Exception as error:  # noqa: BLE001 - a loop of an interface: logged, and the request is answered
                 if answer is not None:
-                    continue  # the write: the one who asked is gone
+                    continue  # the write failed: the caller has ended
                 answer = _failed(opcode, error)
             if isinstance(answer, PendingRead):
-                begun[unique] = answer
+                pending[unique] = answer
             elif isinstance(answer, DiskTask):
                 self._disk.submit(self._run_on_disk, opcode, unique, _caller(request), answer)
             elif callable(answer):
@@ -216,11 +218,11 @@ class Session:
                 self._send(unique, answer)
 
     def _finish_oldest(self) -> None:
-        """Blocks on the disk, where the bytes are still on their way."""
-        unique = next(iter(self._begun))
+        """Finish the oldest begun read. Blocks on the disk while the bytes are still being read."""
+        unique = next(iter(self._pending_reads))
         answer: Answer
         try:
-            answer = self._begun.pop(unique).finish()
+            answer = self._pending_reads.pop(unique).finish()
         except Exception as error:  # noqa: BLE001 - as in _loop
             answer = _failed(Opcode.READ, error)
         self._send(unique, answer)
@@ -257,7 +259,7 @@ class Session:
                 os.write(self._fd, answer)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENODEV):
-                log.error("answer refused unique=%d reason=%s", unique, error)
+                log.error("the kernel refused a reply unique=%d reason=%s", unique, error)
 
     # ------------------------------------------------------------ events
 
@@ -280,22 +282,24 @@ class Session:
         nodes = self._inodes.damage(event.ids) if event.damaged else []
         self._inodes.evict(event.ids)
         self._forget_files(event.ids)
-        for node in nodes:  # pages that are being read now are theirs, and go when they are there
+        for (
+            node
+        ) in nodes:  # pages that are being read now belong to these, and are dropped once they are read
             self._notifier.pages_changed(node)
         if event.receipt:
             self._notifier.flush()
             self._client.forgot(event.receipt)
 
     def _written(self, event: Written) -> None:
-        """What another session wrote: names that the kernel believes in may mean something else."""
+        """Invalidate names that another session changed."""
         operations = self.operations
         if isinstance(operations, WritableOperations):
-            for path in operations.of_others(event):
-                operations.tell_kernel(path)
+            for path in operations.changes_of_others(event):
+                operations.invalidate_name(path)
 
     def _catch_up(self) -> None:
-        """What was dropped while nobody told us would keep its space, and its bytes may have been wrong. Names expire
-        by themselves."""
+        """Drop all backing ids and handles after lost events. An evicted file would otherwise keep its space, and its
+        bytes may have been wrong. Names expire by themselves."""
         self._inodes.evict(self._inodes.ids())
         self._forget_files(self._files.ids())
 
@@ -306,7 +310,7 @@ class Session:
 
 
 def _tree_of(client: Any) -> MergedTree | None:
-    """None where nothing can be written."""
+    """Return the merged tree of a client; None where nothing can be written."""
     modes = WriteModes.parse(getattr(client, "write", ""))
     if not modes.any:
         return None
@@ -318,8 +322,8 @@ def _unknown(unique: int, node: int, request: bytearray) -> Answer:
 
 
 def _refuse_interrupts(unique: int, node: int, request: bytearray) -> Answer:
-    """Tell the kernel that calls are not interrupted: it sends none any more on this mount, and wakes callers only to
-    kill them."""
+    """Tell the kernel that calls are not interrupted. It then sends no more INTERRUPT on this mount, and wakes
+    callers only to kill them."""
     return errno.ENOSYS
 
 

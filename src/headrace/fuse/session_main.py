@@ -1,7 +1,7 @@
-"""The session process: `python -m headrace.fuse.session_main`, started by the holder with its descriptors.
+"""Run the session process: `python -m headrace.fuse.session_main`, started by the FD store with its descriptors.
 
-It says on the control socket, in one JSON line, that it is ready or why not. When the other end closes, the
-holder has died: this process starts another and hands it the descriptors.
+It reports on the control socket, in one JSON line, that it is ready, or why not. When the other end closes, the FD
+store has died: this process starts another and hands it the descriptors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ PATIENCE_S = 60.0
 
 
 def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
-    """The mode and why. io: auto, passthrough, splice, noopen. What can be written has to hear of opens. probed: by who
-    may mount, where this process may not."""
+    """Return the I/O mode and the reason for it. `io` is auto, passthrough, splice or noopen. A writable mount needs
+    OPEN requests, so it never has noopen. `probed` is the result of a process that may mount, where this one may
+    not."""
     writable = WriteModes.parse(getattr(client, "write", "")).any
     if io == "splice" or (io == "noopen" and not writable):
-        return Mode(io), "asked for"
+        return Mode(io), "requested by --io"
     small = auto_io_mode.small_files(client) if io == "auto" and not writable else ""
     if small:
         return Mode.NOOPEN, small
@@ -51,7 +52,7 @@ def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = No
 
 
 def load_client(name: str, socket_path: str) -> Any:
-    """name: module:function; called with the socket's path."""
+    """Import and call a client factory with the socket's path. `name` is module:function."""
     if name == DEFAULT_CLIENT:
         from headrace.sdk.node_client import connect
 
@@ -61,18 +62,18 @@ def load_client(name: str, socket_path: str) -> Any:
 
 
 class FdStoreWatch:
-    """The control socket to the holder, and a new holder when that one is gone."""
+    """Watches the control socket to the FD store, and starts a new FD store when that one has died."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._control = socket.socket(fileno=arguments.control_fd)
         self._control.set_inheritable(False)
 
-    def say(self, message: dict[str, object]) -> None:
+    def report(self, message: dict[str, object]) -> None:
         try:
             self._control.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            pass  # it died; `follow` will see
+            pass  # the FD store died; `follow` notices it
 
     def follow(self) -> None:
         threading.Thread(target=self._follow, daemon=True, name="holder-watch").start()
@@ -85,25 +86,27 @@ class FdStoreWatch:
             except OSError:
                 pass
             if self._arguments.backings_fd >= 0:
-                log.warning("the holder died, and its rights with it: `up` starts both again")
+                log.warning(
+                    "the FD store died, and only it may register files: this session ends, and `up` starts both again"
+                )
                 logging.shutdown()
                 os._exit(1)
-            log.warning("the holder died, starting another")
+            log.warning("the FD store died, starting another")
             self._replace()
 
     def _replace(self) -> None:
         a = self._arguments
-        mine, theirs = socket.socketpair()
+        own_end, fd_store_end = socket.socketpair()
         command = module_command("headrace.fuse.fd_store", "--mountpoint", a.mountpoint, "--socket", a.socket)
         command += ["--io", a.io, "--client", a.client, "--adopt-fuse-fd", str(a.fuse_fd)]
-        command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(theirs.fileno())]
+        command += ["--adopt-ledger-fd", str(a.ledger_fd), "--adopt-control-fd", str(fd_store_end.fileno())]
         command += ["--adopt-pid", str(os.getpid())]
         command += ["--lock-fd", str(a.lock_fd)]
-        fds = (a.fuse_fd, a.ledger_fd, theirs.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
+        fds = (a.fuse_fd, a.ledger_fd, fd_store_end.fileno(), *([a.lock_fd] if a.lock_fd >= 0 else []))
         subprocess.Popen(command, pass_fds=fds, start_new_session=True)
-        theirs.close()
+        fd_store_end.close()
         self._control.close()
-        self._control = mine
+        self._control = own_end
 
 
 def _arguments() -> argparse.Namespace:
@@ -116,18 +119,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ledger-fd", type=int, required=True)
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, default=-1)
-    parser.add_argument("--backings-fd", type=int, default=-1, help="of the holder, which registers files")
-    parser.add_argument("--passthrough", default="", help="what the holder knows of it: yes or no, and why")
+    parser.add_argument(
+        "--backings-fd", type=int, default=-1, help="Socket of the FD store, which registers files."
+    )
+    parser.add_argument(
+        "--passthrough", default="", help="Result of the FD store's probe: yes or no, and why."
+    )
     return parser.parse_args()
 
 
 def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
-    ledger = HandoverState(arguments.ledger_fd)
+    handover = HandoverState(arguments.ledger_fd)
     from headrace.fuse.session import Session
 
     client = load_client(arguments.client, arguments.socket)
-    if ledger.init_flags:
-        mode, why = Mode(ledger.mode), "taken over"
+    if handover.init_flags:
+        mode, why = Mode(handover.mode), "taken over from the earlier session"
     else:
         works, _, reason = arguments.passthrough.partition(" ")
         probed = probe.Result(works == "yes", reason) if works else None
@@ -135,15 +142,15 @@ def _serve(arguments: argparse.Namespace, watch: FdStoreWatch) -> None:
     backings = None
     if arguments.backings_fd >= 0:
         backings = AskedBackings(socket.socket(fileno=arguments.backings_fd))
-    session = Session(arguments.fuse_fd, ledger, client, mode=mode, backings=backings)
+    session = Session(arguments.fuse_fd, handover, client, mode=mode, backings=backings)
     session.start()
     watch.follow()
-    watch.say({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})
+    watch.report({"ready": True, "io": str(session.operations.mode), "why": why, "session_pid": os.getpid()})
     session.serve()
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is the holder's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the FD store handles a terminal's ^C
     log_to_stderr("warning", format="session %(levelname)s %(message)s")
     arguments = _arguments()
     for fd in (arguments.fuse_fd, arguments.ledger_fd, arguments.control_fd):
@@ -157,7 +164,7 @@ def main() -> int:
     try:
         _serve(arguments, watch)
     except HeadraceError as error:
-        watch.say({"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
+        watch.report({"error": error.code, "what": error.what, "why": error.why, "hint": error.hint})
         return 1
     return 0
 
@@ -170,7 +177,7 @@ def _raise_file_limit() -> None:
 
 
 def _exit(call: Callable[[], int]) -> None:
-    """Not by the interpreter's way out: that waits for the pool, whose threads may be blocked on the node."""
+    """Exit without the interpreter's shutdown, which waits for the pool, whose threads may be blocked on the node."""
     status = 1
     try:
         status = call()

@@ -1,7 +1,7 @@
-"""Files of the upper layer that the kernel has open: one descriptor each, one registration for passthrough.
+"""Share one descriptor, and one registration for passthrough, among all opens of a file of the upper layer.
 
-However many opens there are, they share the descriptor, which is for reading and writing: the kernel takes one backing
-file an inode. It is let go with the last release, so that the node can see that nobody has the file open.
+The descriptor is open for reading and writing, because the kernel accepts one backing file for an inode. It is closed
+with the last release, so that the node can see that nobody has the file open.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ _NOT_OPEN = nullcontext(None)
 
 
 class OpenUpper:
-    __slots__ = ("fd", "opens", "secured", "told", "users")
+    """Holds the descriptor of one open file of the upper layer. `users` counts the calls that use it now."""
+
+    __slots__ = ("durable_ctime_ns", "fd", "opens", "reported_ctime_ns", "users")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.opens = 0
         self.users = 0
-        self.told = 0
-        """The file's ctime in ns when the node was last told of it; of a new one 0."""
-        self.secured = 0
-        """The same when the file last had what its mode promises."""
+        self.reported_ctime_ns = 0
+        """The file's ctime when it was last reported to the node; 0 for a new file."""
+        self.durable_ctime_ns = 0
+        """The file's ctime when the file last had the durability that its mode promises."""
 
 
 class UpperFiles:
-    """register: a descriptor to a backing id (OSError when the kernel won't)."""
+    """Counts the opens of files of the upper layer. Thread-safe. `register` registers a descriptor and returns a
+    backing id (OSError when the kernel refuses)."""
 
     def __init__(self, inodes: InodeIoModes, register: Callable[[int], int]) -> None:
         self._inodes = inodes
@@ -39,12 +42,12 @@ class UpperFiles:
         self._lock = threading.Lock()
 
     def add(self, node: int, fd: int, *, passthrough: bool, new: bool = False) -> int:
-        """One more open of the node, by a descriptor that belongs to this from now on; the backing id, or 0."""
+        """Count one more open of the node. Return its backing id, or 0. This object owns `fd` from now on."""
         with self._lock:
             file = self._open.get(node)
             if file is None:
                 file = self._open[node] = OpenUpper(fd)
-                file.told = file.secured = 0 if new else os.fstat(fd).st_ctime_ns
+                file.reported_ctime_ns = file.durable_ctime_ns = 0 if new else os.fstat(fd).st_ctime_ns
             elif fd != file.fd:
                 os.close(fd)
             file.opens += 1
@@ -54,14 +57,15 @@ class UpperFiles:
         return backing_id or self._inodes.open_cached(node)
 
     def open_again(self, node: int, *, passthrough: bool) -> int | None:
-        """As add, of a node that is open; None when it is not."""
+        """Count one more open of a node that is open, as `add` does. Return None when it is not open."""
         with self._lock:
             file = self._open.get(node)
             fd = -1 if file is None else file.fd
         return None if fd < 0 else self.add(node, fd, passthrough=passthrough)
 
     def release(self, node: int, unique: int) -> None:
-        """One of either kind, whichever this session counts: they are never mixed."""
+        """Count one open less, passthrough or cached, whichever this session counts for the node: a node never has
+        both."""
         if not self._inodes.release_passthrough(node, unique, keep=False):
             self._inodes.release_cached(node)
         with self._lock:
@@ -75,7 +79,7 @@ class UpperFiles:
         os.close(file.fd)
 
     def use(self, node: int) -> _Used | nullcontext[None]:
-        """With it: the open file, which stays open within; None when it is not open."""
+        """Return a context with the open file, which stays open within it, or with None when the node is not open."""
         if node not in self._open:
             return _NOT_OPEN
         with self._lock:
@@ -96,7 +100,8 @@ class UpperFiles:
 
 
 class _Used:
-    """A generator would cost the small requests more than all else here."""
+    """Keeps a file open within a `with` statement. It is a class because a generator would cost small requests more
+    than all else here."""
 
     __slots__ = ("_file", "_files", "_node")
 

@@ -1,8 +1,8 @@
-"""Calls that wait for the node, and an early end of those whose caller was killed.
+"""Run calls that wait for the node, and end those whose caller was killed.
 
-A call is not interrupted by a signal that its program survives: on a disk it would not be either
-(docs/decisions/0025). So the session refuses INTERRUPT, and nobody tells it of a fatal signal; but the kernel keeps a
-killed process until each of its calls is answered. A thread therefore looks at the callers of calls that wait long.
+A call is not interrupted by a signal that its program survives, as on a local disk (docs/decisions/0025). So the
+session refuses INTERRUPT, and the kernel reports no fatal signal to it. But the kernel keeps a killed process until
+each of its calls is answered. A thread therefore checks the callers of calls that wait long.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from headrace.sdk.cancel import Cancel
 
 THREADS = 80
 USER_THREADS_MAX = 64
-"""Of them, for the calls of one user: the others wait, and leave threads to other users."""
+"""The threads for the calls of one user. Further calls of that user wait, and leave threads to other users."""
 LOOK_S = 0.25
-"""Between two looks at the callers; a call that is answered sooner costs none."""
-_EXITING = 4  # of the flags in proc(5): PF_EXITING
+"""The seconds between two checks of the callers. A call that is answered sooner costs no check."""
+_EXITING = 4  # PF_EXITING, of the flags in proc(5)
 _MASKS = (b"SigPnd", b"ShdPnd", b"SigBlk", b"SigIgn", b"SigCgt")
 
 
 class Caller(NamedTuple):
-    """Who waits, as the request names him. thread: 0 where it can't be seen."""
+    """Identifies who waits, as the request names it. `thread` is 0 where this process can't see the thread."""
 
     user: int
     thread: int
 
 
 class WaitingCall:
-    """work: what is left to do. begun: a thread has it."""
+    """Holds one call that waits. `work` is the rest of its work; `begun` says that a thread has it."""
 
     __slots__ = ("begun", "caller", "cancel", "opcode", "since_s", "unique", "work")
 
@@ -50,8 +50,8 @@ class WaitingCall:
 
 
 class WaitingCalls:
-    """run: does the work of a call and answers it. disk: runs a call that is cancelled before it began; its work then
-    waits for no node."""
+    """Schedules waiting calls fairly among users. `run` does the work of a call and answers it. `disk` runs a call
+    that is cancelled before it began; its work then waits for no node."""
 
     def __init__(self, run: Callable[[WaitingCall], None], disk: Executor) -> None:
         self._run = run
@@ -134,8 +134,9 @@ def _will_be_killed(status: bytes) -> bool:
 
 
 def _dies_of_a_signal(numbers: list[bytes]) -> bool:
-    """A thread that was killed closes its files: nobody waits for what a FLUSH says then. numbers: of proc(5)'s `stat`
-    from the third on. A program that ends by itself waits."""
+    """Return whether a thread ends because of a signal. `numbers` are the fields of proc(5)'s `stat` from the third
+    on. A killed thread closes its files, and nobody waits for the result of that FLUSH. A program that exits by
+    itself does wait."""
     flags, exit_code = int(numbers[6]), int(numbers[49])
     return bool(flags & _EXITING and exit_code & 0x7F)
 

@@ -98,7 +98,7 @@ def _hand_over(data: bytes) -> None:
     try:
         os.pwrite(fd, data[: handover_state.BYTES], 0)
         found = handover_state.HandoverState(fd)
-        for slot, _, _, opens in found.found():
+        for slot, _, _, opens in found.inherited_slots():
             assert 0 <= slot < handover_state.SLOTS and opens >= 0
         assert found.raise_incarnation(found.incarnation + 1) > 0
         found.note_release(5)
