@@ -26,7 +26,7 @@ from headrace.namespace.tree import Namespace
 from headrace.origin.memory import MemoryOrigin
 from headrace.overlay import workdir
 from headrace.overlay.durable_writes import DurableWrites
-from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
+from headrace.s3.uploads import IDLE_S_MAX, LAST_PART_ATTRIBUTE, About, Uploads
 from headrace.sdk.local import LocalCache
 from headrace.store.index import Index
 from headrace.store.schema import FOREVER_NS
@@ -129,9 +129,9 @@ def uploads_in(folder: Path) -> list[str]:
 
 def hear(folder: Path, moment: Moment | None) -> None:
     if moment is None:
-        os.removexattr(folder, HEARD)
+        os.removexattr(folder, LAST_PART_ATTRIBUTE)
     else:
-        os.setxattr(folder, HEARD, msgspec.json.encode(moment))
+        os.setxattr(folder, LAST_PART_ATTRIBUTE, msgspec.json.encode(moment))
 
 
 def test_a_jump_ahead_removes_no_upload(tmp_path: Path, clock: Clock) -> None:
@@ -145,7 +145,7 @@ def test_a_jump_ahead_removes_no_upload(tmp_path: Path, clock: Clock) -> None:
     for id in ids:
         os.utime(folder / id, (long_ago, long_ago))  # as the clock that has jumped sees them
     clock.jump(DAY_S + 60)
-    assert uploads.remove_silent() == 0
+    assert uploads.remove_idle() == 0
     assert uploads_in(folder) == ids
     assert [part.number for part in uploads.parts(ids[0])] == [1]
 
@@ -158,15 +158,15 @@ def test_an_upload_of_another_boot_goes_when_this_one_heard_nothing_for_a_day(
     ids = [uploads.begin(About(b"b", b"k", 0.0)) for _ in range(4)]
     hear(folder / ids[0], Moment("another boot", 10.0**9))
     hear(folder / ids[1], None)
-    os.setxattr(folder / ids[2], HEARD, b"nonsense")
-    monkeypatch.setattr(boot_clock, "now_s", lambda: SILENT_S_MAX - 60.0)
-    assert uploads.remove_silent() == 0
+    os.setxattr(folder / ids[2], LAST_PART_ATTRIBUTE, b"nonsense")
+    monkeypatch.setattr(boot_clock, "now_s", lambda: IDLE_S_MAX - 60.0)
+    assert uploads.remove_idle() == 0
     hear(folder / ids[3], Moment(boot_clock.boot_id(), 120.0))
-    monkeypatch.setattr(boot_clock, "now_s", lambda: SILENT_S_MAX + 60.0)
-    assert uploads.remove_silent() == 3
+    monkeypatch.setattr(boot_clock, "now_s", lambda: IDLE_S_MAX + 60.0)
+    assert uploads.remove_idle() == 3
     assert uploads_in(folder) == [ids[3]]
-    monkeypatch.setattr(boot_clock, "now_s", lambda: SILENT_S_MAX + 180.0)
-    assert uploads.remove_silent() == 1
+    monkeypatch.setattr(boot_clock, "now_s", lambda: IDLE_S_MAX + 180.0)
+    assert uploads.remove_idle() == 1
 
 
 def test_a_jump_takes_nothing_that_another_container_is_writing(

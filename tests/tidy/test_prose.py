@@ -70,7 +70,6 @@ PENDING = {
     "origin",
     "peer",
     "rest",
-    "s3",
     "sdk",
     "testing",
     "webhdfs",

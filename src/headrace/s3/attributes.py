@@ -1,4 +1,4 @@
-"""GetObjectAttributes: what is known of an object without its bytes."""
+"""Serve GetObjectAttributes: what the gateway knows of an object without its bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ PARTS_SHOWN_MAX = 1000
 
 
 class AttributesOperation:
+    """Answers GetObjectAttributes."""
+
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
     def get(self, request: Request, call: S3Call) -> Response:
-        """Checksum and ObjectParts only where they are known. NoSuchKey, InvalidArgument."""
-        wanted = _names_of(request)
+        """Answer with the requested elements; Checksum and ObjectParts only where they are known. NoSuchKey,
+        InvalidArgument."""
+        requested = _names_of(request)
         if call.key.endswith(b"/"):
             raise S3Error("NoSuchKey", "a key that ends in / is a folder here, and has no attributes")
-        facts, _, _ = self._objects.facts(call)
-        conditions.check_read(request, facts.etag, facts.mtime_ns)
-        facts = self._objects.noted(call, facts, None)
+        attributes, _, _ = self._objects.attributes(call)
+        conditions.check_read(request, attributes.etag, attributes.mtime_ns)
+        attributes = self._objects.with_recorded(call, attributes, None)
         elements = {
-            "ETag": xml.text("ETag", facts.etag.strip('"')),
-            "Checksum": _checksum(facts),
-            "ObjectParts": _parts(request, facts),
+            "ETag": xml.text("ETag", attributes.etag.strip('"')),
+            "Checksum": _checksum(attributes),
+            "ObjectParts": _parts(request, attributes),
             "StorageClass": xml.text("StorageClass", "STANDARD"),
-            "ObjectSize": xml.text("ObjectSize", facts.size_bytes),
+            "ObjectSize": xml.text("ObjectSize", attributes.size_bytes),
         }
         body = xml.document(
-            "GetObjectAttributesResponse", *(elements[name] for name in NAMES if name in wanted)
+            "GetObjectAttributesResponse", *(elements[name] for name in NAMES if name in requested)
         )
-        headers = [("Content-Type", "application/xml"), ("Last-Modified", http_date(facts.mtime_ns))]
+        headers = [("Content-Type", "application/xml"), ("Last-Modified", http_date(attributes.mtime_ns))]
         return Response(200, headers, body=body)
 
 
@@ -47,34 +50,34 @@ def _names_of(request: Request) -> set[str]:
     return names
 
 
-def _checksum(facts: ObjectAttributes) -> str:
-    known = facts.checksum
-    if known is None:
+def _checksum(attributes: ObjectAttributes) -> str:
+    checksum = attributes.checksum
+    if checksum is None:
         return ""
-    inner = (xml.text(known.element, known.value), xml.text("ChecksumType", known.kind))
+    inner = (xml.text(checksum.element, checksum.value), xml.text("ChecksumType", checksum.kind))
     return xml.element("Checksum", *inner)
 
 
-def _parts(request: Request, facts: ObjectAttributes) -> str:
-    count = count_of(facts)
+def _parts(request: Request, attributes: ObjectAttributes) -> str:
+    count = count_of(attributes)
     if not count:
         return ""
     after = _number(request, "x-amz-part-number-marker", 0)
-    most = min(_number(request, "x-amz-max-parts", PARTS_SHOWN_MAX), PARTS_SHOWN_MAX)
-    sizes = [size_bytes for many, size_bytes in facts.parts for _ in range(many)]
-    shown = list(enumerate(sizes, 1))[after : after + most]
+    count_max = min(_number(request, "x-amz-max-parts", PARTS_SHOWN_MAX), PARTS_SHOWN_MAX)
+    sizes = [size_bytes for many, size_bytes in attributes.parts for _ in range(many)]
+    shown = list(enumerate(sizes, 1))[after : after + count_max]
     rows = [
         xml.element("Part", xml.text("PartNumber", number), xml.text("Size", size_bytes))
         for number, size_bytes in shown
     ]
-    said = [
+    header = [
         xml.text("PartsCount", count),
         xml.text("PartNumberMarker", after),
         xml.text("NextPartNumberMarker", shown[-1][0] if shown else after),
-        xml.text("MaxParts", most),
-        xml.text("IsTruncated", "true" if after + most < len(sizes) else "false"),
+        xml.text("MaxParts", count_max),
+        xml.text("IsTruncated", "true" if after + count_max < len(sizes) else "false"),
     ]
-    return xml.element("ObjectParts", *said, *rows)
+    return xml.element("ObjectParts", *header, *rows)
 
 
 def _number(request: Request, name: str, default: int) -> int:

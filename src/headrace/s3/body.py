@@ -1,6 +1,6 @@
-"""A request's body, without a socket: aws-chunked framing, signatures of chunks, checksums.
+"""Decode and check a request's body, without a socket: aws-chunked framing, signatures of chunks, checksums.
 
-Each layer is an iterator of bytes over another. What is wrong is known at the end at the latest: whoever writes the
+Each layer is an iterator of bytes over another. A fault is raised at the end at the latest, so the writer of the
 bytes gives them their name only when the iterator has ended.
 """
 
@@ -19,7 +19,7 @@ from headrace.s3.errors import S3Error
 from headrace.s3.signature import ChunkSigner
 
 OBJECT_BYTES_MAX = 5 << 30
-"""Of one put, and of one part, as S3 has it."""
+"""The most bytes of one put, and of one part, as in S3."""
 
 
 def too_large() -> S3Error:
@@ -29,7 +29,8 @@ def too_large() -> S3Error:
 
 
 class AwsChunks:
-    """Content-Encoding: aws-chunked. signer: of signed chunks, else None. trailers: known at the end."""
+    """Decodes the bytes of `Content-Encoding: aws-chunked`. `signer` checks signed chunks; None for unsigned ones.
+    `trailers` is complete when the iterator has ended."""
 
     def __init__(self, stream: Stream, signer: ChunkSigner | None, *, has_trailers: bool) -> None:
         self._stream = stream
@@ -55,7 +56,7 @@ class AwsChunks:
         self._read_trailers()
 
     def _read_trailers(self) -> None:
-        """The empty line at the end is left out by some clients where there are no trailers."""
+        """Read the trailers. Some clients leave out the empty line at the end where there are no trailers."""
         if not self._has_trailers:
             return
         signature = ""
@@ -81,16 +82,15 @@ def _extension(words: list[bytes], name: bytes) -> str:
 
 
 class Payload:
-    """The bytes that are meant, checked against all that the request says of them.
-
-    word: what the request says of the body's hash (signature.payload_word), or "". signer: of signed chunks. also: a
-    checksum to calculate whether it is given or not."""
+    """Yields a request's decoded bytes, and checks them against all that the request says of them. `payload_hash` is
+    the request's x-amz-content-sha256 (signature.payload_hash_of), or "". `signer` checks signed chunks. `also` names
+    a checksum to calculate even if the request has none."""
 
     def __init__(
         self,
         request: Request,
         pieces: Iterator[bytes],
-        word: str,
+        payload_hash: str,
         signer: ChunkSigner | None,
         *,
         also: str = "",
@@ -98,26 +98,26 @@ class Payload:
         self.md5 = hashlib.md5(usedforsecurity=False)
         self.size_bytes = 0
         self._held_bytes = 0
-        self._word = word
+        self._payload_hash = payload_hash
         if request.headers.get("content-md5") == "":
             raise S3Error("InvalidDigest", "content-md5 is empty")
-        self._md5_given = _from_base64(request.header("content-md5"), 16, "content-md5")
+        self._md5_expected = _from_base64(request.header("content-md5"), 16, "content-md5")
         self._sums: dict[str, Hash] = {}
-        self._given: dict[str, str] = {}
+        self._expected: dict[str, str] = {}
         self._chunks: AwsChunks | None = None
-        self._announced = request.header("x-amz-trailer").lower()
-        self._declared = _decoded_length(request)
-        if word.startswith("STREAMING-"):
-            self._chunks = AwsChunks(Stream(pieces), signer, has_trailers=word.endswith("-TRAILER"))
+        self._announced_trailer = request.header("x-amz-trailer").lower()
+        self._declared_bytes = _decoded_length(request)
+        if payload_hash.startswith("STREAMING-"):
+            self._chunks = AwsChunks(Stream(pieces), signer, has_trailers=payload_hash.endswith("-TRAILER"))
             self._pieces: Iterator[bytes] = iter(self._chunks)
         else:
             self._pieces = pieces
-        self._sha256 = hashlib.sha256() if _is_hex(word) else None
+        self._sha256 = hashlib.sha256() if _is_hex(payload_hash) else None
         for name in ALGORITHMS:
-            given = request.header(f"x-amz-checksum-{name}")
-            if given or name == also or self._announced == f"x-amz-checksum-{name}":
+            expected = request.header(f"x-amz-checksum-{name}")
+            if expected or name == also or self._announced_trailer == f"x-amz-checksum-{name}":
                 self._sums[name] = make_checksum(name)
-                self._given[name] = given
+                self._expected[name] = expected
 
     def __iter__(self) -> Iterator[bytes]:
         hashes: list[Hash] = [self.md5, *self._sums.values()]
@@ -127,13 +127,13 @@ class Payload:
             self.size_bytes += len(piece)
             if self.size_bytes > OBJECT_BYTES_MAX:
                 raise too_large()
-            for one in hashes:
-                one.update(piece)
+            for hasher in hashes:
+                hasher.update(piece)
             yield piece
         self._check()
 
     def read_all(self, bytes_max: int) -> bytes:
-        """For small bodies; the memory is given back by `release`. EntityTooLarge, SlowDown."""
+        """Read the whole of a small body; `release` gives its memory back. EntityTooLarge, SlowDown."""
         parts = []
         for piece in self:
             if self._held_bytes + len(piece) > bytes_max:
@@ -145,46 +145,48 @@ class Payload:
         return b"".join(parts)
 
     def release(self) -> None:
-        """What was read whole is not needed any more."""
+        """Give back the memory of the body that was read."""
         WHOLE_BODIES.give_back(self._held_bytes)
         self._held_bytes = 0
 
     def checksums(self) -> list[Checksum]:
-        """All that were checked, or asked for, once the bytes have ended."""
-        return [Checksum(name, text_of(one.digest())) for name, one in self._sums.items()]
+        """Return all checksums that were checked or requested, once the bytes have ended."""
+        return [Checksum(name, text_of(hasher.digest())) for name, hasher in self._sums.items()]
 
     def _check(self) -> None:
-        if self._declared is not None and self._declared != self.size_bytes:
-            raise S3Error("IncompleteBody", f"the body has {self.size_bytes} bytes, not {self._declared}")
-        if self._sha256 is not None and self._sha256.hexdigest() != self._word:
-            raise S3Error("XAmzContentSHA256Mismatch", "x-amz-content-sha256 is not the body's")
-        if self._md5_given is not None and self._md5_given != self.md5.digest():
+        if self._declared_bytes is not None and self._declared_bytes != self.size_bytes:
+            raise S3Error(
+                "IncompleteBody", f"the body has {self.size_bytes} bytes, not {self._declared_bytes}"
+            )
+        if self._sha256 is not None and self._sha256.hexdigest() != self._payload_hash:
+            raise S3Error("XAmzContentSHA256Mismatch", "x-amz-content-sha256 is not the hash of the body")
+        if self._md5_expected is not None and self._md5_expected != self.md5.digest():
             raise S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.")
         trailers = self._chunks.trailers if self._chunks is not None else {}
-        for name, one in self._sums.items():
-            given = self._given[name] or trailers.get(f"x-amz-checksum-{name}", "")
-            wanted = _from_base64(given, len(one.digest()), f"x-amz-checksum-{name}")
-            if wanted is None and self._announced == f"x-amz-checksum-{name}":
+        for name, hasher in self._sums.items():
+            text = self._expected[name] or trailers.get(f"x-amz-checksum-{name}", "")
+            expected = _from_base64(text, len(hasher.digest()), f"x-amz-checksum-{name}")
+            if expected is None and self._announced_trailer == f"x-amz-checksum-{name}":
                 raise S3Error(
-                    "InvalidRequest", f"the trailer {self._announced} was announced and did not come"
+                    "InvalidRequest", f"the trailer {self._announced_trailer} was announced but not sent"
                 )
-            if wanted is not None and wanted != one.digest():
+            if expected is not None and expected != hasher.digest():
                 raise S3Error(
                     "BadDigest", f"The {name.upper()} you specified did not match what we received."
                 )
 
 
-def _is_hex(word: str) -> bool:
-    return len(word) == 64 and not word.startswith("STREAMING-")
+def _is_hex(payload_hash: str) -> bool:
+    return len(payload_hash) == 64 and not payload_hash.startswith("STREAMING-")
 
 
 def _decoded_length(request: Request) -> int | None:
-    given = request.header("x-amz-decoded-content-length")
-    if not given:
+    text = request.header("x-amz-decoded-content-length")
+    if not text:
         return None
-    if not is_number(given):
+    if not is_number(text):
         raise S3Error("InvalidArgument", "x-amz-decoded-content-length is not a number")
-    return int(given)
+    return int(text)
 
 
 def _from_base64(text: str, size_bytes: int, name: str) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Buckets: the folders at the top of the namespace, and what is in them."""
+"""Serve buckets, which are the directories at the top of the namespace, and the listings of their objects."""
 
 from __future__ import annotations
 
@@ -28,20 +28,24 @@ _XML = [("Content-Type", "application/xml")]
 _OWNER = xml.element("Owner", xml.text("ID", "headrace"), xml.text("DisplayName", "headrace"))
 
 
-def answer(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
+def xml_response(body: bytes, headers: Iterable[tuple[str, str]] = ()) -> Response:
     return Response(200, [*_XML, *headers], body=body)
 
 
 class Buckets:
-    def __init__(self, paths: LocalVfs, objects: Objects) -> None:
-        self._paths = paths
+    """Answers the operations of buckets, their listings, and DeleteObjects."""
+
+    def __init__(self, vfs: LocalVfs, objects: Objects) -> None:
+        self._vfs = vfs
         self._objects = objects
 
     def list_all(self) -> Response:
         rows = []
-        for name, found in self._paths.children(b"/"):
-            if is_directory(found) and xml.is_text(name):
-                mtime_ns = found.version.mtime_ns if isinstance(found, Entry) else found.st_mtime_ns
+        for name, file_stat in self._vfs.children(b"/"):
+            if is_directory(file_stat) and xml.is_text(name):
+                mtime_ns = (
+                    file_stat.version.mtime_ns if isinstance(file_stat, Entry) else file_stat.st_mtime_ns
+                )
                 rows.append(
                     xml.element(
                         "Bucket",
@@ -49,7 +53,7 @@ class Buckets:
                         xml.text("CreationDate", xml.iso_time(mtime_ns)),
                     )
                 )
-        return answer(xml.document("ListAllMyBucketsResult", _OWNER, xml.element("Buckets", *rows)))
+        return xml_response(xml.document("ListAllMyBucketsResult", _OWNER, xml.element("Buckets", *rows)))
 
     def head(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
@@ -57,26 +61,26 @@ class Buckets:
 
     def location(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
-        return answer(xml.document("LocationConstraint"))
+        return xml_response(xml.document("LocationConstraint"))
 
     def versioning(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
-        return answer(xml.document("VersioningConfiguration"))
+        return xml_response(xml.document("VersioningConfiguration"))
 
     def create(self, call: S3Call) -> Response:
-        """A folder at the top of the namespace, where something can be written there."""
-        found = self._paths.find(call.path)[1]
-        if found is not None:
-            raise S3Error("BucketAlreadyOwnedByYou", "The bucket is there already.")
+        """Create a directory at the top of the namespace, if names there can be written."""
+        existing = self._vfs.find(call.path)[1]
+        if existing is not None:
+            raise S3Error("BucketAlreadyOwnedByYou", "The bucket exists already.")
         if not _NEW_BUCKET.fullmatch(call.bucket) or _ADDRESS.fullmatch(call.bucket) or b".." in call.bucket:
             raise S3Error("InvalidBucketName", "The specified bucket is not valid.")
-        self._paths.make_directory(call.path)
+        self._vfs.make_directory(call.path)
         return Response(200, [("Location", "/" + os.fsdecode(call.bucket))])
 
     def delete(self, call: S3Call) -> Response:
         self._objects.check_bucket(call)
         try:
-            self._paths.remove_directory(call.path)
+            self._vfs.remove_directory(call.path)
         except NotADirectoryPathError:
             raise S3Error("NoSuchBucket", "The specified bucket does not exist") from None
         return Response(204)
@@ -84,113 +88,113 @@ class Buckets:
     # ------------------------------------------------------------ listings
 
     def objects(self, request: Request, call: S3Call) -> Response:
-        """ListObjects, the first version."""
-        asked = _Asked(request)
+        """Answer ListObjects, the first version."""
+        query = _ListRequest(request)
         marker = _bytes(request.argument("marker"))
-        page = self._page(call, asked, marker)
+        page = self._page(call, query, marker)
         next_marker = (
-            [xml.key_text("NextMarker", page.next_key, url=asked.url)]
-            if page.next_key and asked.delimiter
+            [xml.key_text("NextMarker", page.next_key, url=query.url)]
+            if page.next_key and query.delimiter
             else []
         )
-        return self._listed(
+        return self._listing_response(
             "ListBucketResult",
             call,
-            asked,
+            query,
             page,
-            xml.key_text("Marker", marker, url=asked.url),
+            xml.key_text("Marker", marker, url=query.url),
             *next_marker,
             with_owner=True,
             with_marker=True,
         )
 
     def objects_v2(self, request: Request, call: S3Call) -> Response:
-        asked = _Asked(request)
+        query = _ListRequest(request)
         token, start = request.argument("continuation-token"), _bytes(request.argument("start-after"))
-        page = self._page(call, asked, _key_of(token) if token else start)
-        said = [xml.text("KeyCount", len(page.rows) + len(page.prefixes))]
+        page = self._page(call, query, _key_of(token) if token else start)
+        elements = [xml.text("KeyCount", len(page.rows) + len(page.prefixes))]
         if request.has("continuation-token"):
-            said.append(xml.text("ContinuationToken", token))
+            elements.append(xml.text("ContinuationToken", token))
         if start:
-            said.append(xml.key_text("StartAfter", start, url=asked.url))
+            elements.append(xml.key_text("StartAfter", start, url=query.url))
         if page.next_key:
-            said.append(xml.text("NextContinuationToken", _token_of(page.next_key)))
+            elements.append(xml.text("NextContinuationToken", _token_of(page.next_key)))
         with_owner = request.argument("fetch-owner").lower() == "true"
-        return self._listed("ListBucketResult", call, asked, page, *said, with_owner=with_owner)
+        return self._listing_response("ListBucketResult", call, query, page, *elements, with_owner=with_owner)
 
     def versions(self, request: Request, call: S3Call) -> Response:
-        """Each object is its only version, `null`."""
-        asked = _Asked(request)
+        """List each object as its only version, `null`."""
+        query = _ListRequest(request)
         marker = _bytes(request.argument("key-marker"))
-        page = self._page(call, asked, marker)
-        said = [xml.key_text("KeyMarker", marker, url=asked.url), xml.text("VersionIdMarker", "")]
+        page = self._page(call, query, marker)
+        elements = [xml.key_text("KeyMarker", marker, url=query.url), xml.text("VersionIdMarker", "")]
         if page.next_key:
-            said.append(xml.key_text("NextKeyMarker", page.next_key, url=asked.url))
-            said.append(xml.text("NextVersionIdMarker", "null"))
-        return self._listed(
-            "ListVersionsResult", call, asked, page, *said, with_owner=True, row_name="Version"
+            elements.append(xml.key_text("NextKeyMarker", page.next_key, url=query.url))
+            elements.append(xml.text("NextVersionIdMarker", "null"))
+        return self._listing_response(
+            "ListVersionsResult", call, query, page, *elements, with_owner=True, row_name="Version"
         )
 
-    def _page(self, call: S3Call, asked: _Asked, after: bytes) -> Page:
+    def _page(self, call: S3Call, query: _ListRequest, after: bytes) -> Page:
         self._objects.check_bucket(call)
-        return ObjectListing(self._paths, call.path).page(asked.prefix, asked.delimiter, after, asked.count)
+        return ObjectListing(self._vfs, call.path).page(query.prefix, query.delimiter, after, query.count)
 
-    def _listed(
+    def _listing_response(
         self,
         name: str,
         call: S3Call,
-        asked: _Asked,
+        query: _ListRequest,
         page: Page,
-        *said: str,
+        *elements: str,
         with_owner: bool,
         row_name: str = "Contents",
         with_marker: bool = False,
     ) -> Response:
-        """with_marker: the first version, whose Prefix S3 tells as it is, whatever the encoding."""
+        """Encode a page. `with_marker` marks the first version, whose Prefix S3 never percent-encodes."""
         rows = [
-            _row(row_name, one, asked, with_owner=with_owner) for one in page.rows if asked.shows(one.key)
+            _row(row_name, row, query, with_owner=with_owner) for row in page.rows if query.can_show(row.key)
         ]
         prefixes = [
-            xml.element("CommonPrefixes", xml.key_text("Prefix", one, url=asked.url))
-            for one in page.prefixes
-            if asked.shows(one)
+            xml.element("CommonPrefixes", xml.key_text("Prefix", prefix, url=query.url))
+            for prefix in page.prefixes
+            if query.can_show(prefix)
         ]
         head = [
             xml.key_text("Name", call.bucket, url=False),
-            xml.key_text("Prefix", asked.prefix, url=asked.url and not with_marker),
-            xml.text("MaxKeys", asked.count),
+            xml.key_text("Prefix", query.prefix, url=query.url and not with_marker),
+            xml.text("MaxKeys", query.count),
             xml.text("IsTruncated", "true" if page.next_key else "false"),
         ]
-        if asked.delimiter:
-            head.append(xml.key_text("Delimiter", asked.delimiter, url=asked.url))
-        if asked.url:
+        if query.delimiter:
+            head.append(xml.key_text("Delimiter", query.delimiter, url=query.url))
+        if query.url:
             head.append(xml.text("EncodingType", "url"))
-        return answer(xml.document(name, *head, *said, *rows, *prefixes))
+        return xml_response(xml.document(name, *head, *elements, *rows, *prefixes))
 
-    # ------------------------------------------------------------ many at once
+    # ------------------------------------------------------------ many objects at once
 
     def delete_objects(self, call: S3Call, body: bytes) -> Response:
-        wanted, quiet = xml.read_delete(body)
+        keys, quiet = xml.read_delete(body)
         self._objects.check_bucket(call)
-        self._paths.check_writable(call.path + b"/any")
+        self._vfs.check_writable(call.path + b"/any")
         rows = []
-        for key, etag in wanted:
+        for key, etag in keys:
             try:
                 check_key(key)
-                one = S3Call("delete_object", call.bucket, key)
+                target = S3Call("delete_object", call.bucket, key)
                 if etag:
-                    self._objects.etag_check(one, etag)
-                self._objects.remove(one)
+                    self._objects.check_etag(target, etag)
+                self._objects.remove(target)
             except (S3Error, HeadraceError) as error:
                 rows.append(_delete_error(key, error if isinstance(error, S3Error) else s3_error_of(error)))
                 continue
             if not quiet:
                 rows.append(xml.element("Deleted", xml.key_text("Key", key, url=False)))
-        return answer(xml.document("DeleteResult", *rows))
+        return xml_response(xml.document("DeleteResult", *rows))
 
 
-class _Asked:
-    """What the three listings have in common."""
+class _ListRequest:
+    """Holds the arguments that the three listings have in common."""
 
     def __init__(self, request: Request) -> None:
         self.prefix = _bytes(request.argument("prefix"))
@@ -204,21 +208,21 @@ class _Asked:
             raise S3Error("InvalidArgument", "Argument max-keys must be an integer between 0 and 2147483647")
         self.count = min(int(count), KEYS_MAX)
 
-    def shows(self, key: bytes) -> bool:
-        """Keys that are no text can be told only percent-encoded."""
+    def can_show(self, key: bytes) -> bool:
+        """Return whether a key can be encoded. A key that is not UTF-8 can only be percent-encoded."""
         return self.url or xml.is_text(key)
 
 
-def _row(name: str, row: ListedKey, asked: _Asked, *, with_owner: bool) -> str:
-    facts = row.facts or ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
+def _row(name: str, row: ListedKey, query: _ListRequest, *, with_owner: bool) -> str:
+    attributes = row.attributes or ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
     version = [xml.text("VersionId", "null"), xml.text("IsLatest", "true")] if name == "Version" else []
     return xml.element(
         name,
-        xml.key_text("Key", row.key, url=asked.url),
+        xml.key_text("Key", row.key, url=query.url),
         *version,
-        xml.text("LastModified", xml.iso_time(facts.mtime_ns)),
-        xml.text("ETag", facts.etag),
-        xml.text("Size", facts.size_bytes),
+        xml.text("LastModified", xml.iso_time(attributes.mtime_ns)),
+        xml.text("ETag", attributes.etag),
+        xml.text("Size", attributes.size_bytes),
         xml.text("StorageClass", "STANDARD"),
         *([_OWNER] if with_owner else []),
     )

@@ -1,7 +1,8 @@
-"""Checksums of objects as S3 has them: of a whole object, or of the checksums of its parts.
+"""Compute checksums of objects as S3 defines them: of a whole object, or of the checksums of its parts.
 
-Source: "Checking object integrity for data uploads" of the Amazon S3 User Guide. A CRC of the whole object is put
-together from those of its parts; of a SHA that can't be done, so that it is COMPOSITE, with the number of parts behind.
+Source: "Checking object integrity for data uploads" of the Amazon S3 User Guide. The CRC of a whole object is
+combined from those of its parts. A SHA can't be combined, so the checksum of an upload in parts is then COMPOSITE,
+followed by the number of parts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace.http.messages import Request
 from headrace.s3.errors import S3Error
 
 ALGORITHMS = {"crc32": 4, "crc32c": 4, "crc64nvme": 8, "sha1": 20, "sha256": 32}
-"""With the bytes of each."""
+"""The bytes of a digest by algorithm."""
 FULL_OBJECT, COMPOSITE = "FULL_OBJECT", "COMPOSITE"
 _CRCS = ("crc32", "crc32c", "crc64nvme")
 
@@ -30,7 +31,7 @@ class Hash(Protocol):
 
 
 class Checksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """value: base64, followed by -N where it is COMPOSITE of N parts."""
+    """Holds one checksum of an object. `value` is base64, followed by -N where it is COMPOSITE of N parts."""
 
     algorithm: str
     value: str
@@ -38,7 +39,7 @@ class Checksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def element(self) -> str:
-        """As XML names it."""
+        """Return the name of its XML element."""
         return f"Checksum{self.algorithm.upper()}"
 
     def headers(self) -> list[tuple[str, str]]:
@@ -46,14 +47,14 @@ class Checksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class ChecksumRequest(msgspec.Struct, frozen=True):
-    """What an upload in parts is to have. algorithm: "" for none."""
+    """Holds which checksum an upload in parts is to have. `algorithm` is "" for none."""
 
     algorithm: str = ""
     kind: str = ""
 
 
 class _Crc:
-    """step: (data, the sum so far) → the sum."""
+    """Accumulates a CRC. `step` maps (data, the sum so far) to the new sum."""
 
     def __init__(self, step: Callable[[bytes, int], int], size_bytes: int) -> None:
         self._step, self._size_bytes = step, size_bytes
@@ -67,7 +68,7 @@ class _Crc:
 
 
 def make_checksum(algorithm: str) -> Hash:
-    """One of ALGORITHMS. NotImplemented where the library for it is not installed."""
+    """Return a hash of one of ALGORITHMS. NotImplemented where its library is not installed."""
     if algorithm == "crc32":
         return _Crc(zlib.crc32, 4)
     if algorithm in ("sha1", "sha256"):
@@ -88,14 +89,15 @@ def text_of(digest: bytes) -> str:
 
 
 def check_kind_of_put(request: Request) -> None:
-    """InvalidRequest for a put in one piece that is to be COMPOSITE: it has no parts."""
+    """Raise InvalidRequest for a COMPOSITE checksum of a put in one piece, which has no parts."""
     kind = request.header("x-amz-checksum-type", FULL_OBJECT).upper()
     if kind != FULL_OBJECT:
         raise S3Error("InvalidRequest", f"x-amz-checksum-type of an object in one piece is {FULL_OBJECT}")
 
 
-def wish_of(request: Request) -> ChecksumRequest:
-    """Of CreateMultipartUpload. InvalidRequest for what S3 does not have either."""
+def checksum_request_of(request: Request) -> ChecksumRequest:
+    """Return the checksum that a CreateMultipartUpload requests. InvalidRequest for combinations that S3 does not
+    have."""
     algorithm = request.header("x-amz-checksum-algorithm").lower()
     kind = request.header("x-amz-checksum-type").upper()
     if not algorithm:
@@ -105,8 +107,8 @@ def wish_of(request: Request) -> ChecksumRequest:
     if algorithm not in ALGORITHMS:
         raise S3Error("InvalidRequest", "Checksum algorithm provided is unsupported.")
     kind = kind or (FULL_OBJECT if algorithm == "crc64nvme" else COMPOSITE)
-    fits = algorithm in _CRCS if kind == FULL_OBJECT else kind == COMPOSITE and algorithm != "crc64nvme"
-    if not fits:
+    is_allowed = algorithm in _CRCS if kind == FULL_OBJECT else kind == COMPOSITE and algorithm != "crc64nvme"
+    if not is_allowed:
         raise S3Error("InvalidRequest", f"x-amz-checksum-type {kind} can't be used with {algorithm}")
     make_checksum(algorithm)
     if kind == FULL_OBJECT:
@@ -114,18 +116,19 @@ def wish_of(request: Request) -> ChecksumRequest:
     return ChecksumRequest(algorithm, kind)
 
 
-def of_parts(wish: ChecksumRequest, parts: Sequence[tuple[int, Checksum]]) -> Checksum:
-    """parts: size in bytes and checksum of each, in order; one at least."""
+def checksum_of_parts(requested: ChecksumRequest, parts: Sequence[tuple[int, Checksum]]) -> Checksum:
+    """Return the checksum of an object from the size in bytes and the checksum of each part, in order; at least one
+    part."""
     digests = [base64.b64decode(checksum.value) for _, checksum in parts]
-    if wish.kind == COMPOSITE:
-        whole = make_checksum(wish.algorithm)
-        whole.update(b"".join(digests))
-        return Checksum(wish.algorithm, f"{text_of(whole.digest())}-{len(parts)}", COMPOSITE)
-    combine = getattr(_library(wish.algorithm), f"combine_{wish.algorithm}")
+    if requested.kind == COMPOSITE:
+        hasher = make_checksum(requested.algorithm)
+        hasher.update(b"".join(digests))
+        return Checksum(requested.algorithm, f"{text_of(hasher.digest())}-{len(parts)}", COMPOSITE)
+    combine = getattr(_library(requested.algorithm), f"combine_{requested.algorithm}")
     value = int.from_bytes(digests[0], "big")
     for (size_bytes, _), digest in zip(parts[1:], digests[1:], strict=True):
         value = combine(value, int.from_bytes(digest, "big"), size_bytes)
-    return Checksum(wish.algorithm, text_of(value.to_bytes(ALGORITHMS[wish.algorithm], "big")))
+    return Checksum(requested.algorithm, text_of(value.to_bytes(ALGORITHMS[requested.algorithm], "big")))
 
 
 def without_checksums(request: Request) -> Request:
@@ -135,22 +138,27 @@ def without_checksums(request: Request) -> Request:
     return msgspec.structs.replace(request, headers=headers)
 
 
-def check_completed(request: Request, wish: ChecksumRequest, whole: Checksum | None, size_bytes: int) -> None:
-    """What a completion says of the object, against what it is. InvalidRequest, BadDigest."""
+def check_completed(
+    request: Request, requested: ChecksumRequest, checksum: Checksum | None, size_bytes: int
+) -> None:
+    """Check the checksum, kind and size that a completion names against those of the object. InvalidRequest,
+    BadDigest."""
     kind, size = request.header("x-amz-checksum-type").upper(), request.header("x-amz-mp-object-size")
-    if kind and kind != wish.kind:
+    if kind and kind != requested.kind:
         raise S3Error(
-            "InvalidRequest", f"x-amz-checksum-type is {kind}, and of the upload {wish.kind or 'none'}"
+            "InvalidRequest", f"x-amz-checksum-type is {kind}, but the upload's is {requested.kind or 'none'}"
         )
     if size and size != str(size_bytes):
-        raise S3Error("InvalidRequest", f"x-amz-mp-object-size is {size}, and the parts have {size_bytes}")
+        raise S3Error(
+            "InvalidRequest", f"x-amz-mp-object-size is {size}, but the parts have {size_bytes} bytes"
+        )
     for algorithm in ALGORITHMS:
-        given = request.header(f"x-amz-checksum-{algorithm}")
-        if given and whole is None:
-            raise S3Error("InvalidRequest", "the upload was begun without x-amz-checksum-algorithm")
-        if given and whole is not None:
-            bare = whole.value.partition("-")[0]
-            if algorithm != whole.algorithm or given not in (whole.value, bare):
+        expected = request.header(f"x-amz-checksum-{algorithm}")
+        if expected and checksum is None:
+            raise S3Error("InvalidRequest", "the upload was created without x-amz-checksum-algorithm")
+        if expected and checksum is not None:
+            bare = checksum.value.partition("-")[0]
+            if algorithm != checksum.algorithm or expected not in (checksum.value, bare):
                 raise S3Error(
                     "BadDigest",
                     f"The {algorithm.upper()} you specified did not match the calculated checksum.",

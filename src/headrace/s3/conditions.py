@@ -1,4 +1,4 @@
-"""Ranges and conditions of requests, pure (RFC 9110, 13 and 14; S3's own for copies)."""
+"""Evaluate ranges and conditions of requests, without I/O (RFC 9110, 13 and 14; S3's own for copies)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONDITIONS = {"if-match", "if-none-match", "if-modified-since", "if-unmodified-
 
 
 def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """start, end (exclusive); None: the whole object, also where the header is none that S3 heeds. InvalidRange."""
+    """Return start and end (exclusive); None for the whole object, also where S3 ignores the header. InvalidRange."""
     match = _RANGE.match(header.replace(" ", ""))
     if match is None or match.group(0) == "bytes=-":
         return None
@@ -34,8 +34,9 @@ def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
     return start, end
 
 
-def wanted(request: Request, size_bytes: int) -> tuple[int, int] | None:
-    """As far as the request's head says it; None: perhaps nothing is sent, as there is a condition or a bad range."""
+def range_to_send(request: Request, size_bytes: int) -> tuple[int, int] | None:
+    """Return the range to send as far as the head decides it; None where a condition or an invalid range may send
+    nothing."""
     if not _CONDITIONS.isdisjoint(request.headers):
         return None
     try:
@@ -45,41 +46,43 @@ def wanted(request: Request, size_bytes: int) -> tuple[int, int] | None:
 
 
 def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:
-    """prefix: "x-amz-copy-source-" of copies, where all is PreconditionFailed. PreconditionFailed, NotModified."""
+    """Check the conditions of a read. `prefix` is "x-amz-copy-source-" for a copy, where each failure is
+    PreconditionFailed. PreconditionFailed, NotModified."""
     headers = request.headers
     if not prefix and _CONDITIONS.isdisjoint(headers):
         return
     seconds = mtime_ns // 1_000_000_000
     match, unmodified = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-unmodified-since")
     if match is not None:
-        if not names(match, etag):
+        if not has_tag(match, etag):
             raise _failed("If-Match")
     elif unmodified is not None and (since := _seconds(unmodified)) is not None and seconds > since:
         raise _failed("If-Unmodified-Since")
     none_match, modified = headers.get(f"{prefix}if-none-match"), headers.get(f"{prefix}if-modified-since")
     if none_match is not None:
-        if names(none_match, etag):
+        if has_tag(none_match, etag):
             raise _failed("If-None-Match") if prefix else _not_modified(etag)
     elif modified is not None and (since := _seconds(modified)) is not None and seconds <= since:
         raise _failed("If-Modified-Since") if prefix else _not_modified(etag)
 
 
 def check_write(request: Request, etag: str | None) -> None:
-    """etag: of what is there, None for nothing. PreconditionFailed; NoSuchKey for If-Match of nothing."""
+    """Check the conditions of a write against the existing ETag, None for no object. PreconditionFailed; NoSuchKey
+    for If-Match without an object."""
     match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
     if match is not None:
         if etag is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
-        if not names(match, etag):
+        if not has_tag(match, etag):
             raise _failed("If-Match")
-    if none_match is not None and etag is not None and names(none_match, etag):
+    if none_match is not None and etag is not None and has_tag(none_match, etag):
         raise _failed("If-None-Match")
 
 
-def names(header: str, etag: str) -> bool:
-    """Whether a list of entity tags, or *, has this one. Compared weakly, quotes or none, as S3 does."""
-    wanted = _bare(etag)
-    return any(one.strip() == "*" or _bare(one) == wanted for one in header.split(","))
+def has_tag(header: str, etag: str) -> bool:
+    """Return whether a list of entity tags, or *, has this one. Compares weakly, with or without quotes, as S3 does."""
+    tag = _bare(etag)
+    return any(item.strip() == "*" or _bare(item) == tag for item in header.split(","))
 
 
 def _bare(etag: str) -> str:

@@ -1,11 +1,11 @@
-"""Who may sign requests: a file of access keys, as the AWS tools write theirs, read again when it changes.
+"""Read the access keys whose owners may sign requests, and read them again when the file changes.
 
     [default]
     aws_access_key_id = …
     aws_secret_access_key = …
 
-Each profile is one that may sign. Where no file is named the gateway makes one at its first start, with one key, in the
-words of a shell, so that a user of the same name sources it:
+The AWS tools write this format; each profile is one key. Without a configured file the gateway creates one at its
+first start, with one key, in shell syntax, so that a user of the same name can source it:
 
     export AWS_ACCESS_KEY_ID=…
     export AWS_SECRET_ACCESS_KEY=…
@@ -26,8 +26,8 @@ FILE_NAME = "s3-credentials"
 ACCESS_KEY_BYTES = 8
 SECRET_KEY_BYTES = 30
 _EXPORT = re.compile(r"^export (AWS_[A-Z_]+)=(\S+)$", re.MULTILINE)
-_MADE = """\
-# Made by the S3 gateway of Headrace at its first start. Remove it for a new key; name another file by s3_credentials.
+_TEMPLATE = """\
+# Created by the S3 gateway of Headrace at its first start. Delete it for a new key; s3_credentials names another file.
 export AWS_ACCESS_KEY_ID=HEADRACE{}
 export AWS_SECRET_ACCESS_KEY={}
 export AWS_REGION=us-east-1
@@ -35,26 +35,27 @@ export AWS_REGION=us-east-1
 
 
 def open_credentials(path: str) -> Reloaded[dict[str, str]]:
-    """Secrets by access key. UsageError for a file that can't be used; it names no secret."""
+    """Return the secrets by access key, reloaded when the file changes. UsageError for an unusable file; it names no
+    secret."""
     return Reloaded(
         [path], lambda: parse_credentials(read_secret(path, f"setting {SETTING}"), path), name=SETTING
     )
 
 
 def make_credentials(path: str) -> None:
-    """Make a file with one key, unless it is there. UsageError."""
-    create_secret(path, _made)
+    """Create a file with one key, unless it exists. UsageError."""
+    create_secret(path, _new_credentials)
 
 
-def _made() -> str:
+def _new_credentials() -> str:
     secret = secrets.token_urlsafe(SECRET_KEY_BYTES)
-    return _MADE.format(secrets.token_hex(ACCESS_KEY_BYTES).upper(), secret)
+    return _TEMPLATE.format(secrets.token_hex(ACCESS_KEY_BYTES).upper(), secret)
 
 
 def parse_credentials(text: str, path: str) -> dict[str, str]:
-    """Secrets by access key. path: for messages. UsageError."""
+    """Return the secrets by access key. `path` is for messages. UsageError."""
     if exported := dict(_EXPORT.findall(text)):
-        return _key(path, "it", exported, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        return _key(path, "the file", exported, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     parser = configparser.RawConfigParser(default_section="-", strict=True)
     try:
         parser.read_string(text)
@@ -65,7 +66,7 @@ def parse_credentials(text: str, path: str) -> dict[str, str]:
         values = dict(parser[profile])
         keys |= _key(path, f"[{profile}]", values, "aws_access_key_id", "aws_secret_access_key")
     if not keys:
-        raise _unusable(path, "it has no profile")
+        raise _unusable(path, "the file has no profile")
     return keys
 
 
@@ -77,5 +78,5 @@ def _key(path: str, where: str, values: dict[str, str], access: str, secret: str
 
 def _unusable(path: str, why: str) -> UsageError:
     return UsageError(
-        f"setting {SETTING} = {path}", why=why, hint="a file of profiles, like ~/.aws/credentials"
+        f"setting {SETTING} = {path}", why=why, hint="name a file of profiles, like ~/.aws/credentials"
     )

@@ -1,6 +1,6 @@
-"""What the gateway answers when it can't: S3's codes, and the one table error of ours → S3's.
+"""Define the gateway's error answers: S3's codes, and the only table HeadraceError → S3 code.
 
-`ERROR_MAP` has a row for every HeadraceError; one that is missing fails a test.
+`ERROR_MAP` has a row for every HeadraceError; a test fails if one is missing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STATUS: dict[str, int] = {
     "SignatureDoesNotMatch": 403,
     "SlowDown": 503,
     "XAmzContentSHA256Mismatch": 400,
-    # Not S3's own: a folder can't be an object too.
+    # Not S3's own: a directory can't be an object too.
     "KeyIsAFolder": 409,
     "ParentIsAnObject": 409,
 }
@@ -94,7 +94,7 @@ ERROR_MAP: dict[str, str] = {
     "cluster.id_taken": "InternalError",
     "peer.failed": "ServiceUnavailable",
     "peer.not_owner": "ServiceUnavailable",
-    # of checkpoints, which this door does not meet
+    # errors of checkpoints, which no request raises
     "checkpoint.not_found": "NoSuchKey",
     "checkpoint.corrupt": "InternalError",
     "checkpoint.mismatch": "InvalidArgument",
@@ -111,7 +111,7 @@ FAULT_MAP: dict[HttpFault, str] = {
 
 
 class S3Error(Exception):
-    """code: of STATUS. headers: of the answer, beside the usual ones."""
+    """Reports a failed request to the client. `code` is one of STATUS. `headers` are added to the response."""
 
     def __init__(self, code: str, message: str, *, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -125,7 +125,8 @@ class S3Error(Exception):
 
 
 def s3_error_of(error: HeadraceError) -> S3Error:
-    """The message has no path of this host: what our errors name are paths of the namespace and URLs."""
+    """Return the S3 error. Its message has no path of this host: HeadraceErrors name paths of the namespace and
+    URLs."""
     return S3Error(ERROR_MAP.get(error.code, "InternalError"), str(error))
 
 

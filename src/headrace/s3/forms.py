@@ -1,8 +1,8 @@
-"""Uploads by a browser's form: multipart/form-data, and the policy that its author signed. No socket.
+"""Parse uploads by a browser's form: multipart/form-data, and the policy that its author signed. No socket.
 
-Sources: "Browser-Based Uploads Using POST (AWS Signature Version 4)" of the Amazon S3 API Reference; RFC 7578. Whoever
-holds a form may send what its policy allows and nothing else: each field is named by a condition, all conditions hold,
-and the policy has not expired. Everything before the file is bounded.
+Sources: "Browser-Based Uploads Using POST (AWS Signature Version 4)" of the Amazon S3 API Reference; RFC 7578. A
+client with a form may send only what its policy allows: a condition names each field, all conditions hold, and the
+policy has not expired. All that precedes the file is bounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.s3 import signature
 from headrace.s3.errors import S3Error
 
 FIELDS_BYTES_MAX = 20 << 10
-"""As S3 bounds all that comes before the file, and so what may come after it."""
+"""S3's bound for all that precedes the file. Here it also bounds what follows the file."""
 FIELDS_MAX = 200
 HEAD_BYTES_MAX = 4096
 FILE_BYTES_MAX = 5 << 30
@@ -31,63 +31,65 @@ _BOUNDARY = re.compile(
 _NAME = re.compile(r';\s*name="((?:[^"\\\r\n]|\\.)*)"', re.I)
 _FILE_NAME = re.compile(r';\s*filename="((?:[^"\\\r\n]|\\.)*)"', re.I)
 _UNCHECKED = ("x-amz-signature", "policy", "file")
-"""Fields without a condition; so are those that begin with x-ignore-."""
+"""Fields that need no condition; nor do those that begin with x-ignore-."""
 
 
 class PostPolicy(msgspec.Struct, frozen=True):
+    """Holds a decoded policy document."""
+
     expiration: str
     conditions: list[dict[str, str] | list[str | int]]
 
 
 class LengthLimits(msgspec.Struct, frozen=True):
-    """Of the file, in bytes, both allowed."""
+    """Holds the least and the most bytes of the file, both allowed."""
 
     least: int = 0
     most: int = FILE_BYTES_MAX
 
 
 class Form:
-    """fields: by name in lower case, in the order sent. file: its bytes, once; what is wrong with the rest of the form
-    is known when they have ended."""
+    """Parses a form. `fields` has the fields before the file, by name in lower case, in the order sent."""
 
     def __init__(self, pieces: Iterator[bytes], content_type: str) -> None:
         match = _BOUNDARY.match(content_type)
         if match is None:
             raise _malformed("the body is not multipart/form-data with a boundary")
         self._pieces = pieces
-        self._mark = b"\r\n--" + (match[1] or match[2]).encode("utf-8", "surrogateescape")
+        self._boundary = b"\r\n--" + (match[1] or match[2]).encode("utf-8", "surrogateescape")
         self._buffer = b"\r\n"
         self.fields: dict[str, str] = {}
         self.file_name = ""
         self._read_fields()
 
     def file(self, limits: LengthLimits) -> Iterator[bytes]:
-        """EntityTooSmall, EntityTooLarge; MalformedPOSTRequest for a form that is cut off."""
+        """Yield the bytes of the file, once. The rest of the form is checked when they have ended. EntityTooSmall,
+        EntityTooLarge; MalformedPOSTRequest for a truncated form."""
         size = 0
-        for piece in self._to_mark():
+        for piece in self._to_boundary():
             size += len(piece)
             if size > limits.most:
                 raise S3Error("EntityTooLarge", f"the file has more than {limits.most} bytes")
             yield piece
         if size < limits.least:
             raise S3Error("EntityTooSmall", f"the file has {size} bytes, fewer than {limits.least}")
-        rest = len(self._buffer)  # of fields behind the file, which mean nothing
+        rest = len(self._buffer)  # fields after the file are ignored
         for piece in self._pieces:
             rest += len(piece)
             if rest > FIELDS_BYTES_MAX:
-                raise _malformed("too much comes after the file")
+                raise _malformed("too many bytes follow the file")
 
     def _read_fields(self) -> None:
         size = 0
-        for piece in self._to_mark():
-            raise _malformed(f"{len(piece)} bytes come before the first boundary")
+        for piece in self._to_boundary():
+            raise _malformed(f"{len(piece)} bytes precede the first boundary")
         while True:
             name, file_name = self._head()
             if name == "file":
                 self.file_name = file_name
                 return
             parts = []
-            for piece in self._to_mark():
+            for piece in self._to_boundary():
                 size += len(piece)
                 if size > FIELDS_BYTES_MAX:
                     raise S3Error(
@@ -96,41 +98,41 @@ class Form:
                     )
                 parts.append(piece)
             if name in self.fields or len(self.fields) >= FIELDS_MAX:
-                raise _malformed(f"the field {name[:80]} comes twice, or there are too many")
+                raise _malformed(f"the field {name[:80]} occurs twice, or there are too many fields")
             self.fields[name] = _text(b"".join(parts))
 
     def _head(self) -> tuple[str, str]:
-        """The names of the field and, where it has one, of the file that begin here."""
+        """Return the names of the field and of its file, "" without a file, that begin here."""
         while len(self._buffer) < 2:
-            self._more()
+            self._read_more()
         if self._buffer.startswith(b"--"):
             raise S3Error("InvalidArgument", "POST requires exactly one file upload per request.")
         while (end := self._buffer.find(b"\r\n\r\n")) < 0:
             if len(self._buffer) > HEAD_BYTES_MAX:
                 break
-            self._more()
+            self._read_more()
         if not self._buffer.startswith(b"\r\n") or not 0 <= end <= HEAD_BYTES_MAX:
-            raise _malformed("a part of the form has no head, or a long one")
+            raise _malformed("a part of the form has no head, or one that is too long")
         head, self._buffer = _text(self._buffer[2:end]), self._buffer[end + 4 :]
-        line = next((one for one in head.split("\r\n") if one.lower().startswith("content-disposition:")), "")
+        line = next((row for row in head.split("\r\n") if row.lower().startswith("content-disposition:")), "")
         name, file_name = _NAME.search(line), _FILE_NAME.search(line)
         if name is None or not name[1]:
             raise _malformed("a part of the form has no name")
         return name[1].lower(), file_name[1] if file_name is not None else ""
 
-    def _to_mark(self) -> Iterator[bytes]:
-        """Bytes to the next boundary, which is passed over."""
-        kept = len(self._mark) - 1
-        while (end := self._buffer.find(self._mark)) < 0:
+    def _to_boundary(self) -> Iterator[bytes]:
+        """Yield the bytes up to the next boundary, and skip the boundary."""
+        kept = len(self._boundary) - 1
+        while (end := self._buffer.find(self._boundary)) < 0:
             if len(self._buffer) > kept:
                 piece, self._buffer = self._buffer[:-kept], self._buffer[-kept:]
                 yield piece
-            self._more()
-        piece, self._buffer = self._buffer[:end], self._buffer[end + len(self._mark) :]
+            self._read_more()
+        piece, self._buffer = self._buffer[:end], self._buffer[end + len(self._boundary) :]
         if piece:
             yield piece
 
-    def _more(self) -> None:
+    def _read_more(self) -> None:
         piece = next(self._pieces, b"")
         if not piece:
             raise _malformed("the form ends before its last boundary")
@@ -138,7 +140,8 @@ class Form:
 
 
 def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
-    """AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch for a form whose policy nobody of these signed."""
+    """Raise AccessDenied, InvalidAccessKeyId or SignatureDoesNotMatch for a form whose policy none of these keys
+    signed."""
     if "policy" not in fields:
         raise S3Error("AccessDenied", "Access Denied: the form has no policy")
     if fields.get("x-amz-algorithm") != signature.ALGORITHM:
@@ -152,8 +155,8 @@ def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
             "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
         )
     key = signature.signing_key(secret, claim.date, claim.region)
-    wanted = hmac.new(key, fields["policy"].encode("utf-8", "surrogateescape"), "sha256").hexdigest()
-    if not hmac.compare_digest(wanted.encode(), claim.signature.encode("utf-8", "replace")):
+    expected = hmac.new(key, fields["policy"].encode("utf-8", "surrogateescape"), "sha256").hexdigest()
+    if not hmac.compare_digest(expected.encode(), claim.signature.encode("utf-8", "replace")):
         raise S3Error(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided.",
@@ -161,11 +164,12 @@ def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
 
 
 def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> LengthLimits:
-    """How long the file may be. AccessDenied for a form that its policy does not allow, InvalidPolicyDocument."""
+    """Check the fields against the policy, and return the limits of the file. AccessDenied for a form that its policy
+    does not allow, InvalidPolicyDocument."""
     policy = _policy_of(fields["policy"])
     if now_s >= _seconds(policy.expiration):
         raise S3Error("AccessDenied", "Invalid according to Policy: Policy expired.")
-    given, limits, named = {**fields, "bucket": bucket}, LengthLimits(), set[str]()
+    values, limits, checked = {**fields, "bucket": bucket}, LengthLimits(), set[str]()
     for condition in policy.conditions:
         if isinstance(condition, dict):
             rows: list[tuple[str, str, str]] = [("eq", name, value) for name, value in condition.items()]
@@ -176,16 +180,16 @@ def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> LengthLim
             rows = [_row(condition)]
         for kind, name, value in rows:
             name = name.lower()
-            named.add(name)
-            if not _holds(kind, name, value, given.get(name)):
+            checked.add(name)
+            if not _holds(kind, name, value, values.get(name)):
                 raise S3Error(
                     "AccessDenied",
                     f"Invalid according to Policy: Policy Condition failed: {kind}, {name[:80]}",
                 )
     extra = [
         name
-        for name in given
-        if name not in named and name not in _UNCHECKED and not name.startswith("x-ignore-")
+        for name in values
+        if name not in checked and name not in _UNCHECKED and not name.startswith("x-ignore-")
     ]
     if extra:
         raise S3Error(
@@ -211,10 +215,10 @@ def _row(condition: list[str | int]) -> tuple[str, str, str]:
 
 
 def _holds(kind: str, name: str, value: str, given: str | None) -> bool:
-    """An empty prefix allows any value, and that the field is left out."""
+    """Return whether a condition holds. An empty prefix allows any value, and also no field."""
     if kind == "eq":
         return given == value
-    if name == "content-type":  # a list of them: each has to
+    if name == "content-type":  # a list of types, each of which must match
         return all(part.strip().startswith(value) for part in (given or "").split(","))
     return (given or "").startswith(value)
 
@@ -231,12 +235,12 @@ def _narrowed(limits: LengthLimits, condition: list[str | int]) -> LengthLimits:
 
 def _seconds(text: str) -> float:
     try:
-        when = datetime.fromisoformat(text)
+        expires = datetime.fromisoformat(text)
     except ValueError:
-        when = None
-    if when is None or when.tzinfo is None:
+        expires = None
+    if expires is None or expires.tzinfo is None:
         raise _bad_policy("expiration is a time such as 2030-01-01T12:00:00.000Z")
-    return when.timestamp()
+    return expires.timestamp()
 
 
 def _text(data: bytes) -> str:

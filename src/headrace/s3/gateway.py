@@ -1,6 +1,6 @@
-"""From a request to its answer: who asks, what for, and errors as XML.
+"""Answer the requests of S3 clients: check who sent them, route them, and encode errors as XML.
 
-`cached` is for the door's thread: it answers what needs no wait. `answer` may wait for the node, the disk and the
+`cached` runs in the server's thread, and answers what needs no wait. `answer` may wait for the node, the disk and the
 client's body.
 """
 
@@ -40,41 +40,45 @@ from headrace.sdk.request_stats import UNKNOWN, CountedBody, RequestStats
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 8 << 20
-"""Of a body that is read whole: a list of keys or of parts."""
+"""The most bytes of a body that is read whole: a list of keys or of parts."""
 _READING = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """secrets: by access key, as of now; None: whoever asks is answered. domains: of virtual hosts. asks: whether
-    origins are asked for the metadata of objects. loopback: it listens there only."""
+    """Holds who may send requests. `secrets` returns the secrets by access key; None allows everyone. `domains` are
+    those of virtual hosts. `reads_origin_metadata` says whether origins are asked for the metadata of objects.
+    `loopback` says that the gateway listens on loopback only."""
 
     secrets: Callable[[], dict[str, str]] | None
     domains: tuple[str, ...]
-    asks: bool = True
+    reads_origin_metadata: bool = True
     loopback: bool = True
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who asks. word: of the body's hash. claim: None of who needs no signature."""
+    """Identifies who signed a request. `payload_hash` is its x-amz-content-sha256. `claim` is None where no signature
+    is needed."""
 
-    word: str
+    payload_hash: str
     claim: SignatureFields | None
     secret: str = ""
 
     def signer(self) -> ChunkSigner | None:
-        if self.claim is None or not self.word.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
+        if self.claim is None or not self.payload_hash.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD"):
             return None
         return ChunkSigner(self.claim, self.secret)
 
 
 class S3Gateway:
-    def __init__(self, paths: LocalVfs, access: Access) -> None:
+    """Serves the namespace to S3 clients: the first directory of a path is the bucket, the rest is the key."""
+
+    def __init__(self, vfs: LocalVfs, access: Access) -> None:
         self._access = access
-        self.objects = Objects(paths, asks=access.asks)
-        self._buckets = Buckets(paths, self.objects)
-        uploads = os.fsencode(paths.client.upper) + b"/uploads"
-        self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: paths.client.local.durable_puts))
+        self.objects = Objects(vfs, reads_origin_metadata=access.reads_origin_metadata)
+        self._buckets = Buckets(vfs, self.objects)
+        uploads = os.fsencode(vfs.client.upper) + b"/uploads"
+        self.uploads = Uploads(uploads, DurableWrites(uploads, lambda: vfs.client.local.durable_puts))
         self._attributes = AttributesOperation(self.objects)
         self._parts = Multipart(self.objects, self.uploads)
         self.counts = RequestStats()
@@ -82,11 +86,11 @@ class S3Gateway:
         self._ids = itertools.count(secrets.randbits(48))
 
     def new_id(self) -> str:
-        """Of a request, for logs."""
+        """Return a new request id, for logs."""
         return f"{next(self._ids):016X}"
 
     def cached(self, request: Request) -> Response | None:
-        """None: it has to be asked for by `answer`. Never waits."""
+        """Answer a read of cached data, without waiting. None: `answer` must serve the request."""
         if request.method not in _READING:
             return None
         try:
@@ -96,8 +100,8 @@ class S3Gateway:
             self._check(request)
             response = self.objects.get_cached(request, call)
         except (S3Error, HeadraceError):
-            return None  # told by `answer`
-        except Exception:  # the door's thread has to go on; `answer` will meet it, too
+            return None  # `answer` reports it
+        except Exception:  # the server's thread must continue; `answer` raises it again
             log.exception("request failed method=%s path=%s", request.method, request.path)
             return None
         if response is not None:
@@ -105,12 +109,12 @@ class S3Gateway:
         return response
 
     def admit(self, request: Request) -> Response | None:
-        """The refusal that the head alone decides, before the body is read; None: go on."""
+        """Return the refusal that the head alone decides, before the body is read; None to continue."""
         operation = UNKNOWN
         try:
             call = route(request, self._access.domains)
             operation = call.operation
-            self._let_in(request, call)
+            self._authenticate(request, call)
             _check_length(request, call)
         except S3Error as error:
             response = self.error(request, error)
@@ -119,12 +123,12 @@ class S3Gateway:
         return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
-        """pieces: of the body. HungUpError."""
+        """Serve a request. `pieces` yields its body. HungUpError."""
         operation, received = UNKNOWN, CountedBody(pieces)
         try:
             call = route(request, self._access.domains)
             operation = call.operation
-            response = self._answered(request, call, received)
+            response = self._serve(request, call, received)
         except S3Error as error:
             response = self.error(request, error)
         finally:
@@ -132,14 +136,14 @@ class S3Gateway:
         self.counts.add(operation, response.status, response.body_bytes)
         return response
 
-    def _answered(self, request: Request, call: S3Call, pieces: Iterator[bytes]) -> Response:
-        """Errors are answers. HungUpError."""
+    def _serve(self, request: Request, call: S3Call, pieces: Iterator[bytes]) -> Response:
+        """Serve a routed request, and turn errors into responses. HungUpError."""
         try:
-            known = self._let_in(request, call)
-            if known is None:
+            principal = self._authenticate(request, call)
+            if principal is None:
                 secrets = None if self._access.secrets is None else self._access.secrets()
                 return post(self.objects, secrets, request, call, pieces)
-            return self._do(request, call, pieces, known)
+            return self._run(request, call, pieces, principal)
         except S3Error as error:
             return self.error(request, error)
         except BadRequestError as error:
@@ -163,19 +167,20 @@ class S3Gateway:
         return [("x-amz-request-id", response.request_id or self.new_id())]
 
     def clean(self) -> None:
-        self.uploads.remove_silent()
+        self.uploads.remove_idle()
 
     def error(self, request: Request | None, error: S3Error) -> Response:
-        """The answer that tells of it."""
-        bare = error.status == 304 or (request is not None and request.method == "HEAD")
+        """Return the response that reports an error."""
+        has_no_body = error.status == 304 or (request is not None and request.method == "HEAD")
         resource = "" if request is None else request.path.decode("utf-8", "replace")
         id = self.new_id()
-        body = b"" if bare else xml.error_document(error.code, error.message, resource, id)
+        body = b"" if has_no_body else xml.error_document(error.code, error.message, resource, id)
         headers = [("Content-Type", "application/xml")] if body else []
         return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
-    def _let_in(self, request: Request, call: S3Call) -> Principal | None:
-        """None: the fields of a form say who asks. S3Error, which is logged, for who may not ask."""
+    def _authenticate(self, request: Request, call: S3Call) -> Principal | None:
+        """Return the principal; None for a form, whose fields identify it. Logs the refusal and raises S3Error where
+        access is denied."""
         try:
             if call.operation == "post_object":
                 self._check_sender(request)
@@ -186,7 +191,7 @@ class S3Gateway:
             raise
 
     def _check(self, request: Request) -> Principal:
-        """S3Error for who may not ask."""
+        """Return who signed a request. S3Error where access is denied."""
         if self._access.secrets is None:
             self._check_sender(request)
             request.who = "anyone"
@@ -201,33 +206,35 @@ class S3Gateway:
             )
         signature.check_time(claim, time.time())
         signature.check_headers(request, claim)
-        word = signature.payload_word(request, claim)
-        if not signature.matches(request, claim, secret, word):
+        payload_hash = signature.payload_hash_of(request, claim)
+        if not signature.matches(request, claim, secret, payload_hash):
             raise S3Error(
                 "SignatureDoesNotMatch",
                 "The request signature we calculated does not match the signature you provided.",
             )
         request.who = claim.access_key
-        return Principal(word, claim, secret)
+        return Principal(payload_hash, claim, secret)
 
     def _check_sender(self, request: Request) -> None:
-        """S3Error for a web page, where nobody is asked for a key."""
+        """Raise S3Error for a request of a web page, where no key is required."""
         if self._access.secrets is not None:
             return
         trouble = trouble_with_sender(request, self._access.domains, loopback=self._access.loopback)
         if trouble:
             raise S3Error("AccessDenied", f"Access Denied: {trouble}; s3_insecure is set")
 
-    def _do(self, request: Request, call: S3Call, pieces: Iterator[bytes], known: Principal) -> Response:
+    def _run(self, request: Request, call: S3Call, pieces: Iterator[bytes], principal: Principal) -> Response:
         copies = "x-amz-copy-source" in request.headers
         _check_length(request, call)
         also = (
-            self._parts.wish(request, call).algorithm if call.operation == "put_part" and not copies else ""
+            self._parts.checksum_request(request, call).algorithm
+            if call.operation == "put_part" and not copies
+            else ""
         )
-        # a completion's checksums are the object's, which has come before, and not its body's
+        # a completion's checksums are those of the object, which was sent before, not those of its body
         own = checksums.without_checksums(request) if call.operation == "complete_upload" else request
-        payload = Payload(own, pieces, known.word, known.signer(), also=also)
-        work: dict[str, Callable[[], Response]] = {
+        payload = Payload(own, pieces, principal.payload_hash, principal.signer(), also=also)
+        operations: dict[str, Callable[[], Response]] = {
             "list_buckets": self._buckets.list_all,
             "list_objects": lambda: self._buckets.objects(request, call),
             "list_objects_v2": lambda: self._buckets.objects_v2(request, call),
@@ -262,15 +269,15 @@ class S3Gateway:
             "abort_upload": lambda: self._parts.abort(request, call),
         }
         try:
-            return work[call.operation]()
+            return operations[call.operation]()
         finally:
             payload.release()
 
 
 def _check_length(request: Request, call: S3Call) -> None:
-    """A put that says neither how long it is nor that it comes in chunks would be an empty object; one that says that
-    it is too long is refused before its bytes come. A form says how long it is, as browsers do: nobody knows yet who
-    sends it, and no thread waits for it."""
+    """Check the length that a request declares. A put without a length that is not chunked either would be an empty
+    object. A put that is too long is refused before its bytes arrive. A form must declare its length, as browsers do:
+    its sender is not known yet, and no thread may wait for it."""
     if call.operation == "post_object" and "content-length" not in request.headers:
         raise _no_length()
     if call.operation not in ("put_object", "put_part") or "x-amz-copy-source" in request.headers:

@@ -1,7 +1,8 @@
-"""Keys of a bucket in S3's order: byte order of whole keys, page by page, of a tree of folders.
+"""List the keys of a bucket in S3's order, the byte order of whole keys, page by page, from a tree of directories.
 
-A folder's names come in byte order; as keys they sort otherwise, since the keys below a folder `a` begin with `a/`, and
-`a-b` and `a.txt` come before them. A folder that is empty, or was put as `key/`, is shown as the key `key/`.
+The names in a directory are listed in byte order. As keys they sort differently, because the keys below a directory
+`a` begin with `a/`, and `a-b` and `a.txt` sort before them. A directory that is empty, or was put as `key/`, is
+listed as the key `key/`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from headrace.base.errors import HeadraceError, NotADirectoryPathError, PathNotFoundError
 from headrace.base.namespace_path import check_name
 from headrace.overlay.upper import join
-from headrace.s3.object_attributes import ObjectAttributes, facts_of, is_file, is_marked
+from headrace.s3.object_attributes import ObjectAttributes, attributes_of, is_file, is_marked
 from headrace.s3.routes import KEY_BYTES_MAX
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
@@ -24,15 +25,15 @@ _NAME_BYTES_MAX = 255
 
 @dataclass(frozen=True, slots=True)
 class ListedKey:
-    """facts None: a folder, whose key ends in a slash."""
+    """Holds one listed key. `attributes` is None for a directory, whose key ends in a slash."""
 
     key: bytes
-    facts: ObjectAttributes | None
+    attributes: ObjectAttributes | None
 
 
 @dataclass(slots=True)
 class Page:
-    """next_key: after which the next page begins; b"" at the end."""
+    """Holds one page of a listing. The next page begins after `next_key`; b"" at the end."""
 
     rows: list[ListedKey] = field(default_factory=list)
     prefixes: list[bytes] = field(default_factory=list)
@@ -40,29 +41,29 @@ class Page:
 
 
 class ObjectListing:
-    """bucket: its path."""
+    """Lists the keys of one bucket, whose path is `bucket`."""
 
-    def __init__(self, paths: LocalVfs, bucket: bytes) -> None:
-        self._paths = paths
+    def __init__(self, vfs: LocalVfs, bucket: bytes) -> None:
+        self._vfs = vfs
         self._bucket = bucket
 
     def page(self, prefix: bytes, delimiter: bytes, after: bytes, count: int) -> Page:
-        """Keys and common prefixes greater than `after`, so many at most together."""
+        """Return the keys and common prefixes greater than `after`, at most `count` together."""
         page = Page()
         if count == 0 or not _is_prefix(prefix):
             return page
-        seen = after if delimiter and after.startswith(prefix) and after.endswith(delimiter) else b""
+        last_group = after if delimiter and after.startswith(prefix) and after.endswith(delimiter) else b""
         last, rows = b"", 0
         for row in self._rows(prefix, after, flat=delimiter == b"/"):
             group = _group(row.key, prefix, delimiter)
-            if group and (group == seen or group <= after):
+            if group and (group == last_group or group <= after):
                 continue
             if rows == count:
                 page.next_key = last
                 return page
             if group:
                 page.prefixes.append(group)
-                seen = last = group
+                last_group = last = group
             else:
                 page.rows.append(row)
                 last = row.key
@@ -70,32 +71,32 @@ class ObjectListing:
         return page
 
     def _rows(self, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[ListedKey]:
-        """flat: folders are not entered, but for that of the prefix."""
-        folder, _, name = prefix.rpartition(b"/")
-        at = folder + b"/" if folder or prefix.startswith(b"/") else b""
+        """Yield the keys that begin with the prefix. `flat` enters no directory but that of the prefix."""
+        directory, _, name = prefix.rpartition(b"/")
+        base = directory + b"/" if directory or prefix.startswith(b"/") else b""
         try:
-            if at and at == prefix and at > after and self._is_shown(self._path(folder), at):
-                yield ListedKey(at, None)
-            yield from self._walk(at, name, after, flat=flat)
+            if base and base == prefix and base > after and self._is_shown(self._path(directory), base):
+                yield ListedKey(base, None)
+            yield from self._walk(base, name, after, flat=flat)
         except (PathNotFoundError, NotADirectoryPathError):
             return
 
-    def _walk(self, at: bytes, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[ListedKey]:
-        """The keys below a folder whose key is `at`, of names that begin with prefix."""
-        levels = [self._level(at, prefix, after)]
+    def _walk(self, base: bytes, prefix: bytes, after: bytes, *, flat: bool) -> Iterator[ListedKey]:
+        """Yield the keys below the directory whose key is `base`, of names that begin with the prefix."""
+        levels = [self._level(base, prefix, after)]
         while levels:
             try:
                 entry = next(levels[-1], None)
             except (PathNotFoundError, NotADirectoryPathError):
                 if len(levels) == 1:
                     raise
-                entry = None  # removed meanwhile
+                entry = None  # the directory was removed meanwhile
             if entry is None:
                 levels.pop()
                 continue
-            key, path, seen = entry
-            if not is_directory(seen):
-                row = self._file(key, path, seen)
+            key, path, file_stat = entry
+            if not is_directory(file_stat):
+                row = self._file(key, path, file_stat)
                 if row is not None and key > after:
                     yield row
             elif flat:
@@ -106,60 +107,61 @@ class ObjectListing:
                     yield ListedKey(key, None)
                 levels.append(self._level(key, b"", after))
 
-    def _level(self, at: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Of one folder: (key, path, what is there) in the order of keys; that of a folder ends in a slash."""
-        folder = self._path(at.rstrip(b"/"))
-        resume = after[len(at) :].partition(b"/")[0] if after.startswith(at) else b""
-        if after > at and not after.startswith(at):
-            return  # all of it comes before
+    def _level(self, base: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
+        """Yield (key, path, file stat) of the names in one directory, in the order of keys; the key of a directory
+        ends in a slash."""
+        directory = self._path(base.rstrip(b"/"))
+        resume = after[len(base) :].partition(b"/")[0] if after.startswith(base) else b""
+        if after > base and not after.startswith(base):
+            return  # all keys of the directory sort before `after`
         waiting: list[tuple[bytes, bytes, FileStat]] = []
-        begin = max(_before(prefix), _before(resume)) if resume or prefix else b""
-        earlier = self._folders_that_sort_later(folder, resume) if resume > prefix else []
-        for name, found in earlier:
-            if name.startswith(prefix) and name <= begin:
-                heapq.heappush(waiting, (at + name + b"/", join(folder, name), found))
-        for name, found in self._paths.children(folder or b"/", after=begin):
-            while waiting and waiting[0][0] <= at + name:
+        first = max(_before(prefix), _before(resume)) if resume or prefix else b""
+        earlier = self._directories_that_sort_later(directory, resume) if resume > prefix else []
+        for name, file_stat in earlier:
+            if name.startswith(prefix) and name <= first:
+                heapq.heappush(waiting, (base + name + b"/", join(directory, name), file_stat))
+        for name, file_stat in self._vfs.children(directory or b"/", after=first):
+            while waiting and waiting[0][0] <= base + name:
                 yield heapq.heappop(waiting)
             if not name.startswith(prefix):
                 if name > prefix:
                     break
                 continue
-            key = at + name + (b"/" if is_directory(found) else b"")
-            heapq.heappush(waiting, (key, join(folder, name), found))
+            key = base + name + (b"/" if is_directory(file_stat) else b"")
+            heapq.heappush(waiting, (key, join(directory, name), file_stat))
         while waiting:
             yield heapq.heappop(waiting)
 
-    def _folders_that_sort_later(self, folder: bytes, resume: bytes) -> list[tuple[bytes, FileStat]]:
-        """Folders whose name is the beginning of the one to go on at, and whose keys come after it all the same."""
-        found = []
+    def _directories_that_sort_later(self, directory: bytes, resume: bytes) -> list[tuple[bytes, FileStat]]:
+        """Return the directories whose name is a prefix of the name to resume at, although their keys sort after it."""
+        rows = []
         for end in range(1, len(resume)):
-            if resume[end] < 0x2F and _is_name(resume[:end]):  # the slash
-                one = self._paths.find(join(folder or b"/", resume[:end]))[1]
-                if one is not None and is_directory(one):
-                    found.append((resume[:end], one))
-        return found
+            if resume[end] < 0x2F and _is_name(resume[:end]):  # sorts before a slash
+                file_stat = self._vfs.find(join(directory or b"/", resume[:end]))[1]
+                if file_stat is not None and is_directory(file_stat):
+                    rows.append((resume[:end], file_stat))
+        return rows
 
-    def _file(self, key: bytes, path: bytes, found: FileStat) -> ListedKey | None:
-        """None for what is no file: links to folders, sockets, links to nothing."""
+    def _file(self, key: bytes, path: bytes, file_stat: FileStat) -> ListedKey | None:
+        """Return the row of a file; None for other types: links to directories, sockets, dangling links."""
         try:
-            if not is_file(found):
-                path, linked = self._paths.get(path)
+            if not is_file(file_stat):
+                path, linked = self._vfs.get(path)
                 if is_directory(linked) or not is_file(linked):
                     return None
-                found = linked
+                file_stat = linked
         except HeadraceError:
             return None
-        return ListedKey(key, facts_of(found, self._paths.tree.upper.at(path)))
+        return ListedKey(key, attributes_of(file_stat, self._vfs.tree.upper.at(path)))
 
-    def _is_shown(self, folder: bytes, key: bytes) -> bool:
-        """As a key of its own."""
+    def _is_shown(self, path: bytes, key: bytes) -> bool:
+        """Return whether a directory is listed as a key of its own."""
         if not key:
             return False
-        if is_marked(self._paths.tree.upper.at(folder)):
+        if is_marked(self._vfs.tree.upper.at(path)):
             return True
         try:
-            return next(iter(self._paths.children(folder)), None) is None
+            return next(iter(self._vfs.children(path)), None) is None
         except (PathNotFoundError, NotADirectoryPathError):
             return False  # removed meanwhile
 
@@ -168,7 +170,7 @@ class ObjectListing:
 
 
 def _is_prefix(prefix: bytes) -> bool:
-    """Whether a key may begin so: the names before its last slash are names of folders."""
+    """Return whether a key can begin so: the names before its last slash must be valid names of directories."""
     *names, rest = prefix.split(b"/")
     return len(prefix) <= KEY_BYTES_MAX and all(map(_is_name, names)) and b"\0" not in rest
 
@@ -182,7 +184,7 @@ def _is_name(name: bytes) -> bool:
 
 
 def _group(key: bytes, prefix: bytes, delimiter: bytes) -> bytes:
-    """The common prefix that a key is shown as; b"" where it is shown itself."""
+    """Return the common prefix under which a key is listed; b"" where the key itself is listed."""
     if not delimiter:
         return b""
     end = key.find(delimiter, len(prefix))
@@ -190,7 +192,7 @@ def _group(key: bytes, prefix: bytes, delimiter: bytes) -> bytes:
 
 
 def _before(name: bytes) -> bytes:
-    """Greater than nearly all names that are less than this one, and less than it."""
+    """Return a name that is less than this one, and greater than nearly all names that are less than this one."""
     if not name or name[-1] == 0:
         return b""
     return name[:-1] + bytes([name[-1] - 1]) + b"\xff" * (_NAME_BYTES_MAX - len(name))

@@ -1,9 +1,9 @@
-"""What an object is, as S3 tells it: size, time and ETag of something of the merged tree.
+"""Compute the attributes of objects as S3 defines them: size, time and ETag of a file of the merged tree.
 
-An object of an origin has the origin's ETag; where that has none, one made of size and time. A file that was written
-by the gateway has the MD5 of its bytes, kept in an attribute of the file with the size and time for which it holds; one
-that was written, or changed, by a mount has one made of size and time. One that is no MD5 has a `-` in it: clients then
-don't take it for one.
+An object of an origin has the origin's ETag; without one, an ETag made of size and time. A file that the gateway
+wrote has the MD5 of its bytes. The MD5 is in an attribute of the file, with the size and time for which it is valid.
+A file that a mount wrote or changed has an ETag made of size and time. An ETag that is no MD5 contains a `-`, so that
+clients don't use it as one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from headrace.sdk.merged_tree import FileStat
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"
 PART_RUNS_MAX = 64
-"""An attribute has some 4 KiB on ext4; parts are nearly always equal but for the last."""
+"""The most runs of equal parts to record. An attribute has some 4 KiB on ext4, and nearly always all parts but the
+last are equal."""
 MARKER = "trusted.headrace.folder"
-"""Of a folder that was put as an object, `key/`: it stays when it is empty."""
+"""Marks a directory that was put as an object, `key/`: it stays when it is empty."""
 
 
 class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """mtime_text: as a client gave it by x-amz-meta-mtime. parts: how many of which size, in order; empty where they
-    are not known."""
+    """Holds what the gateway records at a file. `mtime_text` is the client's x-amz-meta-mtime. `parts` has the count
+    and size of each run of equal parts, in order; empty where they are not known."""
 
     etag: str
     size_bytes: int
@@ -42,7 +43,8 @@ class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ObjectAttributes(msgspec.Struct, frozen=True):
-    """etag: with its quotes. checksum and parts: as of Record, where they are known."""
+    """Holds the attributes of one object. `etag` includes its quotes. `checksum` and `parts` are those of Record,
+    where they are known."""
 
     size_bytes: int
     mtime_ns: int
@@ -52,38 +54,38 @@ class ObjectAttributes(msgspec.Struct, frozen=True):
     parts: tuple[tuple[int, int], ...] = ()
 
 
-def facts_of(found: FileStat, at: SafePath | bytes | int) -> ObjectAttributes:
-    """at: a file of the upper layer, by path or descriptor; -1 for an Entry."""
-    if isinstance(found, Entry):
-        version = found.version
+def attributes_of(file_stat: FileStat, target: SafePath | bytes | int) -> ObjectAttributes:
+    """Return the attributes of an object. `target` is a file of the upper layer, by path or descriptor; -1 for an
+    Entry."""
+    if isinstance(file_stat, Entry):
+        version = file_stat.version
         token = version.token
         if not token:
-            token = made_etag(version.size_bytes, version.mtime_ns)
+            token = synthetic_etag(version.size_bytes, version.mtime_ns)
         elif not token.startswith(('"', "W/")):
             token = f'"{token}"'
         return ObjectAttributes(version.size_bytes, version.mtime_ns, token)
-    record = _record_of(at)
-    if record is not None and (record.size_bytes, record.mtime_ns) == (found.st_size, found.st_mtime_ns):
-        return ObjectAttributes(
-            *(found.st_size, found.st_mtime_ns, f'"{record.etag}"', record.mtime_text),
-            checksum=record.checksum,
-            parts=record.parts,
-        )
-    return ObjectAttributes(found.st_size, found.st_mtime_ns, made_etag(found.st_size, found.st_mtime_ns))
+    record = _record_of(target)
+    size_bytes, mtime_ns = file_stat.st_size, file_stat.st_mtime_ns
+    if record is None or (record.size_bytes, record.mtime_ns) != (size_bytes, mtime_ns):
+        return ObjectAttributes(size_bytes, mtime_ns, synthetic_etag(size_bytes, mtime_ns))
+    etag, checksum, parts = f'"{record.etag}"', record.checksum, record.parts
+    return ObjectAttributes(size_bytes, mtime_ns, etag, record.mtime_text, checksum, parts)
 
 
-def with_noted(facts: ObjectAttributes, fd: int) -> ObjectAttributes:
-    """Add what was noted when these bytes were put here. fd: of a complete cache file, which the layer gave away."""
+def with_recorded(attributes: ObjectAttributes, fd: int) -> ObjectAttributes:
+    """Add the checksum and parts that the gateway recorded at the file. `fd` is a complete cache file that was
+    demoted."""
     record = _record_of(fd)
     if record is None:
-        return facts
-    found = os.fstat(fd)
-    if (record.size_bytes, record.mtime_ns) != (found.st_size, found.st_mtime_ns):
-        return facts
-    return msgspec.structs.replace(facts, checksum=record.checksum, parts=record.parts)
+        return attributes
+    file_stat = os.fstat(fd)
+    if (record.size_bytes, record.mtime_ns) != (file_stat.st_size, file_stat.st_mtime_ns):
+        return attributes
+    return msgspec.structs.replace(attributes, checksum=record.checksum, parts=record.parts)
 
 
-def note(
+def write_record(
     fd: int,
     etag: str,
     mtime_text: str = "",
@@ -91,57 +93,59 @@ def note(
     checksum: Checksum | None = None,
     parts: tuple[tuple[int, int], ...] = (),
 ) -> os.stat_result:
-    """The file is whole, and has this ETag from now on. etag: without quotes, "" for one made of size and time.
-    parts: as of Record; of more than PART_RUNS_MAX kinds they are not kept."""
+    """Record the ETag of a file that is complete, and return its stat result. `etag` has no quotes; "" makes one of
+    size and time. `parts` are those of Record; more than PART_RUNS_MAX runs are not recorded."""
     if mtime_text:
         mtime_ns = parse_mtime(mtime_text)
         os.utime(fd, ns=(mtime_ns, mtime_ns))
-    found = os.fstat(fd)
-    etag = etag or made_etag(found.st_size, found.st_mtime_ns).strip('"')
+    file_stat = os.fstat(fd)
+    etag = etag or synthetic_etag(file_stat.st_size, file_stat.st_mtime_ns).strip('"')
     kept = parts if len(parts) <= PART_RUNS_MAX else ()
-    record = Record(etag, found.st_size, found.st_mtime_ns, mtime_text, checksum, kept)
-    with contextlib.suppress(OSError):  # a file system without attributes: then the ETag is made anew
+    record = Record(etag, file_stat.st_size, file_stat.st_mtime_ns, mtime_text, checksum, kept)
+    with contextlib.suppress(
+        OSError
+    ):  # without attributes in the file system, ETags are made of size and time
         os.setxattr(fd, ATTRIBUTE, msgspec.json.encode(record))
-    return found
+    return file_stat
 
 
-def made_etag(size_bytes: int, mtime_ns: int) -> str:
+def synthetic_etag(size_bytes: int, mtime_ns: int) -> str:
     return f'"{mtime_ns:x}-{size_bytes:x}"'
 
 
 def parse_mtime(text: str) -> int:
-    """Seconds with a fraction, as rclone and s3fs write them, in ns. ValueError."""
+    """Return the time in ns of seconds with a fraction, as rclone and s3fs write them. ValueError."""
     seconds, _, fraction = text.partition(".")
     if not _SECONDS.fullmatch(text):
         raise ValueError(text)
     return int(seconds) * 1_000_000_000 + int((fraction + "000000000")[:9])
 
 
-def mark_folder(at: SafePath) -> None:
+def mark_directory(directory: SafePath) -> None:
     with contextlib.suppress(OSError):
-        at.setxattr(MARKER, b"")
+        directory.setxattr(MARKER, b"")
 
 
-def unmark_folder(at: SafePath) -> None:
+def unmark_directory(directory: SafePath) -> None:
     with contextlib.suppress(OSError):
-        at.removexattr(MARKER)
+        directory.removexattr(MARKER)
 
 
-def is_marked(at: SafePath) -> bool:
+def is_marked(directory: SafePath) -> bool:
     try:
-        at.getxattr(MARKER)
+        directory.getxattr(MARKER)
     except OSError:
         return False
     return True
 
 
-def is_file(found: FileStat) -> bool:
-    return isinstance(found, Entry) or stat.S_ISREG(found.st_mode)
+def is_file(file_stat: FileStat) -> bool:
+    return isinstance(file_stat, Entry) or stat.S_ISREG(file_stat.st_mode)
 
 
-def _record_of(at: SafePath | bytes | int) -> Record | None:
+def _record_of(target: SafePath | bytes | int) -> Record | None:
     try:
-        value = at.getxattr(ATTRIBUTE) if isinstance(at, SafePath) else os.getxattr(at, ATTRIBUTE)
+        value = target.getxattr(ATTRIBUTE) if isinstance(target, SafePath) else os.getxattr(target, ATTRIBUTE)
         return decode_json(value, Record)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -1,7 +1,8 @@
-"""User metadata, content headers and tags of objects: from requests, to answers, and where an origin can hold them.
+"""Read user metadata, content headers and tags of requests, write those of responses, and find which the origin can
+keep.
 
-What was put by a gateway is noted at the file, and so is what an origin tells with an object's bytes. Of an object that
-is not cached the node asks the origin, and this process remembers the answer for a while.
+Metadata that a gateway put, and metadata that an origin sent with an object's bytes, is recorded at the file. For an
+object that is not cached the node asks the origin, and this process keeps the reply for a while.
 """
 
 from __future__ import annotations
@@ -34,22 +35,23 @@ HEADERS = {
     "content-language": "Content-Language",
     "cache-control": "Cache-Control",
 }
-"""As requests and origins name them. Expires is not among them: origins' clients don't take it."""
+"""The content headers, as requests and origins name them. Expires is not among them: the clients of origins don't
+support it."""
 MISSING = ("x-amz-missing-meta", "1")
-"""Of an answer whose metadata could not be asked for."""
+"""The header of a response whose metadata could not be requested from the origin."""
 _TAG = re.compile(r"[\w\s+\-=.:/@]*")
-"""What S3 takes in tags; others would be refused when the object is persisted."""
+"""The characters that S3 allows in tags. Others would be refused when the object is persisted."""
 NOTHING: frozenset[str] = frozenset()
 KEPT_BY = {"s3": frozenset(("metadata", "tags")), "gs": frozenset(("metadata",))}
-"""By the scheme of the origin's URL."""
+"""What an origin can keep, by the scheme of its URL."""
 MOUNTS_S = 1.0
-FOLDERS_MAX = 4096
+DIRECTORIES_MAX = 4096
 REMEMBERED_S = 600.0
 REMEMBERED_MAX = 100_000
 
 
 def metadata_of(request: Request) -> ObjectMetadata:
-    """Of a put or copy; tags by header. InvalidArgument, InvalidTag, MetadataTooLarge."""
+    """Return the metadata, headers and tags of a put or copy. InvalidArgument, InvalidTag, MetadataTooLarge."""
     metadata = {
         name.removeprefix(METADATA): value
         for name, value in request.headers.items()
@@ -60,8 +62,8 @@ def metadata_of(request: Request) -> ObjectMetadata:
             "MetadataTooLarge", "Your metadata headers exceed the maximum allowed metadata size: 2 KiB"
         )
     headers = {HEADERS[name]: value for name, value in request.headers.items() if name in HEADERS and value}
-    encodings = [one.strip() for one in headers.get("Content-Encoding", "").split(",")]
-    encoding = ", ".join(one for one in encodings if one not in ("", "aws-chunked"))
+    encodings = [item.strip() for item in headers.get("Content-Encoding", "").split(",")]
+    encoding = ", ".join(item for item in encodings if item not in ("", "aws-chunked"))
     headers.pop("Content-Encoding", None)
     if encoding:
         headers["Content-Encoding"] = encoding
@@ -72,21 +74,21 @@ def metadata_of(request: Request) -> ObjectMetadata:
 
 
 def tags_of_header(text: str) -> dict[str, str]:
-    """a=b&c=d, percent-encoded. InvalidTag."""
+    """Parse a=b&c=d, percent-encoded. InvalidTag."""
     pairs = parse_qsl(text, keep_blank_values=True)
     return checked_tags(pairs)
 
 
 def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """InvalidTag."""
+    """Return tags as a dictionary, if S3 allows them. InvalidTag."""
     tags = dict(pairs)
     if len(tags) != len(pairs):
         raise S3Error("InvalidTag", "There are duplicate tag keys in your request.")
     if len(tags) > TAGS_MAX:
         raise S3Error("InvalidTag", "Object tags cannot be greater than 10")
     for name, value in tags.items():
-        signs = _TAG.fullmatch(name) and _TAG.fullmatch(value) and not name.lower().startswith("aws:")
-        if not signs:
+        is_allowed = _TAG.fullmatch(name) and _TAG.fullmatch(value) and not name.lower().startswith("aws:")
+        if not is_allowed:
             raise S3Error(
                 "InvalidTag", f"tag {name!r}: letters, digits, spaces and + - = . _ : / @ are allowed"
             )
@@ -96,134 +98,140 @@ def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def with_copied(request: Request, source: ObjectMetadata, given: ObjectMetadata) -> ObjectMetadata:
-    """Of a copy: by its directives the source's, or those of the request. InvalidArgument."""
+    """Return the metadata of a copy: by the request's directives that of the source, or that of the request.
+    InvalidArgument."""
     replaced = {}
     for name in ("x-amz-metadata-directive", "x-amz-tagging-directive"):
         word = request.header(name, "COPY").upper()
         if word not in ("COPY", "REPLACE"):
             raise S3Error("InvalidArgument", f"{name} must be COPY or REPLACE")
         replaced[name] = word == "REPLACE"
-    about = given if replaced["x-amz-metadata-directive"] else source
+    base = given if replaced["x-amz-metadata-directive"] else source
     tags = given.tags if replaced["x-amz-tagging-directive"] else source.tags
-    return ObjectMetadata(about.metadata, about.headers, tags)
+    return ObjectMetadata(base.metadata, base.headers, tags)
 
 
-def answer_headers(extras: ObjectMetadata) -> list[tuple[str, str]]:
-    """Beside Content-Type."""
-    found = [(METADATA + name, value) for name, value in extras.metadata.items()]
-    found += [(name, value) for name, value in extras.headers.items() if name != "Content-Type"]
-    if extras.tags:
-        found.append(("x-amz-tagging-count", str(len(extras.tags))))
-    return found
+def response_headers(metadata: ObjectMetadata) -> list[tuple[str, str]]:
+    """Return the headers of a response, without Content-Type."""
+    headers = [(METADATA + name, value) for name, value in metadata.metadata.items()]
+    headers += [(name, value) for name, value in metadata.headers.items() if name != "Content-Type"]
+    if metadata.tags:
+        headers.append(("x-amz-tagging-count", str(len(metadata.tags))))
+    return headers
 
 
 def tags_text(tags: dict[str, str]) -> str:
     return urlencode(tags)
 
 
-class ExtrasOf:
-    """asks: whether origins are asked at all (setting s3_metadata)."""
+class MetadataLookup:
+    """Finds the metadata of objects, and whether a path's origin can keep metadata. `reads_origin_metadata` says
+    whether origins are asked at all (setting s3_metadata)."""
 
-    def __init__(self, paths: LocalVfs, *, asks: bool) -> None:
-        self._paths = paths
-        self._asks = asks
+    def __init__(self, vfs: LocalVfs, *, reads_origin_metadata: bool) -> None:
+        self._vfs = vfs
+        self._reads_origin_metadata = reads_origin_metadata
         self._lock = threading.Lock()
-        self._told: OrderedDict[FileId, tuple[float, ObjectMetadata]] = OrderedDict()
+        self._described: OrderedDict[FileId, tuple[float, ObjectMetadata]] = OrderedDict()
         self._mounts: tuple[float, dict[str, str]] = (0.0, {})
-        self._kept_in: dict[bytes, frozenset[str]] = {}
+        self._kept_by_directory: dict[bytes, frozenset[str]] = {}
 
-    def check_kept(self, path: bytes, extras: ObjectMetadata) -> ObjectMetadata:
-        """Those that are kept of what is put there: where they are not, the Content-Type, which nearly every client
-        sends, goes. NotImplemented for others: they would be lost."""
-        self._paths.check_writable(path)
+    def check_kept(self, path: bytes, metadata: ObjectMetadata) -> ObjectMetadata:
+        """Return the metadata that is kept of a put to the path. NotImplemented for metadata that would be lost.
+        Where the origin keeps none, the Content-Type, which nearly every client sends, is dropped."""
+        self._vfs.check_writable(path)
         if not all(
-            (name + value).isascii() for name, value in [*extras.metadata.items(), *extras.headers.items()]
+            (name + value).isascii()
+            for name, value in [*metadata.metadata.items(), *metadata.headers.items()]
         ):
-            raise S3Error("NotImplemented", "metadata beyond ASCII can be told, and not be put")
+            raise S3Error("NotImplemented", "metadata that is not ASCII can be read, but not be put")
         kept = KEPT_BY["s3"] if self._is_local(path) else self._kept(path)
-        if "metadata" in kept and ("tags" in kept or not extras.tags):
-            return extras
-        lost = [f"{METADATA}{name}" for name in extras.metadata if name not in ("mtime", "md5chksum")]
-        lost += [name for name in extras.headers if name != "Content-Type"]
+        if "metadata" in kept and ("tags" in kept or not metadata.tags):
+            return metadata
+        lost = [f"{METADATA}{name}" for name in metadata.metadata if name not in ("mtime", "md5chksum")]
+        lost += [name for name in metadata.headers if name != "Content-Type"]
         if "metadata" in kept:
             lost = []
-        if extras.tags:
+        if metadata.tags:
             lost.append("tags")
         if lost:
-            raise S3Error("NotImplemented", f"{', '.join(lost)}: not kept, as the origin has no place for it")
+            raise S3Error("NotImplemented", f"{', '.join(lost)}: not kept, because the origin can't store it")
         return ObjectMetadata()
 
-    def cached(self, path: bytes, found: Entry, fd: int) -> ObjectMetadata | None:
-        """Without a wait. fd: of its complete cache file, or -1. None: the origin has to be asked."""
-        if not self._asked(path):
+    def cached(self, path: bytes, entry: Entry, fd: int) -> ObjectMetadata | None:
+        """Return the metadata without waiting; None where the origin has to be asked. `fd` is the object's complete
+        cache file, or -1."""
+        if not self._has_metadata(path):
             return ObjectMetadata()
         if fd >= 0:
-            noted = extras_of(fd, os.fstat(fd))
-            if noted is not None:
-                return noted
+            recorded = extras_of(fd, os.fstat(fd))
+            if recorded is not None:
+                return recorded
         with self._lock:
-            told = self._told.get(found.id)
-        return told[1] if told is not None and time.monotonic() < told[0] else None
+            described = self._described.get(entry.id)
+        return described[1] if described is not None and time.monotonic() < described[0] else None
 
     def of_whole(self, path: bytes, whole: WholeFile) -> ObjectMetadata | None:
-        """As cached."""
+        """Return the metadata of a complete cached file, as `cached` does."""
         if whole.told is not None:
-            return whole.told if self._asked(path) else ObjectMetadata()
+            return whole.told if self._has_metadata(path) else ObjectMetadata()
         return self.cached(path, whole.entry, whole.fd)
 
-    def of(self, path: bytes, found: FileStat, at: SafePath | int) -> ObjectMetadata | None:
-        """at: a file of the upper layer or, by a descriptor, of the cache; -1 for none. Waits for the origin where it
-        was not asked yet; None: it can't be asked."""
-        if not isinstance(found, Entry):
-            return extras_of(at, found) or ObjectMetadata()
-        told = self.cached(path, found, at if isinstance(at, int) else -1)
-        if told is not None:
-            return told
+    def of(self, path: bytes, file_stat: FileStat, target: SafePath | int) -> ObjectMetadata | None:
+        """Return the metadata, and wait for the origin where it was not asked yet; None where it is unavailable.
+        `target` is a file of the upper layer or, by a descriptor, of the cache; -1 for none."""
+        if not isinstance(file_stat, Entry):
+            return extras_of(target, file_stat) or ObjectMetadata()
+        cached = self.cached(path, file_stat, target if isinstance(target, int) else -1)
+        if cached is not None:
+            return cached
         try:
-            described = self._paths.client.describe(found.id)
+            described = self._vfs.client.describe(file_stat.id)
         except HeadraceError:
             return None
         if described is None:
             return None
         with self._lock:
-            self._told[found.id] = time.monotonic() + REMEMBERED_S, described
-            if len(self._told) > REMEMBERED_MAX:
-                self._told.popitem(last=False)
+            self._described[file_stat.id] = time.monotonic() + REMEMBERED_S, described
+            if len(self._described) > REMEMBERED_MAX:
+                self._described.popitem(last=False)
         return described
 
-    def come_with_bytes(self, path: bytes, found: Entry, fd: int) -> bool:
-        """Whether they are not known here yet, and will be as soon as some of the object is cached."""
-        return fd < 0 and self.cached(path, found, fd) is None
+    def comes_with_bytes(self, path: bytes, entry: Entry, fd: int) -> bool:
+        """Return whether the metadata is not known here yet, but will be as soon as some of the object is cached."""
+        return fd < 0 and self.cached(path, entry, fd) is None
 
     def forget(self, id: FileId) -> None:
         with self._lock:
-            self._told.pop(id, None)
+            self._described.pop(id, None)
 
     def has_tags(self, path: bytes) -> bool:
         return self._is_local(path) or "tags" in self._kept(path)
 
     def _is_local(self, path: bytes) -> bool:
-        return self._paths.tree.modes.of(path) is WriteMode.LOCAL
+        return self._vfs.tree.modes.of(path) is WriteMode.LOCAL
 
-    def _asked(self, path: bytes) -> bool:
+    def _has_metadata(self, path: bytes) -> bool:
         return bool(self._kept(path))
 
     def _kept(self, path: bytes) -> frozenset[str]:
-        """metadata, tags: what the origin of a file's path has a place for."""
-        if not self._asks:
+        """Return what the origin of a file's path can keep: metadata, tags."""
+        if not self._reads_origin_metadata:
             return NOTHING
         now_s = time.monotonic()
         if now_s >= self._mounts[0]:
-            self._mounts = now_s + MOUNTS_S, self._paths.client.mounts()
-            self._kept_in = {}
-        folder = path[: path.rfind(b"/") + 1]
-        kept = self._kept_in.get(folder)
+            self._mounts = now_s + MOUNTS_S, self._vfs.client.mounts()
+            self._kept_by_directory = {}
+        directory = path[: path.rfind(b"/") + 1]
+        kept = self._kept_by_directory.get(directory)
         if kept is None:
-            text = os.fsdecode(folder)
+            text = os.fsdecode(directory)
             mounts = [
-                (len(at), url) for at, url in self._mounts[1].items() if text.startswith(at.rstrip("/") + "/")
+                (len(path), url)
+                for path, url in self._mounts[1].items()
+                if text.startswith(path.rstrip("/") + "/")
             ]
             kept = KEPT_BY.get(max(mounts, default=(0, ""))[1].partition(":")[0], NOTHING)
-            if len(self._kept_in) < FOLDERS_MAX:
-                self._kept_in[folder] = kept
+            if len(self._kept_by_directory) < DIRECTORIES_MAX:
+                self._kept_by_directory[directory] = kept
         return kept

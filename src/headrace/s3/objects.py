@@ -1,7 +1,7 @@
-"""Objects: read, put, copied, removed. Keys are files of the merged tree; all waiting is the caller's thread's.
+"""Read, put, copy and delete objects. A key is a file of the merged tree; the caller's thread does all waiting.
 
-A put is a file without a name until all of its bytes were checked; then it takes the key's place in one step, by the
-same layer, and with the same promise, as a file that is closed on a mount (docs/semantics.md, "Writing").
+A put is a file without a name until all of its bytes were checked. Then it replaces the key in one step, by the same
+upper layer and with the same promise as a file that is closed on a mount (docs/semantics.md, "Writing").
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from headrace.s3.checksums import FULL_OBJECT, check_kind_of_put
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import (
     ObjectAttributes,
-    facts_of,
+    attributes_of,
     is_file,
     is_marked,
-    mark_folder,
-    note,
+    mark_directory,
     parse_mtime,
-    unmark_folder,
-    with_noted,
+    unmark_directory,
+    with_recorded,
+    write_record,
 )
-from headrace.s3.object_metadata import MISSING, ExtrasOf, answer_headers, metadata_of, with_copied
+from headrace.s3.object_metadata import MISSING, MetadataLookup, metadata_of, response_headers, with_copied
 from headrace.s3.routes import S3Call, check_key
 from headrace.sdk.local_vfs import LocalVfs
 from headrace.sdk.merged_tree import FileStat
@@ -61,9 +61,9 @@ REFUSED = {
     "x-amz-server-side-encryption-customer-algorithm": "nothing is encrypted here",
     "x-amz-write-offset-bytes": "objects are not appended to",
 }
-"""Of a put: what could be asked for and not be done truly."""
+"""Headers of a put that request what the gateway can't do."""
 ACLS = ("", "private", "bucket-owner-full-control")
-ANSWER_HEADERS = {
+OVERRIDE_HEADERS = {
     "response-content-type": "Content-Type",
     "response-content-language": "Content-Language",
     "response-expires": "Expires",
@@ -71,129 +71,134 @@ ANSWER_HEADERS = {
     "response-content-disposition": "Content-Disposition",
     "response-content-encoding": "Content-Encoding",
 }
-_OVERRIDES = frozenset(ANSWER_HEADERS)
+_OVERRIDES = frozenset(OVERRIDE_HEADERS)
 FOLDER_TYPE = "application/x-directory"
 DEFAULT_TYPE = "binary/octet-stream"
 _FOLDER = ObjectAttributes(0, 0, '"d41d8cd98f00b204e9800998ecf8427e"')
-"""Of a key that ends in a slash: an empty object."""
+"""The attributes of a key that ends in a slash: an empty object."""
 
 
 class Objects:
-    def __init__(self, paths: LocalVfs, *, asks: bool) -> None:
-        """asks: as of ExtrasOf."""
-        self.paths = paths
-        self.extras = ExtrasOf(paths, asks=asks)
+    """Answers the operations of objects. `reads_origin_metadata`: see MetadataLookup."""
+
+    def __init__(self, vfs: LocalVfs, *, reads_origin_metadata: bool) -> None:
+        self.vfs = vfs
+        self.metadata = MetadataLookup(vfs, reads_origin_metadata=reads_origin_metadata)
 
     # ------------------------------------------------------------ reading
 
     def get(self, request: Request, call: S3Call) -> Response:
-        """Also of HEAD. Waits for the node where names or bytes are missing."""
+        """Answer GET and HEAD. Waits for the node where names or bytes are missing."""
         if call.key.endswith(b"/"):
             return self._folder(request, call)
         if request.method == "HEAD":
-            facts, found, path = self.facts(call)
-            extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
-            return self._answer(request, call, facts, None, extras)
-        facts, content, extras = self.opened(call, request)
-        return self._answer(request, call, facts, content, extras)
+            attributes, file_stat, path = self.attributes(call)
+            metadata = self.metadata.of(path, file_stat, self.vfs.tree.upper.at(path))
+            return self._respond(request, call, attributes, None, metadata)
+        attributes, content, metadata = self.opened(call, request)
+        return self._respond(request, call, attributes, content, metadata)
 
     def get_cached(self, request: Request, call: S3Call) -> Response | None:
-        """As get, of what is whole in the cache; None: that may wait for the node or the disk."""
+        """Answer as `get` does, from a complete cached file. None: the answer may have to wait for the node or the
+        disk."""
         if call.key.endswith(b"/"):
             return None
         if request.method == "HEAD":
             return self._head_cached(request, call)
-        whole = self.paths.open_whole_entry(call.path)
-        if whole is None and self.paths.find_cached(call.path) is not None:  # its folder is known now
-            whole = self.paths.open_whole_entry(call.path)
+        whole = self.vfs.open_whole_entry(call.path)
+        if whole is None and self.vfs.find_cached(call.path) is not None:  # its directory is known now
+            whole = self.vfs.open_whole_entry(call.path)
         if whole is None:
             return None
-        extras = self.extras.of_whole(call.path, whole)
-        if extras is None:
+        metadata = self.metadata.of_whole(call.path, whole)
+        if metadata is None:
             os.close(whole.fd)
             return None
-        facts = facts_of(whole.entry, -1)
-        return self._answer(request, call, facts, Content(facts.size_bytes, fd=whole.fd), extras)
+        attributes = attributes_of(whole.entry, -1)
+        return self._respond(request, call, attributes, Content(attributes.size_bytes, fd=whole.fd), metadata)
 
     def _head_cached(self, request: Request, call: S3Call) -> Response | None:
-        entry = self.paths.find_cached(call.path)
+        entry = self.vfs.find_cached(call.path)
         if entry is None or entry.kind is not Kind.FILE:
             return None
-        extras = self.extras.cached(call.path, entry, -1)
-        whole = self.paths.open_whole_entry(call.path) if extras is None else None
+        metadata = self.metadata.cached(call.path, entry, -1)
+        whole = self.vfs.open_whole_entry(call.path) if metadata is None else None
         if whole is not None:
-            entry, extras = whole.entry, self.extras.of_whole(call.path, whole)
+            entry, metadata = whole.entry, self.metadata.of_whole(call.path, whole)
             os.close(whole.fd)
-        return None if extras is None else self._answer(request, call, facts_of(entry, -1), None, extras)
+        if metadata is None:
+            return None
+        return self._respond(request, call, attributes_of(entry, -1), None, metadata)
 
-    def facts(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
-        """With what was found, and where. NoSuchKey, NoSuchBucket."""
+    def attributes(self, call: S3Call) -> tuple[ObjectAttributes, FileStat, bytes]:
+        """Return the attributes, the file stat and the path of an object. NoSuchKey, NoSuchBucket."""
         with self._as_key(call):
-            path, found = self.paths.get(call.path)
-            if is_directory(found) or not is_file(found):
+            path, file_stat = self.vfs.get(call.path)
+            if is_directory(file_stat) or not is_file(file_stat):
                 raise PathNotFoundError("")
-            return facts_of(found, self.paths.tree.upper.at(path)), found, path
+            return attributes_of(file_stat, self.vfs.tree.upper.at(path)), file_stat, path
         raise AssertionError
 
     def opened(
         self, call: S3Call, request: Request | None = None
     ) -> tuple[ObjectAttributes, Content, ObjectMetadata | None]:
-        """With the bytes of just that version. extras: as of ExtrasOf.of. request: which of the bytes are wanted; None:
-        all."""
+        """Return the attributes, the bytes and the metadata of one version of an object. `request` says which of the
+        bytes are sent; None sends all. The metadata is None where MetadataLookup.of returns None."""
         with self._as_key(call):
             for attempt in range(CHANGED_ATTEMPTS):
-                path, found = self.paths.get(call.path)
-                if is_directory(found):
+                path, file_stat = self.vfs.get(call.path)
+                if is_directory(file_stat):
                     raise PathNotFoundError("")
                 try:
-                    content = self.paths.content_of(path, found)
-                    if isinstance(found, Entry):
-                        return facts_of(found, -1), content, self._told(path, found, content, request)
+                    content = self.vfs.content_of(path, file_stat)
+                    if isinstance(file_stat, Entry):
+                        metadata = self._metadata_with_bytes(path, file_stat, content, request)
+                        return attributes_of(file_stat, -1), content, metadata
                 except (FileNotFoundError, VersionChangedError):
                     if attempt + 1 == CHANGED_ATTEMPTS:
                         raise
                     continue
-                now = os.fstat(content.fd)
-                return facts_of(now, content.fd), content, self.extras.of(path, now, content.fd)
+                fd_stat = os.fstat(content.fd)
+                metadata = self.metadata.of(path, fd_stat, content.fd)
+                return attributes_of(fd_stat, content.fd), content, metadata
         raise AssertionError
 
-    def _told(
-        self, path: bytes, found: Entry, content: Content, request: Request | None
+    def _metadata_with_bytes(
+        self, path: bytes, entry: Entry, content: Content, request: Request | None
     ) -> ObjectMetadata | None:
-        """Of what is not cached the extras come with the first of the bytes, which are wanted anyway."""
-        wanted = (
-            (0, content.size_bytes) if request is None else conditions.wanted(request, content.size_bytes)
-        )
+        """Return the metadata. For an object that is not cached, wait for the first bytes first, which are sent
+        anyway, as the metadata comes with them."""
+        size_bytes = content.size_bytes
+        span = (0, size_bytes) if request is None else conditions.range_to_send(request, size_bytes)
+        start, end = span or (0, 0)
         try:
-            if (
-                wanted is not None
-                and wanted[0] < wanted[1]
-                and self.extras.come_with_bytes(path, found, content.fd)
-            ):
-                content.wait(wanted[0], min(wanted[1], wanted[0] + STEP_BYTES))
-            return self.extras.of(path, found, content.fd)
+            if start < end and self.metadata.comes_with_bytes(path, entry, content.fd):
+                content.wait(start, min(end, start + STEP_BYTES))
+            return self.metadata.of(path, entry, content.fd)
         except BaseException:
             content.close()
             raise
 
-    def noted(self, call: S3Call, facts: ObjectAttributes, content: Content | None) -> ObjectAttributes:
-        """Add what was noted at a complete cache file when its bytes were put here: checksum and parts."""
-        if facts.checksum is not None or facts.parts:
-            return facts
+    def with_recorded(
+        self, call: S3Call, attributes: ObjectAttributes, content: Content | None
+    ) -> ObjectAttributes:
+        """Add the checksum and parts that the gateway recorded when it put the object, from its complete cache file."""
+        if attributes.checksum is not None or attributes.parts:
+            return attributes
         if content is not None:
-            return with_noted(facts, content.fd) if content.fd >= 0 else facts
-        whole = self.paths.open_whole_entry(call.path)
+            return with_recorded(attributes, content.fd) if content.fd >= 0 else attributes
+        whole = self.vfs.open_whole_entry(call.path)
         if whole is None:
-            return facts
+            return attributes
         try:
-            same = facts_of(whole.entry, -1).etag == facts.etag
-            return with_noted(facts, whole.fd) if same else facts
+            is_same = attributes_of(whole.entry, -1).etag == attributes.etag
+            return with_recorded(attributes, whole.fd) if is_same else attributes
         finally:
             os.close(whole.fd)
 
     @contextlib.contextmanager
     def _as_key(self, call: S3Call) -> Iterator[None]:
-        """What is no file is no key."""
+        """Raise NoSuchKey where the path is not a file."""
         try:
             yield
         except StaleIdError:
@@ -203,63 +208,66 @@ class Objects:
             raise no_such_key() from None
 
     def check_bucket(self, call: S3Call) -> None:
-        """NoSuchBucket."""
-        found = self.paths.find(b"/" + call.bucket)[1]
-        if found is None or not is_directory(found):
+        """Raise NoSuchBucket where the bucket does not exist."""
+        file_stat = self.vfs.find(b"/" + call.bucket)[1]
+        if file_stat is None or not is_directory(file_stat):
             raise S3Error("NoSuchBucket", "The specified bucket does not exist")
 
     def _folder(self, request: Request, call: S3Call) -> Response:
         with self._as_key(call):
-            _, found = self.paths.get(call.path)
-            if not is_directory(found):
+            _, file_stat = self.vfs.get(call.path)
+            if not is_directory(file_stat):
                 raise PathNotFoundError("")
-        return self._answer(request, call, _FOLDER, None, ObjectMetadata())
+        return self._respond(request, call, _FOLDER, None, ObjectMetadata())
 
-    def _answer(
+    def _respond(
         self,
         request: Request,
         call: S3Call,
-        facts: ObjectAttributes,
+        attributes: ObjectAttributes,
         content: Content | None,
-        extras: ObjectMetadata | None,
+        metadata: ObjectMetadata | None,
     ) -> Response:
-        """content None: nothing is sent. extras None: the origin could not be asked."""
+        """Build the response. Without `content` it has no body. `metadata` is None where the origin could not be
+        asked."""
         headers = request.headers
-        noted: list[tuple[str, str]] = []
+        recorded: list[tuple[str, str]] = []
         try:
-            conditions.check_read(request, facts.etag, facts.mtime_ns)
-            asked = headers.get("range")
-            if "if-range" in headers and not _is_current(headers["if-range"], facts):
-                asked = None
-            part = conditions.range_of(asked, facts.size_bytes) if asked is not None else None
+            conditions.check_read(request, attributes.etag, attributes.mtime_ns)
+            range_header = headers.get("range")
+            if "if-range" in headers and not _is_current(headers["if-range"], attributes):
+                range_header = None
+            part = None
+            if range_header is not None:
+                part = conditions.range_of(range_header, attributes.size_bytes)
             if "x-amz-checksum-mode" in headers or request.has("partNumber"):
-                facts = self.noted(call, facts, content)
-                part, noted = parts.read_as_asked(request, facts, part)
+                attributes = self.with_recorded(call, attributes, content)
+                part, recorded = parts.range_and_headers(request, attributes, part)
         except BaseException:
             if content is not None:
                 content.close()
             raise
-        start, end = part or (0, facts.size_bytes)
-        answer = [
+        start, end = part or (0, attributes.size_bytes)
+        fields = [
             ("Accept-Ranges", "bytes"),
-            ("Last-Modified", http_date(facts.mtime_ns)),
-            ("ETag", facts.etag),
-            ("Content-Type", (extras and extras.headers.get("Content-Type")) or content_type(call.key)),
-            *noted,
+            ("Last-Modified", http_date(attributes.mtime_ns)),
+            ("ETag", attributes.etag),
+            ("Content-Type", (metadata and metadata.headers.get("Content-Type")) or content_type(call.key)),
+            *recorded,
         ]
-        if extras is None:
-            answer.append(MISSING)
-        elif not extras.is_empty:
-            answer += answer_headers(extras)
-        if facts.mtime_text and (extras is None or "mtime" not in extras.metadata):
-            answer.append((MTIME, facts.mtime_text))
+        if metadata is None:
+            fields.append(MISSING)
+        elif not metadata.is_empty:
+            fields += response_headers(metadata)
+        if attributes.mtime_text and (metadata is None or "mtime" not in metadata.metadata):
+            fields.append((MTIME, attributes.mtime_text))
         if part is not None:
-            answer.append(("Content-Range", f"bytes {start}-{end - 1}/{facts.size_bytes}"))
+            fields.append(("Content-Range", f"bytes {start}-{end - 1}/{attributes.size_bytes}"))
         if not _OVERRIDES.isdisjoint(request.arguments):
-            answer = _with_overrides(request, answer)
+            fields = _with_overrides(request, fields)
         return Response(
             206 if part is not None else 200,
-            answer,
+            fields,
             content=content,
             start=start,
             end=end,
@@ -275,48 +283,48 @@ class Objects:
         self.check_bucket(call)
         if call.key.endswith(b"/"):
             return self._put_folder(call, payload)
-        extras = self.extras.check_kept(call.path, metadata_of(request))
+        metadata = self.metadata.check_kept(call.path, metadata_of(request))
         with self.creating(request, call) as stream:
             for piece in payload:
                 stream.write(piece)
             etag = payload.md5.hexdigest()
             checksum = next(iter(payload.checksums()), None)
-            note(stream.fileno(), etag, mtime_text, checksum=checksum)
-            keep(stream.fileno(), extras)
+            write_record(stream.fileno(), etag, mtime_text, checksum=checksum)
+            write_metadata(stream.fileno(), metadata)
         return Response(200, [("ETag", f'"{etag}"'), *(checksum.headers() if checksum is not None else ())])
 
     @contextlib.contextmanager
     def creating(self, request: Request, call: S3Call) -> Iterator[WriteStream]:
-        """What is written within gets the key, if the request's conditions hold then."""
+        """Yield a stream whose bytes become the object when the context ends, if the request's conditions hold then."""
         path = call.path
 
-        def check(found: FileStat | None) -> None:
-            conditions.check_write(request, self._etag_there(found, path))
+        def check(file_stat: FileStat | None) -> None:
+            conditions.check_write(request, self._existing_etag(file_stat, path))
 
         conditional = "if-match" in request.headers or "if-none-match" in request.headers
         if conditional:
-            check(self.paths.find(path)[1])
+            check(self.vfs.find(path)[1])
         try:
-            stream = self.paths.create(
+            stream = self.vfs.create(
                 path, replace=True, parents=True, commits=False, check=check if conditional else None
             )
             with stream:
                 yield stream
             stream.commit()
-        except PathExistsError as error:  # a file is in the place of a folder
+        except PathExistsError as error:  # a name above the key is a file
             raise NotADirectoryPathError(error.what, why=error.why) from error
 
-    def _etag_there(self, found: FileStat | None, path: bytes) -> str | None:
-        if found is None or is_directory(found):
+    def _existing_etag(self, file_stat: FileStat | None, path: bytes) -> str | None:
+        if file_stat is None or is_directory(file_stat):
             return None
-        return facts_of(found, self.paths.tree.upper.at(path)).etag
+        return attributes_of(file_stat, self.vfs.tree.upper.at(path)).etag
 
     def _put_folder(self, call: S3Call, payload: Payload) -> Response:
         if payload.read_all(1):
             raise S3Error("InvalidArgument", "a key that ends in / is a folder here, and has no bytes")
-        self.paths.check_writable(call.path)
-        self.paths.make_directories(call.path)
-        mark_folder(self.paths.tree.upper.at(call.path))
+        self.vfs.check_writable(call.path)
+        self.vfs.make_directories(call.path)
+        mark_directory(self.vfs.tree.upper.at(call.path))
         return Response(200, [("ETag", _FOLDER.etag)])
 
     def copy(self, request: Request, call: S3Call) -> Response:
@@ -329,19 +337,24 @@ class Objects:
             )
         mtime_text = check_put(request) if replaces else ""
         self.check_bucket(call)
-        facts, content, theirs = self.opened(S3Call("get_object", *source))
+        attributes, content, source_metadata = self.opened(S3Call("get_object", *source))
         try:
-            conditions.check_read(request, facts.etag, facts.mtime_ns, prefix="x-amz-copy-source-")
-            extras = self._copied(request, call, theirs, given)
+            conditions.check_read(request, attributes.etag, attributes.mtime_ns, prefix="x-amz-copy-source-")
+            metadata = self._copied_metadata(request, call, source_metadata, given)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
-                etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
-                whole = facts.checksum if facts.checksum and facts.checksum.kind == FULL_OBJECT else None
-                found = note(
-                    stream.fileno(), etag, mtime_text if replaces else facts.mtime_text, checksum=whole
+                etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
+                checksum = attributes.checksum
+                if checksum is not None and checksum.kind != FULL_OBJECT:
+                    checksum = None
+                file_stat = write_record(
+                    stream.fileno(),
+                    etag,
+                    mtime_text if replaces else attributes.mtime_text,
+                    checksum=checksum,
                 )
-                keep(stream.fileno(), extras)
-                made = facts_of(found, stream.fileno())
+                write_metadata(stream.fileno(), metadata)
+                copied = attributes_of(file_stat, stream.fileno())
         finally:
             content.close()
         return Response(
@@ -349,102 +362,106 @@ class Objects:
             [("Content-Type", "application/xml")],
             body=xml.document(
                 "CopyObjectResult",
-                xml.text("LastModified", xml.iso_time(made.mtime_ns)),
-                xml.text("ETag", made.etag),
+                xml.text("LastModified", xml.iso_time(copied.mtime_ns)),
+                xml.text("ETag", copied.etag),
             ),
         )
 
-    def _copied(
+    def _copied_metadata(
         self, request: Request, call: S3Call, source: ObjectMetadata | None, given: ObjectMetadata
     ) -> ObjectMetadata:
-        """What the copy gets. Where its origin has no place for what the source has, that is left behind, as a copy
+        """Return the metadata of a copy. What the source has and the copy's origin can't keep is left out, as a copy
         by any other client would."""
         if source is None:
-            raise S3Error("ServiceUnavailable", "the source's metadata can't be asked for just now")
-        made = with_copied(request, source, given)
+            raise S3Error("ServiceUnavailable", "the source's metadata is not available now: try again")
+        copied = with_copied(request, source, given)
         try:
-            return self.extras.check_kept(call.path, made)
+            return self.metadata.check_kept(call.path, copied)
         except S3Error:
-            if made == given or not given.is_empty:
+            if copied == given or not given.is_empty:
                 raise
             return ObjectMetadata()
 
     # ------------------------------------------------------------ tags
 
     def tags(self, call: S3Call) -> Response:
-        """NotImplemented for those of an object that somebody else put: obstore can't ask for them."""
-        _, found, path = self.facts(call)
-        extras = self._tagged(found, path)
-        if extras.tags is None:
-            raise S3Error("NotImplemented", "the tags of an object that was not put from here are not known")
+        """Answer GetObjectTagging. NotImplemented for an object that another client put, because obstore can't read
+        its tags."""
+        _, file_stat, path = self.attributes(call)
+        metadata = self._tagged(file_stat, path)
+        if metadata.tags is None:
+            raise S3Error("NotImplemented", "the tags of an object that another client put are not known")
         rows = [
             xml.element("Tag", xml.text("Key", name), xml.text("Value", value))
-            for name, value in sorted(extras.tags.items())
+            for name, value in sorted(metadata.tags.items())
         ]
         body = xml.document("Tagging", xml.element("TagSet", *rows))
         return Response(200, [("Content-Type", "application/xml")], body=body)
 
     def set_tags(self, call: S3Call, tags: dict[str, str], *, status: int) -> Response:
-        """The object is put anew, with these."""
-        facts, found, path = self.facts(call)
-        before = self._tagged(found, path)
-        extras = ObjectMetadata(before.metadata, before.headers, tags)
-        self.extras.check_kept(call.path, extras)
-        etag = facts.etag.strip('"') if is_of_bytes(facts.etag) else ""
+        """Put the object again, with these tags."""
+        attributes, file_stat, path = self.attributes(call)
+        current = self._tagged(file_stat, path)
+        metadata = ObjectMetadata(current.metadata, current.headers, tags)
+        self.metadata.check_kept(call.path, metadata)
+        etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
 
-        def dress(fd: int) -> None:
-            note(fd, etag, facts.mtime_text, checksum=facts.checksum, parts=facts.parts)
-            keep(fd, extras)
+        def write_attributes(fd: int) -> None:
+            write_record(
+                fd, etag, attributes.mtime_text, checksum=attributes.checksum, parts=attributes.parts
+            )
+            write_metadata(fd, metadata)
 
-        self.paths.dress(path, dress)
-        if isinstance(found, Entry):
-            self.extras.forget(found.id)
+        self.vfs.dress(path, write_attributes)
+        if isinstance(file_stat, Entry):
+            self.metadata.forget(file_stat.id)
         return Response(status)
 
-    def _tagged(self, found: FileStat, path: bytes) -> ObjectMetadata:
-        if not self.extras.has_tags(path):
-            raise S3Error("NotImplemented", "tags are not kept, as the origin has no place for them")
-        extras = self.extras.of(path, found, self.paths.tree.upper.at(path))
-        if extras is None:
-            raise S3Error("ServiceUnavailable", "the object's tags can't be asked for just now")
-        return extras
+    def _tagged(self, file_stat: FileStat, path: bytes) -> ObjectMetadata:
+        if not self.metadata.has_tags(path):
+            raise S3Error("NotImplemented", "tags are not kept, because the origin can't store them")
+        metadata = self.metadata.of(path, file_stat, self.vfs.tree.upper.at(path))
+        if metadata is None:
+            raise S3Error("ServiceUnavailable", "the object's tags are not available now: try again")
+        return metadata
 
     # ------------------------------------------------------------ removing
 
     def delete(self, request: Request, call: S3Call) -> Response:
         self.check_bucket(call)
-        self.paths.check_writable(call.path)
+        self.vfs.check_writable(call.path)
         if "if-match" in request.headers:
-            there = self._etag_there(self.paths.find(call.path)[1], call.path)
-            if there is not None:  # nothing is as good as removed, whatever was expected
-                conditions.check_write(request, there)
+            etag = self._existing_etag(self.vfs.find(call.path)[1], call.path)
+            if etag is not None:  # a missing object counts as deleted, whatever the request expects
+                conditions.check_write(request, etag)
         self.remove(call)
         return Response(204)
 
     def remove(self, call: S3Call) -> None:
-        """Nothing there is as good as removed. Folders that are empty then go, too: keys have no folders."""
+        """Delete a key; a missing key counts as deleted. Then remove the directories above it that are empty, because
+        keys have none."""
         try:
             if call.key.endswith(b"/"):
-                unmark_folder(self.paths.tree.upper.at(call.path))
-                self.paths.remove_directory(call.path)
+                unmark_directory(self.vfs.tree.upper.at(call.path))
+                self.vfs.remove_directory(call.path)
             else:
-                self.paths.remove(call.path)
+                self.vfs.remove(call.path)
         except (PathNotFoundError, NotADirectoryPathError, IsADirectoryPathError, DirectoryNotEmptyError):
             return
         self._remove_empty(split(call.path)[0], b"/" + call.bucket)
 
-    def _remove_empty(self, folder: bytes, bucket: bytes) -> None:
-        while folder != bucket and not is_marked(self.paths.tree.upper.at(folder)):
+    def _remove_empty(self, directory: bytes, bucket: bytes) -> None:
+        while directory != bucket and not is_marked(self.vfs.tree.upper.at(directory)):
             try:
-                self.paths.remove_directory(folder)
+                self.vfs.remove_directory(directory)
             except HeadraceError:
                 return
-            folder = split(folder)[0]
+            directory = split(directory)[0]
 
-    def etag_check(self, call: S3Call, etag: str) -> None:
-        """Of one of DeleteObjects, which names the ETag that the object must have."""
-        there = self._etag_there(self.paths.find(call.path)[1], call.path)
-        if there is None or not conditions.names(etag, there):
+    def check_etag(self, call: S3Call, etag: str) -> None:
+        """Raise PreconditionFailed unless the object has the ETag that a DeleteObjects request names for it."""
+        existing = self._existing_etag(self.vfs.find(call.path)[1], call.path)
+        if existing is None or not conditions.has_tag(etag, existing):
             raise S3Error("PreconditionFailed", "the object has another ETag")
 
 
@@ -453,7 +470,7 @@ def no_such_key() -> S3Error:
 
 
 def check_put(request: Request) -> str:
-    """NotImplemented for what would be lost. → the time by x-amz-meta-mtime, or ""."""
+    """Check the headers of a put, and return its x-amz-meta-mtime, or "". NotImplemented for what would be lost."""
     headers = request.headers
     for name, why in REFUSED.items():
         if name in headers:
@@ -475,10 +492,10 @@ def is_replaced(request: Request) -> bool:
     return request.header("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
 
 
-def keep(fd: int, extras: ObjectMetadata) -> None:
-    """MetadataTooLarge for more than the cache's file system holds at a file."""
+def write_metadata(fd: int, metadata: ObjectMetadata) -> None:
+    """Record metadata and tags at the file. MetadataTooLarge for more than the cache's file system stores at a file."""
     try:
-        note_extras(fd, extras)
+        note_extras(fd, metadata)
     except OSError as error:
         raise S3Error(
             "MetadataTooLarge", f"metadata and tags don't fit beside the file: {error.strerror}"
@@ -486,7 +503,7 @@ def keep(fd: int, extras: ObjectMetadata) -> None:
 
 
 def copy_source(request: Request) -> tuple[bytes, bytes]:
-    """Bucket and key. S3Error."""
+    """Return the bucket and key of the source. S3Error."""
     raw, _, version = request.header("x-amz-copy-source").partition("?versionId=")
     if version not in ("", "null"):
         raise S3Error("NoSuchVersion", "objects have no versions here")
@@ -500,15 +517,17 @@ def copy_source(request: Request) -> tuple[bytes, bytes]:
 
 
 def is_of_bytes(etag: str) -> bool:
-    """An MD5, or one of an upload in parts: equal bytes may have it too."""
+    """Return whether an ETag is an MD5, or that of an upload in parts, so that a copy of the bytes may have it too."""
     bare = etag.strip('"')
     return (
-        len(bare) >= 32 and all(one in "0123456789abcdef" for one in bare[:32]) and bare[32:33] in ("", "-")
+        len(bare) >= 32
+        and all(digit in "0123456789abcdef" for digit in bare[:32])
+        and bare[32:33] in ("", "-")
     )
 
 
 def content_type(key: bytes) -> str:
-    """By the name: what a put says is not kept."""
+    """Return the content type by the name of a key, for an object whose own is not kept."""
     if key.endswith(b"/"):
         return FOLDER_TYPE
     name = key.rpartition(b"/")[2]
@@ -522,10 +541,10 @@ def _type_of(ending: bytes) -> str:
     return DEFAULT_TYPE if kind is None or encoding else kind
 
 
-def _is_current(if_range: str, facts: ObjectAttributes) -> bool:
-    return if_range.strip() in (facts.etag, http_date(facts.mtime_ns))
+def _is_current(if_range: str, attributes: ObjectAttributes) -> bool:
+    return if_range.strip() in (attributes.etag, http_date(attributes.mtime_ns))
 
 
 def _with_overrides(request: Request, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    given = {ANSWER_HEADERS[name]: value for name, value in request.query if name in ANSWER_HEADERS}
-    return [one for one in headers if one[0] not in given] + list(given.items())
+    given = {OVERRIDE_HEADERS[name]: value for name, value in request.query if name in OVERRIDE_HEADERS}
+    return [header for header in headers if header[0] not in given] + list(given.items())

@@ -1,4 +1,4 @@
-"""An object that a browser's form puts: the form's fields become a put's headers; then it is a put like others."""
+"""Serve uploads by a browser's form: the fields of the form become the headers of a put."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ FILE_NAME = "${filename}"
 def post(
     objects: Objects, secrets: dict[str, str] | None, request: Request, call: S3Call, pieces: Iterator[bytes]
 ) -> Response:
-    """secrets: by access key; None: no form has to be signed, but a policy that is there must hold.
-    S3Error, and what a put raises."""
+    """Put the file of a form. `secrets` maps access keys to secrets. None: a form need not be signed, but its policy
+    must hold. S3Error, and the errors of a put."""
     form = Form(pieces, request.header("content-type"))
     fields = form.fields
     key = fields.get("key", "").replace(FILE_NAME, form.file_name.rpartition("/")[2].rpartition("\\")[2])
@@ -50,12 +50,13 @@ def post(
         request, method="PUT", path=target.path, query=[], headers=_headers_of(request, fields)
     )
     payload = Payload(put, form.file(limits), "", None)
-    done = objects.put(put, target, payload)
-    return _answer(request, fields, target, dict(done.headers)["ETag"])
+    response = objects.put(put, target, payload)
+    return _respond(request, fields, target, dict(response.headers)["ETag"])
 
 
 def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
-    """Of the put that a form means. A field that can't be a header is refused where headers are checked."""
+    """Return the headers of the put that a form describes. A field that can't be a header is refused where headers
+    are checked."""
     headers = {name: value for name, value in fields.items() if name in _HEADERS}
     headers |= {
         name: value
@@ -72,22 +73,22 @@ def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
     return {"host": request.header("host"), **headers}
 
 
-def _answer(request: Request, fields: dict[str, str], made: S3Call, etag: str) -> Response:
-    """As the form asks: a redirect, or 200, 201 or 204."""
-    bucket, key = made.bucket.decode("utf-8", "replace"), made.key.decode()
+def _respond(request: Request, fields: dict[str, str], target: S3Call, etag: str) -> Response:
+    """Respond as the form requests: a redirect, or 200, 201 or 204."""
+    bucket, key = target.bucket.decode("utf-8", "replace"), target.key.decode()
     scheme = "https" if request.secure else "http"
-    place = f"{scheme}://{request.header('host')}/{quote(bucket)}/{quote(key)}"
-    headers = [("ETag", etag), ("Location", place)]
+    location = f"{scheme}://{request.header('host')}/{quote(bucket)}/{quote(key)}"
+    headers = [("ETag", etag), ("Location", location)]
     redirect = _redirect_of(fields.get("success_action_redirect") or fields.get("redirect", ""))
     if redirect:
-        joined = "&" if "?" in redirect else "?"
-        where = redirect + joined + urlencode({"bucket": bucket, "key": key, "etag": etag})
-        return Response(303, [("ETag", etag), ("Location", where)])
+        separator = "&" if "?" in redirect else "?"
+        url = redirect + separator + urlencode({"bucket": bucket, "key": key, "etag": etag})
+        return Response(303, [("ETag", etag), ("Location", url)])
     status = fields.get("success_action_status", "")
     if status != "201":
         return Response(200 if status == "200" else 204, headers)
     rows = (
-        xml.text("Location", place),
+        xml.text("Location", location),
         xml.text("Bucket", bucket),
         xml.text("Key", key),
         xml.text("ETag", etag),
@@ -97,7 +98,7 @@ def _answer(request: Request, fields: dict[str, str], made: S3Call, etag: str) -
 
 
 def _redirect_of(url: str) -> str:
-    """ "" for what is no URL of the web: S3 leaves that aside too."""
+    """Return the URL; "" for one that is no URL of the web, which S3 ignores too."""
     try:
         parts = urlsplit(url)
     except ValueError:

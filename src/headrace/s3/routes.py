@@ -1,4 +1,4 @@
-"""Which operation a request asks for, of which bucket and key: pure.
+"""Find the operation, bucket and key of a request, without I/O.
 
 `/bucket/key` is the path style. Where the Host is `bucket.DOMAIN` it is the virtual-host style: the path is the key.
 """
@@ -16,11 +16,12 @@ from headrace.s3.errors import S3Error
 KEY_BYTES_MAX = 1024
 NAME_BYTES_MAX = 255
 _NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
-"""A slash where a name should begin, a name of dots, a zero byte."""
+"""Matches a slash where a name should begin, a name of dots, and a zero byte."""
 
 
 class S3Call(msgspec.Struct, frozen=True):
-    """operation: a name of the tables below, in snake case. bucket and key: b"" where there is none."""
+    """Holds a routed request. `operation` is a name of the tables below, in snake case. `bucket` and `key` are b""
+    where there is none."""
 
     operation: str
     bucket: bytes
@@ -28,7 +29,7 @@ class S3Call(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> bytes:
-        """In the namespace; a key's last slash goes."""
+        """Return the path in the namespace, without a key's last slash."""
         return b"/" + self.bucket + (b"/" + self.key.rstrip(b"/") if self.key else b"")
 
 
@@ -71,16 +72,17 @@ SUBRESOURCES = {
 
 
 def route(request: Request, domains: tuple[str, ...]) -> S3Call:
-    """domains: of virtual hosts. S3Error for what is not there."""
+    """Return the routed request. `domains` are those of virtual hosts. S3Error for an unknown operation or an invalid
+    name."""
     bucket, key = _named(request, domains)
     table = OBJECT if key else BUCKET if bucket else SERVICE
-    asked = ""
+    subresource = ""
     if not SUBRESOURCES.isdisjoint(request.arguments):
-        asked = next(name for name, _ in request.query if name in SUBRESOURCES)
-    operation = table.get((request.method, asked))
+        subresource = next(name for name, _ in request.query if name in SUBRESOURCES)
+    operation = table.get((request.method, subresource))
     if operation is None:
-        if asked:
-            raise S3Error("NotImplemented", f"{request.method} of ?{asked} is not implemented")
+        if subresource:
+            raise S3Error("NotImplemented", f"{request.method} of ?{subresource} is not implemented")
         raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
     version = request.argument("versionId")
     if version not in ("", "null"):
@@ -100,7 +102,7 @@ def _named(request: Request, domains: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 def _bucket(name: bytes) -> bytes:
-    """S3Error for what can't be the name of a directory."""
+    """Return the name of a bucket. S3Error for one that can't be the name of a directory."""
     try:
         check_name(name)
     except ValueError:
@@ -113,7 +115,7 @@ def _without_port(host: str) -> str:
 
 
 def check_key(key: bytes) -> None:
-    """S3Error for keys that are no path of a tree."""
+    """Raise S3Error for a key that can't be a path of the merged tree."""
     if len(key) > KEY_BYTES_MAX:
         raise S3Error("KeyTooLongError", "Your key is too long")
     if _NO_PATH.search(key):

@@ -1,8 +1,8 @@
-"""AWS Signature Version 4, pure: is a request signed by whom it names?
+"""Verify AWS Signature Version 4, without I/O.
 
 Sources: "Authenticating Requests (AWS Signature Version 4)" of the Amazon S3 API Reference: by the Authorization
-header, by query parameters (presigned), and of chunks (`STREAMING-…`), with and without trailers. The region is taken
-as the client says it; the service must be s3.
+header, by query parameters (presigned), and of chunks (`STREAMING-…`), with and without trailers. Any region is
+accepted; the service must be s3.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SKEW_S_MAX = 900
 EXPIRES_S_MAX = 7 * 86400
 EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 UNSIGNED = "UNSIGNED-PAYLOAD"
-PAYLOAD_WORDS = (
+PAYLOAD_KEYWORDS = (
     UNSIGNED,
     "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD",
     "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER",
 )
 _SAFE = "-_.~"
-_SET = (
+_SETUP_HINT = (
     f'please use {ALGORITHM}. With boto3: boto3.client("s3", config=Config(signature_version="s3v4")); '
     "with aws: aws configure set default.s3.signature_version s3v4"
 )
@@ -41,7 +41,7 @@ _PLAIN_PATH = re.compile(rb"[A-Za-z0-9_.~/-]*")
 
 
 class SignatureFields(msgspec.Struct, frozen=True):
-    """What a request says of its signature. expires_s: of a presigned one, else None."""
+    """Holds what a request says of its signature. `expires_s` is None for one that is not presigned."""
 
     access_key: str
     date: str
@@ -57,73 +57,81 @@ class SignatureFields(msgspec.Struct, frozen=True):
 
 
 def claim_of(request: Request) -> SignatureFields | None:
-    """None: the request is not signed. S3Error for one that is not well formed, or of another kind."""
+    """Return the signature fields of a request; None for an unsigned one. S3Error for a malformed signature, or one
+    of another kind."""
     authorization = request.header("authorization")
     if authorization:
         return _of_header(request, authorization)
     if request.has("X-Amz-Algorithm") or request.has("X-Amz-Signature"):
         return _of_query(request)
     if request.has("AWSAccessKeyId"):
-        raise S3Error("InvalidRequest", f"a URL presigned by signature version 2 is not understood: {_SET}")
+        raise S3Error(
+            "InvalidRequest", f"a URL presigned by signature version 2 is not understood: {_SETUP_HINT}"
+        )
     return None
 
 
 def _of_header(request: Request, authorization: str) -> SignatureFields:
     kind, _, rest = authorization.partition(" ")
     if kind != ALGORITHM:
-        raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: {_SET}")
-    pairs = (
-        word.partition("=") for word in rest.replace(",", " ").split()
-    )  # a pattern took minutes for a long word
+        raise S3Error("InvalidRequest", f"{kind or 'nothing'} is not understood: {_SETUP_HINT}")
+    # not a regular expression, which took minutes for a long word
+    pairs = (word.partition("=") for word in rest.replace(",", " ").split())
     parts = {name: value for name, _, value in pairs if value}
     if not {"Credential", "SignedHeaders", "Signature"} <= parts.keys():
         raise S3Error("AuthorizationHeaderMalformed", "Credential, SignedHeaders and Signature are needed")
     amz_date = request.header("x-amz-date") or request.header("date")
     return _claim(
         *(parts["Credential"], parts["SignedHeaders"], parts["Signature"], amz_date),
-        wrong="AuthorizationHeaderMalformed",
+        error_code="AuthorizationHeaderMalformed",
     )
 
 
 def _of_query(request: Request) -> SignatureFields:
-    wrong = "AuthorizationQueryParametersError"
+    error_code = "AuthorizationQueryParametersError"
     if request.argument("X-Amz-Algorithm") != ALGORITHM:
-        raise S3Error(wrong, f"X-Amz-Algorithm must be {ALGORITHM}")
+        raise S3Error(error_code, f"X-Amz-Algorithm must be {ALGORITHM}")
     expires = request.argument("X-Amz-Expires")
     if not is_number(expires) or not 0 < int(expires) <= EXPIRES_S_MAX:
-        raise S3Error(wrong, f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds")
+        raise S3Error(error_code, f"X-Amz-Expires must be 1 to {EXPIRES_S_MAX} seconds")
     return _claim(
         request.argument("X-Amz-Credential"),
         request.argument("X-Amz-SignedHeaders"),
         request.argument("X-Amz-Signature"),
         request.argument("X-Amz-Date"),
-        wrong=wrong,
+        error_code=error_code,
         expires_s=int(expires),
     )
 
 
 def key_shown(request: Request) -> str:
     """Return the access key that a request names, whether it is well formed or not; "" for none."""
-    shown = request.header("authorization").partition("Credential=")[2]
-    return (shown or request.argument("X-Amz-Credential")).partition("/")[0]
+    credential = request.header("authorization").partition("Credential=")[2]
+    return (credential or request.argument("X-Amz-Credential")).partition("/")[0]
 
 
 def claim_of_form(credential: str, signature: str, amz_date: str) -> SignatureFields:
-    """Of a browser's form, whose policy alone is signed. S3Error."""
-    return _claim(credential, "host", signature, amz_date, wrong="AccessDenied")
+    """Return the signature fields of a browser's form, of which only the policy is signed. S3Error."""
+    return _claim(credential, "host", signature, amz_date, error_code="AccessDenied")
 
 
 def _claim(
-    credential: str, headers: str, signature: str, amz_date: str, *, wrong: str, expires_s: int | None = None
+    credential: str,
+    headers: str,
+    signature: str,
+    amz_date: str,
+    *,
+    error_code: str,
+    expires_s: int | None = None,
 ) -> SignatureFields:
     words = credential.rsplit("/", 4)
     if len(words) != 5 or words[3:] != ["s3", "aws4_request"] or not words[2].isascii():
-        raise S3Error(wrong, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
+        raise S3Error(error_code, "Credential must be ACCESS_KEY/YYYYMMDD/REGION/s3/aws4_request")
     if seconds_of(amz_date) is None or not amz_date.startswith(words[1]):
         raise S3Error("AccessDenied", "x-amz-date must be YYYYMMDDThhmmssZ, of the date of the credential")
     names = tuple(headers.lower().split(";"))
     if "host" not in names:
-        raise S3Error(wrong, "host must be among the signed headers")
+        raise S3Error(error_code, "host must be among the signed headers")
     return SignatureFields(words[0], words[1], words[2], names, signature, amz_date, expires_s)
 
 
@@ -136,7 +144,7 @@ def seconds_of(amz_date: str) -> int | None:
 
 
 def check_time(claim: SignatureFields, now_s: float) -> None:
-    """S3Error for one that is not of now, or has expired."""
+    """Raise S3Error for a signature that has expired, or whose time differs too much from this host's."""
     signed_s = seconds_of(claim.amz_date) or 0
     if claim.expires_s is not None:
         if now_s > signed_s + claim.expires_s:
@@ -150,14 +158,14 @@ def check_time(claim: SignatureFields, now_s: float) -> None:
         )
 
 
-def payload_word(request: Request, claim: SignatureFields) -> str:
-    """What the request says of its body's hash: hex, UNSIGNED-PAYLOAD or STREAMING-…"""
-    given = request.header("x-amz-content-sha256")
-    if given in PAYLOAD_WORDS or (len(given) == 64 and not given.strip("0123456789abcdef")):
-        return given
-    if given.startswith("STREAMING-"):
-        raise S3Error("NotImplemented", f"x-amz-content-sha256: {given} is not understood")
-    if given:
+def payload_hash_of(request: Request, claim: SignatureFields) -> str:
+    """Return the request's x-amz-content-sha256: a hash in hex, UNSIGNED-PAYLOAD or STREAMING-…"""
+    text = request.header("x-amz-content-sha256")
+    if text in PAYLOAD_KEYWORDS or (len(text) == 64 and not text.strip("0123456789abcdef")):
+        return text
+    if text.startswith("STREAMING-"):
+        raise S3Error("NotImplemented", f"x-amz-content-sha256: {text} is not understood")
+    if text:
         raise S3Error(
             "InvalidArgument", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-…, or a SHA-256"
         )
@@ -167,15 +175,15 @@ def payload_word(request: Request, claim: SignatureFields) -> str:
 
 
 def check_headers(request: Request, claim: SignatureFields) -> None:
-    """All x-amz-* headers that are there have to be signed: else whoever passes a request on could add some."""
-    left_out = [
+    """Raise S3Error unless all x-amz-* headers are signed: an intermediary could otherwise add some."""
+    unsigned = [
         name for name in request.headers if name.startswith("x-amz-") and name not in claim.signed_headers
     ]
     if claim.expires_s is not None:
-        left_out = [name for name in left_out if name != "x-amz-content-sha256"]
-    if left_out:
+        unsigned = [name for name in unsigned if name != "x-amz-content-sha256"]
+    if unsigned:
         raise S3Error(
-            "AccessDenied", f"There were headers present in the request which were not signed: {left_out[0]}"
+            "AccessDenied", f"There were headers present in the request which were not signed: {unsigned[0]}"
         )
 
 
@@ -239,7 +247,7 @@ def _quoted(text: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _kept_quoted(text: str) -> str:
-    """Of presigned URLs nearly all of it comes again."""
+    """Quote a text, with a cache: presigned URLs repeat nearly all of theirs."""
     return quote(text, safe=_SAFE, errors="surrogateescape")
 
 
@@ -249,18 +257,19 @@ def _trimmed(value: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _signer(secret: str, date: str, region: str) -> hmac.HMAC:
-    """To be copied: OpenSSL then need not look for the algorithm, nor take in the key, each time."""
+    """Return an HMAC to copy, so that OpenSSL neither looks up the algorithm nor loads the key for each request."""
     return hmac.new(signing_key(secret, date, region), digestmod="sha256")
 
 
 def _hex(signer: hmac.HMAC, text: str) -> str:
-    one = signer.copy()
-    one.update(text.encode("utf-8", "surrogateescape"))
-    return one.hexdigest()
+    hmac_copy = signer.copy()
+    hmac_copy.update(text.encode("utf-8", "surrogateescape"))
+    return hmac_copy.hexdigest()
 
 
 class ChunkSigner:
-    """The chain of signatures of a body that is signed chunk by chunk. It begins with the request's own."""
+    """Verifies the chain of signatures of a body that is signed chunk by chunk. The chain begins with the request's
+    signature."""
 
     def __init__(self, claim: SignatureFields, secret: str) -> None:
         self._claim = claim
@@ -268,17 +277,18 @@ class ChunkSigner:
         self._previous = claim.signature
 
     def check_chunk(self, signature: str, sha256_hex: str) -> None:
-        """S3Error where it is not this chunk's."""
+        """Raise S3Error where the signature is not that of this chunk."""
         self._check(signature, f"{ALGORITHM}-PAYLOAD", f"{EMPTY_SHA256}\n{sha256_hex}")
 
     def check_trailer(self, signature: str, trailers: Mapping[str, str]) -> None:
-        """trailers: in the order sent, without x-amz-trailer-signature."""
+        """Raise S3Error where the signature is not that of the trailers, in the order sent, without
+        x-amz-trailer-signature."""
         text = "".join(f"{name}:{value}\n" for name, value in trailers.items())
         self._check(signature, f"{ALGORITHM}-TRAILER", hashlib.sha256(text.encode()).hexdigest())
 
-    def _check(self, signature: str, kind: str, what: str) -> None:
-        text = f"{kind}\n{self._claim.amz_date}\n{self._claim.scope}\n{self._previous}\n{what}"
-        wanted = _hex(self._signer, text)
-        if not hmac.compare_digest(wanted.encode(), signature.encode("utf-8", "replace")):
+    def _check(self, signature: str, kind: str, hashes: str) -> None:
+        text = f"{kind}\n{self._claim.amz_date}\n{self._claim.scope}\n{self._previous}\n{hashes}"
+        expected = _hex(self._signer, text)
+        if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk of the body does not match.")
-        self._previous = wanted
+        self._previous = expected

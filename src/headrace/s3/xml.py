@@ -1,4 +1,4 @@
-"""The XML of S3: answers as text, and the two bodies that clients send.
+"""Write the XML of S3's responses, and read the bodies that clients send.
 
 Source: Amazon S3 API Reference; namespace http://s3.amazonaws.com/doc/2006-03-01/.
 """
@@ -24,18 +24,18 @@ PARTS_MAX = 10_000
 
 
 def element(name: str, *content: str) -> str:
-    """content: XML already."""
+    """Return an element; `content` is XML already."""
     return f"<{name}>{''.join(content)}</{name}>"
 
 
 def text(name: str, value: object) -> str:
-    """An element with a text."""
+    """Return an element with a text."""
     return f"<{name}>{_SPECIAL.sub(_escaped, str(value))}</{name}>"
 
 
 def _escaped(match: re.Match[str]) -> str:
-    one = match.group()
-    return _ENTITIES.get(one) or f"&#x{ord(one):x};"
+    character = match.group()
+    return _ENTITIES.get(character) or f"&#x{ord(character):x};"
 
 
 def document(name: str, *content: str) -> bytes:
@@ -44,13 +44,13 @@ def document(name: str, *content: str) -> bytes:
 
 
 def key_text(name: str, key: bytes, *, url: bool) -> str:
-    """A key, or a part of one. url: percent-encoded, as a client asked for."""
+    """Return an element with a key, or a part of one. `url` percent-encodes it, as a client may request."""
     value = quote(key, safe="/-_.~*") if url else key.decode("utf-8", "replace")
     return text(name, value)
 
 
 def is_text(key: bytes) -> bool:
-    """Whether a key can be shown without url encoding."""
+    """Return whether a key can be shown without URL encoding."""
     try:
         key.decode()
     except UnicodeDecodeError:
@@ -64,7 +64,7 @@ def iso_time(mtime_ns: int) -> str:
 
 
 def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
-    """Errors have no namespace."""
+    """Return the XML of an error, which has no namespace."""
     content = "".join(
         (
             text("Code", code),
@@ -77,58 +77,56 @@ def error_document(code: str, message: str, resource: str, request_id: str) -> b
 
 
 def read_delete(body: bytes) -> tuple[list[tuple[bytes, str]], bool]:
-    """Keys with the ETag each must have ("" for any), and whether only errors are to be told."""
+    """Return the keys, with the ETag that each must have ("" for any), and whether to report errors only."""
     root = _parse(body, "Delete")
-    found = []
-    for one in root.iter("Object"):
-        key = one.findtext("Key")
+    keys = []
+    for item in root.iter("Object"):
+        key = item.findtext("Key")
         if not key:
             raise _malformed("an Object has no Key")
-        if one.findtext("VersionId") not in (None, "", "null"):
+        if item.findtext("VersionId") not in (None, "", "null"):
             raise S3Error("NotImplemented", "objects have no versions here")
-        found.append((key.encode("utf-8", "surrogateescape"), one.findtext("ETag") or ""))
-    if not 0 < len(found) <= NAMES_MAX:
+        keys.append((key.encode("utf-8", "surrogateescape"), item.findtext("ETag") or ""))
+    if not 0 < len(keys) <= NAMES_MAX:
         raise _malformed(f"1 to {NAMES_MAX} objects are needed")
-    return found, (root.findtext("Quiet") or "").strip().lower() == "true"
+    return keys, (root.findtext("Quiet") or "").strip().lower() == "true"
 
 
 def read_complete(body: bytes) -> list[tuple[int, str, dict[str, str]]]:
-    """Part numbers with their ETags, and checksums by their element where some are named."""
-    found = []
-    for one in _parse(body, "CompleteMultipartUpload").iter("Part"):
-        number, etag = (one.findtext("PartNumber") or "").strip(), one.findtext("ETag")
+    """Return the part numbers with their ETags, and their checksums by element name."""
+    parts = []
+    for item in _parse(body, "CompleteMultipartUpload").iter("Part"):
+        number, etag = (item.findtext("PartNumber") or "").strip(), item.findtext("ETag")
         if not is_number(number) or not etag:
             raise _malformed("a Part needs PartNumber and ETag")
         checksums = {
-            inner.tag: (inner.text or "").strip() for inner in one if inner.tag.startswith("Checksum")
+            inner.tag: (inner.text or "").strip() for inner in item if inner.tag.startswith("Checksum")
         }
-        found.append((int(number), etag.strip(), checksums))
-    if not 0 < len(found) <= PARTS_MAX:
+        parts.append((int(number), etag.strip(), checksums))
+    if not 0 < len(parts) <= PARTS_MAX:
         raise _malformed(f"1 to {PARTS_MAX} parts are needed")
-    return found
+    return parts
 
 
 def read_tags(body: bytes) -> list[tuple[str, str]]:
-    found = []
-    for one in _parse(body, "Tagging").iter("Tag"):
-        name, value = one.findtext("Key"), one.findtext("Value")
+    tags = []
+    for item in _parse(body, "Tagging").iter("Tag"):
+        name, value = item.findtext("Key"), item.findtext("Value")
         if not name or value is None:
             raise _malformed("a Tag needs Key and Value")
-        found.append((name, value))
-    return found
+        tags.append((name, value))
+    return tags
 
 
 def _parse(body: bytes, name: str) -> ElementTree.Element:
     try:
-        root: ElementTree.Element = defusedxml.ElementTree.fromstring(
-            body, forbid_dtd=True
-        )  # no client sends a DOCTYPE
+        root: ElementTree.Element = defusedxml.ElementTree.fromstring(body, forbid_dtd=True)
     except defusedxml.DefusedXmlException:  # no client sends a DOCTYPE
-        raise _malformed("declarations are not read") from None
-    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the latter: of its encoding
+        raise _malformed("declarations are not supported") from None
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # the last two: of the encoding
         raise _malformed(str(error)) from None
-    for one in root.iter():
-        one.tag = one.tag.rpartition("}")[2]
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2]
     if root.tag != name:
         raise _malformed(f"{name} is expected")
     return root

@@ -81,7 +81,7 @@ def _attributes(data: bytes) -> None:
     found = object_metadata.extras_of(_FILE, stat)
     assert found is None or isinstance(found, ObjectMetadata)
     upper.base_version(_FILE, b"/a")
-    assert object_attributes.facts_of(stat, _FILE).size_bytes == stat.st_size
+    assert object_attributes.attributes_of(stat, _FILE).size_bytes == stat.st_size
 
 
 def _handover(data: bytes) -> None:

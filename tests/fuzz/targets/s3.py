@@ -87,16 +87,16 @@ def _signature(request: Request) -> None:
         signature.check_time(claim, 1_795_000_000.0)
     with contextlib.suppress(S3Error):
         signature.check_headers(request, claim)
-    word = signature.payload_word(request, claim)
+    word = signature.payload_hash_of(request, claim)
     assert not signature.matches(request, claim, _SECRET, word)  # a forgery, or a defect
 
 
 def _reading(request: Request) -> None:
     size_bytes, etag, mtime_ns = 1000, '"0123456789abcdef0123456789abcdef-3"', 1_700_000_000_000_000_000
-    span = conditions.wanted(request, size_bytes)
+    span = conditions.range_to_send(request, size_bytes)
     assert span is None or 0 <= span[0] < span[1] <= size_bytes
     known = object_attributes.ObjectAttributes(size_bytes, mtime_ns, etag, parts=((3, 400),))
-    asked, headers = parts.read_as_asked(request, known, span)
+    asked, headers = parts.range_and_headers(request, known, span)
     assert asked is None or 0 <= asked[0] <= asked[1]
     assert all("\n" not in name + value for name, value in headers)
     for prefix in ("", "x-amz-copy-source-"):
@@ -105,13 +105,13 @@ def _reading(request: Request) -> None:
 
 
 def _writing(request: Request) -> None:
-    checksums.wish_of(request)
+    checksums.checksum_request_of(request)
     checksums.check_kind_of_put(request)
     wish = checksums.ChecksumRequest("sha256", checksums.COMPOSITE)
     checksums.check_completed(request, wish, checksums.Checksum("sha256", "AAAA-3", wish.kind), 5)
     given = object_metadata.metadata_of(request)
     assert sum(map(len, given.metadata)) <= object_metadata.METADATA_BYTES_MAX
-    for name, value in object_metadata.answer_headers(given):
+    for name, value in object_metadata.response_headers(given):
         assert (name + value).isascii() and (name + value).isprintable()
     object_metadata.with_copied(request, given, given)
     try:
@@ -121,7 +121,7 @@ def _writing(request: Request) -> None:
 
 
 def _listing(request: Request) -> None:
-    asked = buckets._Asked(request)
+    asked = buckets._ListRequest(request)
     assert 0 <= asked.count <= buckets.KEYS_MAX
     xml.key_text("Prefix", asked.prefix, url=asked.url)
     token = request.argument("continuation-token")
@@ -136,7 +136,7 @@ def _body(data: bytes) -> None:
     claim = signature.SignatureFields(
         "AKID", "20261123", "us-east-1", ("host",), "a" * 64, "20261123T120000Z"
     )
-    word = signature.payload_word(request, claim)
+    word = signature.payload_hash_of(request, claim)
     for signer in (None, signature.ChunkSigner(claim, _SECRET)):
         try:
             payload = Payload(request, iter([body[:7], body[7:]]), word, signer)
@@ -156,7 +156,7 @@ def _form(data: bytes) -> None:
     request = Request("POST", b"/b", b"/b", [], {"host": "localhost"}, True)
     headers = posts._headers_of(request, form.fields)
     assert all(isinstance(value, str) for value in headers.values())
-    answer = posts._answer(request, form.fields, routes.S3Call("put_object", b"b", b"k"), '"e"')
+    answer = posts._respond(request, form.fields, routes.S3Call("put_object", b"b", b"k"), '"e"')
     assert answer.status in (200, 201, 204, 303)
     taken = b"".join(form.file(forms.LengthLimits(most=1000)))
     assert len(taken) <= 1000

@@ -15,14 +15,14 @@ from headrace.s3.checksums import (
     ChecksumRequest,
     check_completed,
     check_kind_of_put,
+    checksum_of_parts,
+    checksum_request_of,
     make_checksum,
-    of_parts,
     text_of,
-    wish_of,
 )
 from headrace.s3.errors import S3Error
 from headrace.s3.object_attributes import ObjectAttributes
-from headrace.s3.parts import range_of_part, read_as_asked
+from headrace.s3.parts import range_and_headers, range_of_part
 
 from .test_requests import request_of
 
@@ -48,12 +48,12 @@ def code_of(call: Any, *words: Any) -> str:
 @pytest.mark.parametrize("algorithm", ["crc32", "crc32c", "crc64nvme"])
 def test_crcs_of_parts_are_put_together_to_that_of_the_whole(algorithm: str) -> None:
     parts = [(len(piece), sum_of(algorithm, piece)) for piece in PIECES]
-    assert of_parts(ChecksumRequest(algorithm, FULL_OBJECT), parts) == sum_of(algorithm, DATA)
+    assert checksum_of_parts(ChecksumRequest(algorithm, FULL_OBJECT), parts) == sum_of(algorithm, DATA)
 
 
 def test_a_composite_checksum_says_of_how_many_parts() -> None:
     parts = [(len(piece), sum_of("sha256", piece)) for piece in PIECES]
-    found = of_parts(ChecksumRequest("sha256", COMPOSITE), parts)
+    found = checksum_of_parts(ChecksumRequest("sha256", COMPOSITE), parts)
     assert found.value.endswith("=-3")
     assert found.headers()[1] == ("x-amz-checksum-type", COMPOSITE)
 
@@ -67,12 +67,12 @@ def test_what_an_upload_in_parts_may_ask_for(algorithm: str) -> None:
     ):
         asked = {"x_amz_checksum_algorithm": algorithm.upper(), "x_amz_checksum_type": kind}
         if allowed:
-            assert wish_of(request_of(BEGIN, **asked)) == ChecksumRequest(algorithm, kind)
+            assert checksum_request_of(request_of(BEGIN, **asked)) == ChecksumRequest(algorithm, kind)
         else:
-            assert code_of(wish_of, request_of(BEGIN, **asked)) == "InvalidRequest"
-    assert wish_of(request_of(BEGIN)) == ChecksumRequest()
-    assert code_of(wish_of, request_of(BEGIN, x_amz_checksum_type=COMPOSITE)) == "InvalidRequest"
-    assert code_of(wish_of, request_of(BEGIN, x_amz_checksum_algorithm="MD5")) == "InvalidRequest"
+            assert code_of(checksum_request_of, request_of(BEGIN, **asked)) == "InvalidRequest"
+    assert checksum_request_of(request_of(BEGIN)) == ChecksumRequest()
+    assert code_of(checksum_request_of, request_of(BEGIN, x_amz_checksum_type=COMPOSITE)) == "InvalidRequest"
+    assert code_of(checksum_request_of, request_of(BEGIN, x_amz_checksum_algorithm="MD5")) == "InvalidRequest"
 
 
 def test_a_put_in_one_piece_is_of_the_full_object() -> None:
@@ -115,14 +115,14 @@ def test_parts_by_their_number() -> None:
 
 def test_which_answers_name_a_checksum() -> None:
     def read(line: str, part: tuple[int, int] | None = None, **headers: str) -> Any:
-        return read_as_asked(request_of(line, **headers), SINGLE, part)
+        return range_and_headers(request_of(line, **headers), SINGLE, part)
 
     wanted = [("x-amz-checksum-crc32", "AAAAAA=="), ("x-amz-checksum-type", FULL_OBJECT)]
     assert read("GET /b/k", x_amz_checksum_mode="ENABLED") == (None, wanted)
     assert read("GET /b/k", (2, 5), x_amz_checksum_mode="ENABLED") == ((2, 5), [])
     assert read("GET /b/k") == (None, [])
     assert read("GET /b/k?partNumber=1", x_amz_checksum_mode="ENABLED") == ((0, 10), wanted)
-    third = read_as_asked(request_of("GET /b/k?partNumber=3"), MULTI, None)
+    third = range_and_headers(request_of("GET /b/k?partNumber=3"), MULTI, None)
     assert third == ((100, 110), [("x-amz-mp-parts-count", "3")])
     for number in ("0", "x", "10001", ""):
         assert code_of(read, f"GET /b/k?partNumber={number}") == "InvalidArgument"

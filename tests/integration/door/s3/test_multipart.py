@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from headrace.base.boot_clock import Moment, boot_id, now_s
 from headrace.overlay.durable_writes import DurableWrites
-from headrace.s3.uploads import HEARD, SILENT_S_MAX, About, Uploads
+from headrace.s3.uploads import IDLE_S_MAX, LAST_PART_ATTRIBUTE, About, Uploads
 from tests.integration.door.s3.conftest import READ, S3, WRITE, code_of
 
 PART = 5 << 20
@@ -129,8 +129,8 @@ def test_silent_uploads_and_what_crashes_left_go(tmp_path: Path) -> None:
     uploads = Uploads(os.fsencode(tmp_path / "uploads"), DurableWrites(os.fsencode(tmp_path), lambda: True))
     old, young = (uploads.begin(About(b"b", b"k", 0.0)) for _ in range(2))
     (tmp_path / f"uploads/gone-{old}").mkdir()
-    long_ago = Moment(boot_id(), now_s() - SILENT_S_MAX - 10)
+    long_ago = Moment(boot_id(), now_s() - IDLE_S_MAX - 10)
     for name in (old, f"gone-{old}"):
-        os.setxattr(tmp_path / "uploads" / name, HEARD, msgspec.json.encode(long_ago))
-    assert uploads.remove_silent() == 2
+        os.setxattr(tmp_path / "uploads" / name, LAST_PART_ATTRIBUTE, msgspec.json.encode(long_ago))
+    assert uploads.remove_idle() == 2
     assert [one.name for one in (tmp_path / "uploads").iterdir()] == [young]
