@@ -72,7 +72,6 @@ PENDING = {
     "rest",
     "sdk",
     "testing",
-    "webhdfs",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))

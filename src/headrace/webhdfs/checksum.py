@@ -1,7 +1,9 @@
-"""The checksum of a file as HDFS makes it, so that Hadoop's clients (distcp) can compare a file here with one there.
+"""Compute the checksum of a file as HDFS does, so that Hadoop's clients (distcp) can compare a file here with one in
+HDFS.
 
-HDFS: each 512 bytes have a CRC32C; of the CRCs of a block the MD5; of all blocks' MD5s the MD5
-(`FileChecksumHelper.makeMd5CrcResult`). Equal for equal bytes where the block size there is 128 MiB, the default.
+In HDFS each 512 bytes have a CRC32C, the CRCs of a block have an MD5, and the MD5s of all blocks have an MD5
+(`FileChecksumHelper.makeMd5CrcResult`). Equal bytes have equal checksums where the block size there is 128 MiB, the
+default.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _EMPTY_MD5 = hashlib.md5(bytes(_PADDED_BYTES_MIN), usedforsecurity=False).digest
 
 
 def file_checksum(content: Content, *, block_bytes: int = BLOCK_BYTES) -> dict[str, Any]:
-    """Reads all of it: some 0.5 GB/s. RemoteError where the library for CRC32C is not installed."""
+    """Read the whole file, at some 0.5 GB/s, and return its checksum. RemoteError where the library for CRC32C is not
+    installed."""
     if content.size_bytes == 0:
         return _row("MD5-of-0MD5-of-0CRC32", 0, 0, _EMPTY_MD5)
     sums = [
@@ -30,7 +33,7 @@ def file_checksum(content: Content, *, block_bytes: int = BLOCK_BYTES) -> dict[s
     ]
     crcs_a_block = block_bytes // CRC_BYTES if len(sums) > 1 else 0
     joined = b"".join(sums)
-    # HDFS hashes its whole buffer, which doubles from 32 bytes as it fills, and not only what is in it.
+    # HDFS hashes its whole buffer, which doubles from 32 bytes as it fills, not only the bytes in it.
     size = _PADDED_BYTES_MIN
     while size < len(joined):
         size *= 2
@@ -44,9 +47,9 @@ def _block_md5(content: Content, start: int, end: int) -> bytes:
     except ImportError:
         raise unsupported("checksums need awscrt on this host: pip install 'headrace[webhdfs]'") from None
     md5 = hashlib.md5(usedforsecurity=False)
-    for at in range(start, end, STEP_BYTES):
-        data = content.read(at, min(end, at + STEP_BYTES))
-        crcs = [crc32c(data[one : one + CRC_BYTES]) for one in range(0, len(data), CRC_BYTES)]
+    for offset in range(start, end, STEP_BYTES):
+        data = content.read(offset, min(end, offset + STEP_BYTES))
+        crcs = [crc32c(data[begin : begin + CRC_BYTES]) for begin in range(0, len(data), CRC_BYTES)]
         md5.update(struct.pack(f">{len(crcs)}I", *crcs))
     return md5.digest()
 

@@ -1,7 +1,7 @@
-"""What the gateway answers when it can't: Hadoop's exceptions by name, and the one table error of ours → theirs.
+"""Define the gateway's error answers: Hadoop's exceptions by name, and the only table HeadraceError → exception.
 
-`ERROR_MAP` has a row for every HeadraceError; one that is missing fails a test. Clients raise the class of that name,
-and decide by it whether to go on. The statuses are those of the WebHDFS specification, "Error Responses".
+`ERROR_MAP` has a row for every HeadraceError; a test fails if one is missing. Clients raise the class of that name,
+and decide by it whether to continue. The statuses are those of the WebHDFS specification, "Error Responses".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ERROR_MAP: dict[str, str] = {
     "cluster.id_taken": "IOException",
     "peer.failed": "RetriableException",
     "peer.not_owner": "RetriableException",
-    # of checkpoints, which this door does not meet
+    # errors of checkpoints, which no request raises
     "checkpoint.not_found": "FileNotFoundException",
     "checkpoint.corrupt": "IOException",
     "checkpoint.mismatch": "IllegalArgumentException",
@@ -76,7 +76,7 @@ ERROR_MAP: dict[str, str] = {
 
 
 class RemoteError(Exception):
-    """name: of an exception of `STATUS`, without its package."""
+    """Reports a failed request to the client. `name` is an exception of `STATUS`, without its package."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -93,7 +93,8 @@ class RemoteError(Exception):
 
 
 def remote_error_of(error: HeadraceError) -> RemoteError:
-    """The message has no path of this host: what our errors name are paths of the namespace and URLs."""
+    """Return the remote error. Its message has no path of this host: HeadraceErrors name paths of the namespace and
+    URLs."""
     return RemoteError(ERROR_MAP.get(error.code, "IOException"), str(error))
 
 

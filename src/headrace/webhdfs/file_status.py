@@ -1,4 +1,4 @@
-"""What is at a path, in the words of Hadoop's FileStatus."""
+"""Describe what a path is as Hadoop's FileStatus."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from headrace.sdk.merged_tree import FileStat
 from headrace.sdk.vfs_reader import is_directory
 
 BLOCK_BYTES = 128 << 20
-"""What HDFS takes for a block by default; clients cut files into tasks by it. Nothing here is stored in such blocks."""
+"""HDFS's default block size, by which clients split files into tasks. The gateway stores nothing in such blocks."""
 FILE_MODE, DIRECTORY_MODE = 0o444, 0o555
-"""Of what only its origin has, as on a mount; with 0200 more where something can be written."""
+"""The modes of what only the origin has, as on a mount; plus 0200 where something can be written."""
 
 
-def file_status(found: FileStat, name: bytes, *, writable: bool) -> dict[str, Any]:
-    """name: "" for the path that was asked for. writable: whether anything can be written by this node."""
-    folder = is_directory(found)
-    owner, group, mode = _owner_of(found, folder=folder, writable=writable)
-    is_entry = isinstance(found, Entry)
-    size = 0 if folder else found.version.size_bytes if isinstance(found, Entry) else found.st_size
+def file_status(file_stat: FileStat, name: bytes, *, writable: bool) -> dict[str, Any]:
+    """Return the FileStatus of a path. `name` is "" for the requested path. `writable` says whether this node can
+    write anything."""
+    is_dir = is_directory(file_stat)
+    owner, group, mode = _owner_of(file_stat, is_dir=is_dir, writable=writable)
+    is_entry = isinstance(file_stat, Entry)
+    size = file_stat.version.size_bytes if isinstance(file_stat, Entry) else file_stat.st_size
     return {
-        "accessTime": 0 if is_entry else int(found.st_atime * 1000),  # type: ignore[union-attr]
-        "blockSize": 0 if folder else BLOCK_BYTES,
-        "fileId": int(found.id) if isinstance(found, Entry) else found.st_ino,
+        "accessTime": 0 if is_entry else int(file_stat.st_atime * 1000),  # type: ignore[union-attr]
+        "blockSize": 0 if is_dir else BLOCK_BYTES,
+        "fileId": int(file_stat.id) if isinstance(file_stat, Entry) else file_stat.st_ino,
         "group": group,
-        "length": size,
-        "modificationTime": max(0, mtime_ns(found) // 1_000_000),
+        "length": 0 if is_dir else size,
+        "modificationTime": max(0, mtime_ns(file_stat) // 1_000_000),
         "owner": owner,
         "pathSuffix": name.decode("utf-8", "replace"),
         "permission": f"{mode:o}",
-        "replication": 0 if folder else 1,
+        "replication": 0 if is_dir else 1,
         "storagePolicy": 0,
-        "type": "DIRECTORY" if folder else "FILE",
+        "type": "DIRECTORY" if is_dir else "FILE",
     }
 
 
-def link_status(found: os.stat_result, name: bytes, target: bytes) -> dict[str, Any]:
-    """Of a link that leads to nothing that can be named here, or that was asked for itself."""
-    about = file_status(found, name, writable=True)
-    return {**about, "blockSize": 0, "type": "SYMLINK", "symlink": target.decode("utf-8", "replace")}
+def link_status(link_stat: os.stat_result, name: bytes, target: bytes) -> dict[str, Any]:
+    """Return the FileStatus of a link that leads to no path here, or that is requested itself."""
+    status = file_status(link_stat, name, writable=True)
+    return {**status, "blockSize": 0, "type": "SYMLINK", "symlink": target.decode("utf-8", "replace")}
 
 
-def mtime_ns(found: FileStat) -> int:
-    return found.mtime_ns if isinstance(found, Entry) else found.st_mtime_ns
+def mtime_ns(file_stat: FileStat) -> int:
+    return file_stat.mtime_ns if isinstance(file_stat, Entry) else file_stat.st_mtime_ns
 
 
-def is_link(found: FileStat | None) -> bool:
-    return isinstance(found, os.stat_result) and stat.S_ISLNK(found.st_mode)
+def is_link(file_stat: FileStat | None) -> bool:
+    return isinstance(file_stat, os.stat_result) and stat.S_ISLNK(file_stat.st_mode)
 
 
-def _owner_of(found: FileStat, *, folder: bool, writable: bool) -> tuple[str, str, int]:
-    if not isinstance(found, Entry):
-        return user_name(found.st_uid), group_name(found.st_gid), stat.S_IMODE(found.st_mode) & 0o1777
-    known = found.attributes
-    if known is not None and known.mode is not None:
-        return user_name(known.uid or 0), group_name(known.gid or 0), known.mode & 0o1777
-    mode = (DIRECTORY_MODE if folder else FILE_MODE) | (0o200 if writable else 0)
+def _owner_of(file_stat: FileStat, *, is_dir: bool, writable: bool) -> tuple[str, str, int]:
+    if not isinstance(file_stat, Entry):
+        mode = stat.S_IMODE(file_stat.st_mode) & 0o1777
+        return user_name(file_stat.st_uid), group_name(file_stat.st_gid), mode
+    attributes = file_stat.attributes
+    if attributes is not None and attributes.mode is not None:
+        return user_name(attributes.uid or 0), group_name(attributes.gid or 0), attributes.mode & 0o1777
+    mode = (DIRECTORY_MODE if is_dir else FILE_MODE) | (0o200 if writable else 0)
     return user_name(os.geteuid()), group_name(os.getegid()), mode
 
 

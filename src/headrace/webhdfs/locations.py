@@ -1,4 +1,4 @@
-"""Which hosts have a file at hand: its owners by the ring, primary first. Spark and MapReduce put tasks there."""
+"""Find the hosts that have a file: its owners by the ring, primary first. Spark and MapReduce schedule tasks there."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from headrace.ring.view import SEGMENT_BYTES
 
 MEMBERS_MAX_AGE_S = 5.0
 HOSTS_MAX = 3
-"""So many of a segment's owners are told: who asks takes one of the first."""
+"""The most owners of a segment to report: clients use one of the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Bytes start..end of a file, and who has them. names: HOST:PORT of the nodes; the port is the one peers use."""
+    """Holds which nodes have bytes start to end of a file. `names` are HOST:PORT of the nodes, with the port for
+    peers."""
 
     start: int
     end: int
@@ -31,7 +32,7 @@ class BlockLocation:
 
 
 class Locations:
-    """status: of the node."""
+    """Finds the owners of ranges of files. `status` returns the node's status, from which the ring is built."""
 
     def __init__(self, status: Callable[[], dict[str, Any]], *, replicas: int) -> None:
         self._status = status
@@ -39,28 +40,28 @@ class Locations:
         self._lock = threading.Lock()
         self._until_s = 0.0
         self._ring: Ring | None = None
-        """None: the node is alone."""
+        """The ring; None where the node is alone."""
         self._addresses: dict[str, str] = {}
 
     def parts(
         self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int
     ) -> list[BlockLocation]:
-        """Those of a file that bytes start..end touch, cut at multiples of part_bytes, of which a segment has a whole
-        number."""
+        """Return the locations of bytes start to end of a file, cut at multiples of `part_bytes`. A segment must be a
+        multiple of `part_bytes`."""
         with self._lock:
-            self._look()
+            self._refresh()
             ring, addresses = self._ring, self._addresses
-        found = []
-        for at in range(start - start % part_bytes, end, part_bytes):
+        locations = []
+        for offset in range(start - start % part_bytes, end, part_bytes):
             if ring is None:
                 names: tuple[str, ...] = (f"{socket.gethostname()}:0",)
             else:
-                owners = ring.owners(key_of(path, at // SEGMENT_BYTES), self._replicas)
-                names = tuple(addresses[one.id] for one in owners)
-            found.append(BlockLocation(at, min(size_bytes, at + part_bytes), names))
-        return found
+                owners = ring.owners(key_of(path, offset // SEGMENT_BYTES), self._replicas)
+                names = tuple(addresses[owner.id] for owner in owners)
+            locations.append(BlockLocation(offset, min(size_bytes, offset + part_bytes), names))
+        return locations
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if time.monotonic() < self._until_s:
             return
         members = _members(self._status())
@@ -80,25 +81,26 @@ def _members(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def block_locations(parts: list[BlockLocation]) -> list[dict[str, Any]]:
-    """Hadoop's BlockLocation, as GETFILEBLOCKLOCATIONS tells it."""
+    """Return Hadoop's BlockLocation of each part, for GETFILEBLOCKLOCATIONS."""
     return [
         {
             "cachedHosts": [],
             "corrupt": False,
-            "hosts": one.hosts,
-            "length": one.end - one.start,
-            "names": list(one.names),
-            "offset": one.start,
-            "storageTypes": ["DISK"] * len(one.names),
-            "topologyPaths": [f"/default-rack/{name}" for name in one.names],
+            "hosts": part.hosts,
+            "length": part.end - part.start,
+            "names": list(part.names),
+            "offset": part.start,
+            "storageTypes": ["DISK"] * len(part.names),
+            "topologyPaths": [f"/default-rack/{name}" for name in part.names],
         }
-        for one in parts
+        for part in parts
     ]
 
 
 def located_blocks(parts: list[BlockLocation], file_id: int, size_bytes: int) -> dict[str, Any]:
-    """The same as GET_BLOCK_LOCATIONS tells it. Ports of HDFS's own protocol are 0: nobody speaks it here."""
-    rows = [_located(one, file_id) for one in parts]
+    """Return the LocatedBlocks of a file, for GET_BLOCK_LOCATIONS. Ports of HDFS's own protocol are 0, as the node
+    doesn't speak it."""
+    rows = [_located(part, file_id) for part in parts]
     return {
         "fileLength": size_bytes,
         "isLastBlockComplete": True,
@@ -127,10 +129,10 @@ def _located(part: BlockLocation, file_id: int) -> dict[str, Any]:
 
 def _datanode(host: str) -> dict[str, Any]:
     ports = {"xferPort": 0, "infoPort": 0, "infoSecurePort": 0, "ipcPort": 0}
-    room = {"capacity": 0, "dfsUsed": 0, "remaining": 0, "blockPoolUsed": 0, "lastUpdate": 0}
+    space = {"capacity": 0, "dfsUsed": 0, "remaining": 0, "blockPoolUsed": 0, "lastUpdate": 0}
     return {
         **ports,
-        **room,
+        **space,
         "adminState": "NORMAL",
         "hostName": host,
         "ipAddr": host,

@@ -1,4 +1,5 @@
-"""The gateway's process: `python -m headrace.webhdfs.main`, started by `headrace webhdfs` and `headrace up`."""
+"""Run the WebHDFS gateway's process: `python -m headrace.webhdfs.main`, started by `headrace webhdfs` and `headrace
+up`."""
 
 from __future__ import annotations
 
@@ -23,28 +24,28 @@ SETTING = "webhdfs_address"
 TOKEN_NAME = "webhdfs-token"
 HADOOP_NAME = "webhdfs-token.hadoop"
 PATIENCE_S = 30.0
-"""How long a request waits for a node that is away; clients give up after a minute or two."""
+"""The seconds for which a request waits for an unavailable node. Clients give up after a minute or two."""
 
 
 def check_address(config: Config) -> None:
-    """UsageError for an address that others reach where anybody could ask, or listen in."""
+    """Raise UsageError for an address that other hosts reach where access is not authenticated or not encrypted."""
     host, _ = split_address(config.webhdfs_address, SETTING)
     if config.webhdfs_insecure or is_loopback(host, SETTING):
         return
     lacking = [] if config.webhdfs_tls_certificate else ["webhdfs_tls_certificate"]
-    if not config.webhdfs_token and not config.webhdfs_tls_authority:  # each node would make one of its own
+    if not config.webhdfs_token and not config.webhdfs_tls_authority:  # each node would create another one
         lacking.append("webhdfs_token (or webhdfs_tls_authority)")
     if lacking:
         raise UsageError(
             f"setting {SETTING} = {config.webhdfs_address!r}",
-            why=f"others reach it, and there is no {' and no '.join(lacking)}",
-            hint=f"set {' and '.join(lacking)}, or say webhdfs_insecure = true",
+            why=f"other hosts reach it, and there is no {' and no '.join(lacking)}",
+            hint=f"set {' and '.join(lacking)}, or webhdfs_insecure = true",
         )
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told where it listens, as HOST:PORT.
-    UsageError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, whose handlers it replaces. Calls `on_ready` with the address it listens
+    on, as HOST:PORT. UsageError, NodeUnavailableError."""
     check_address(config)
     host, _ = split_address(config.webhdfs_address, SETTING)
     tokens = Tokens(config.webhdfs_token, "webhdfs_token") if config.webhdfs_token else None
@@ -56,25 +57,25 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
         authority=config.webhdfs_tls_authority,
     )
     listening = listen(config.webhdfs_address, SETTING)
-    paths = LocalVfs(NodeClient(node_socket, role="webhdfs", patience_s=PATIENCE_S))
-    folder, made = os.path.dirname(paths.client.upper), ""
+    vfs = LocalVfs(NodeClient(node_socket, role="webhdfs", patience_s=PATIENCE_S))
+    directory, token_path = os.path.dirname(vfs.client.upper), ""
     if tokens is None and not config.webhdfs_insecure and not config.webhdfs_tls_authority:
-        made = os.path.join(folder, TOKEN_NAME)
-        create_secret(made, make_token)
-        tokens = Tokens(made, "webhdfs_token")
-    shown: TokenFile | None = None
+        token_path = os.path.join(directory, TOKEN_NAME)
+        create_secret(token_path, make_token)
+        tokens = Tokens(token_path, "webhdfs_token")
+    hadoop_file: TokenFile | None = None
     if tokens is not None:
         port = split_address(bound_to(listening), SETTING)[1]
-        shown = TokenFile(os.path.join(folder, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
-    gateway = WebHdfsGateway(paths, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
-    door = Door(gateway, listening, name="webhdfs", tls=tls)
-    teller = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
-    on_ready(Ready(bound_to(listening), made))
-    run_until_signal(door)
-    teller.stop()
-    if shown is not None:
-        shown.stop()
-    paths.close()
+        hadoop_file = TokenFile(os.path.join(directory, HADOOP_NAME), tokens, [f"127.0.0.1:{port}"])
+    gateway = WebHdfsGateway(vfs, tokens, replicas=config.replicas, loopback=is_loopback(host, SETTING))
+    server = Door(gateway, listening, name="webhdfs", tls=tls)
+    reporter = StatsReporter("webhdfs", gateway.counts, node_socket, address=bound_to(listening))
+    on_ready(Ready(bound_to(listening), token_path))
+    run_until_signal(server)
+    reporter.stop()
+    if hadoop_file is not None:
+        hadoop_file.stop()
+    vfs.close()
 
 
 if __name__ == "__main__":

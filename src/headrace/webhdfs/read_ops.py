@@ -1,4 +1,4 @@
-"""What only looks: bytes, statuses, listings, sums. All waiting is the caller's thread's."""
+"""Serve the operations that read: bytes, statuses, listings, sums. The caller's thread does all waiting."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ from headrace.webhdfs.locations import Locations, block_locations, located_block
 from headrace.webhdfs.routes import WebHdfsCall
 
 BATCH = 1000
-"""Names of one LISTSTATUS_BATCH, as HDFS's own; so many of those that are left are counted at most."""
+"""The names of one LISTSTATUS_BATCH, as in HDFS, and the most remaining names that it counts."""
 CHECKSUM_TYPE_CRC32C = 2
 STORAGE_POLICY_NONE = 0
 
 
-class Reading:
-    def __init__(self, paths: LocalVfs, locations: Locations) -> None:
-        self.paths = paths
+class ReadOperations:
+    """Answers the operations that read files, directories and the file system."""
+
+    def __init__(self, vfs: LocalVfs, locations: Locations) -> None:
+        self.vfs = vfs
         self._locations = locations
 
     # ------------------------------------------------------------ bytes
 
     def open(self, call: WebHdfsCall) -> Response:
-        """Waits for the node where names or bytes are missing."""
-        if self.wants_place(call):
+        """Answer OPEN. Waits for the node where names or bytes are missing."""
+        if self.wants_location(call):
             self._file(call)
-            return responses.place(call)
+            return responses.location(call)
         content = self._content(call)
         try:
             return self._bytes(call, content)
@@ -50,21 +52,22 @@ class Reading:
             raise
 
     def open_cached(self, call: WebHdfsCall) -> Response | None:
-        """As open, of what is whole in the cache; None: that may wait for the node or the disk."""
-        if self.wants_place(call):
+        """Answer as `open` does, from a complete cached file. None: the answer may have to wait for the node or the
+        disk."""
+        if self.wants_location(call):
             return None
-        found = self.paths.find_cached(call.path)
-        if found is None or found.kind is not Kind.FILE:
+        entry = self.vfs.find_cached(call.path)
+        if entry is None or entry.kind is not Kind.FILE:
             return None
-        cached = self.paths.client.complete_path(found.id)
-        if cached is None:
+        cache_path = self.vfs.client.complete_path(entry.id)
+        if cache_path is None:
             return None
         try:
-            fd = os.open(cached, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(cache_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        self.paths.client.touch(found.id)
-        content = Content(found.version.size_bytes, fd=fd)
+        self.vfs.client.touch(entry.id)
+        content = Content(entry.version.size_bytes, fd=fd)
         try:
             return self._bytes(call, content)
         except BaseException:
@@ -72,9 +75,10 @@ class Reading:
             raise
 
     @staticmethod
-    def wants_place(call: WebHdfsCall) -> bool:
-        """Whether to be told where the bytes are, instead of the bytes. Hadoop's own client asks so at first, and reads
-        nothing of that answer: it names its buffer, and no offset. All others are spared the second request."""
+    def wants_location(call: WebHdfsCall) -> bool:
+        """Return whether to send the location of the bytes instead of the bytes. Hadoop's own client first requests
+        that, and reads nothing of the response: it names its buffer, and no offset. Other clients are spared the
+        second request."""
         if call.flag("noredirect"):
             return True
         return call.has("buffersize") and not any(call.has(name) for name in ("offset", "length", "data"))
@@ -92,31 +96,31 @@ class Reading:
         )
 
     def _content(self, call: WebHdfsCall) -> Content:
-        """The bytes of just the version that was found."""
+        """Return the bytes of the version that `find` returned."""
         for attempt in range(CHANGED_ATTEMPTS):
-            path, found = self._file(call)
+            path, file_stat = self._file(call)
             try:
-                return self.paths.content_of(path, found)
+                return self.vfs.content_of(path, file_stat)
             except (FileNotFoundError, VersionChangedError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
         raise AssertionError
 
     def _file(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        path, found = self.find(call)
-        if is_directory(found):
+        path, file_stat = self.find(call)
+        if is_directory(file_stat):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
-        return path, found
+        return path, file_stat
 
     def find(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        """Links resolved. FileNotFoundException."""
+        """Return the path, with its links resolved, and what it is. FileNotFoundException."""
         try:
-            path, found = self.paths.find(call.path)
+            path, file_stat = self.vfs.find(call.path)
         except NotADirectoryPathError:
-            found = None
-        if found is None:
+            file_stat = None
+        if file_stat is None:
             raise not_found(call.path)
-        return path, found
+        return path, file_stat
 
     def get_checksum(self, call: WebHdfsCall) -> Response:
         content = self._content(call)
@@ -131,90 +135,93 @@ class Reading:
         return responses.of("FileStatus", self._status(self.find(call)[1], b""))
 
     def get_status_cached(self, call: WebHdfsCall) -> Response | None:
-        """As get_status; None: that may wait for the node."""
-        found = self.paths.find_cached(call.path)
-        return None if found is None else responses.of("FileStatus", self._status(found, b""))
+        """Answer as `get_status` does. None: the answer may have to wait for the node."""
+        entry = self.vfs.find_cached(call.path)
+        return None if entry is None else responses.of("FileStatus", self._status(entry, b""))
 
     def get_link_status(self, call: WebHdfsCall) -> Response:
-        path, found = self._unfollowed(call)
-        if is_link(found):
-            assert isinstance(found, os.stat_result)
-            return responses.of("FileStatus", link_status(found, b"", self.paths.readlink(path)))
-        return responses.of("FileStatus", self._status(found, b""))
+        path, file_stat = self._unfollowed(call)
+        if is_link(file_stat):
+            assert isinstance(file_stat, os.stat_result)
+            return responses.of("FileStatus", link_status(file_stat, b"", self.vfs.readlink(path)))
+        return responses.of("FileStatus", self._status(file_stat, b""))
 
     def get_link_target(self, call: WebHdfsCall) -> Response:
-        path, found = self._unfollowed(call)
-        if not is_link(found):
+        path, file_stat = self._unfollowed(call)
+        if not is_link(file_stat):
             raise RemoteError("IOException", f"{_text(call.path)} is not a symbolic link")
-        return responses.of("Path", _text(self.paths.readlink(path)))
+        return responses.of("Path", _text(self.vfs.readlink(path)))
 
     def _unfollowed(self, call: WebHdfsCall) -> tuple[bytes, FileStat]:
-        path, found = self.paths.find(call.path, follow=False)
-        if found is None:
+        path, file_stat = self.vfs.find(call.path, follow=False)
+        if file_stat is None:
             raise not_found(call.path)
-        return path, found
+        return path, file_stat
 
     def list_status(self, call: WebHdfsCall) -> Response:
-        """A long listing is sent as it is read: its rows are never all in memory."""
-        below = self._below(call, b"")
-        rows = [self._row(*one) for one in itertools.islice(below, BATCH)]
+        """List a directory. A long listing is sent while it is read, so that its rows are never all in memory."""
+        children = self._children(call, b"")
+        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
         if len(rows) < BATCH or not call.request.takes_chunks:
-            return responses.of("FileStatuses", {"FileStatus": [*rows, *(self._row(*one) for one in below)]})
-        batches = iter(lambda: [self._row(*one) for one in itertools.islice(below, BATCH)], [])
+            return responses.of(
+                "FileStatuses", {"FileStatus": [*rows, *(self._row(*child) for child in children)]}
+            )
+        batches = iter(lambda: [self._row(*child) for child in itertools.islice(children, BATCH)], [])
         return responses.of_rows("FileStatuses", "FileStatus", itertools.chain([rows], batches))
 
     def list_batch(self, call: WebHdfsCall) -> Response:
-        below = self._below(call, call.text("startafter").encode("utf-8", "surrogateescape"))
-        rows = [self._row(*one) for one in itertools.islice(below, BATCH)]
-        left = sum(1 for _ in itertools.islice(below, BATCH))
-        listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": left}
+        children = self._children(call, call.text("startafter").encode("utf-8", "surrogateescape"))
+        rows = [self._row(*child) for child in itertools.islice(children, BATCH)]
+        remaining = sum(1 for _ in itertools.islice(children, BATCH))
+        listing = {"partialListing": {"FileStatuses": {"FileStatus": rows}}, "remainingEntries": remaining}
         return responses.of("DirectoryListing", listing)
 
-    def _below(self, call: WebHdfsCall, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Of a directory itself, each name, and what it is; of a file itself, without a name."""
-        path, found = self.find(call)
-        if is_directory(found):
-            for name, one in self.paths.children(path, after=after):
-                yield path, name, one
+    def _children(self, call: WebHdfsCall, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
+        """Yield (directory, name, what it is) of each name in a directory; for a file, only the file itself, without
+        a name."""
+        path, file_stat = self.find(call)
+        if is_directory(file_stat):
+            for name, child in self.vfs.children(path, after=after):
+                yield path, name, child
         elif not after:
-            yield path, b"", found
+            yield path, b"", file_stat
 
-    def _row(self, folder: bytes, name: bytes, found: FileStat) -> dict[str, Any]:
-        """A link is shown as what it leads to, where that is a path here."""
-        if not is_link(found):
-            return self._status(found, name)
-        assert isinstance(found, os.stat_result)
-        at = join(folder, name)
+    def _row(self, directory: bytes, name: bytes, file_stat: FileStat) -> dict[str, Any]:
+        """Return the status of a name; of a link, the status of its target, if that is a path here."""
+        if not is_link(file_stat):
+            return self._status(file_stat, name)
+        assert isinstance(file_stat, os.stat_result)
+        path = join(directory, name)
         try:
-            return self._status(self.paths.get(at)[1], name)
+            return self._status(self.vfs.get(path)[1], name)
         except HeadraceError:
-            return link_status(found, name, self.paths.readlink(at))
+            return link_status(file_stat, name, self.vfs.readlink(path))
 
-    def _status(self, found: FileStat, name: bytes) -> dict[str, Any]:
-        return file_status(found, name, writable=self.paths.tree.modes.any)
+    def _status(self, file_stat: FileStat, name: bytes) -> dict[str, Any]:
+        return file_status(file_stat, name, writable=self.vfs.tree.modes.any)
 
     def get_acl(self, call: WebHdfsCall) -> Response:
         status = self._status(self.find(call)[1], b"")
-        about = {name: status[name] for name in ("owner", "group", "permission")}
+        fields = {name: status[name] for name in ("owner", "group", "permission")}
         sticky = int(status["permission"], 8) & 0o1000 != 0
-        return responses.of("AclStatus", {**about, "entries": [], "stickyBit": sticky})
+        return responses.of("AclStatus", {**fields, "entries": [], "stickyBit": sticky})
 
     def get_xattrs(self, call: WebHdfsCall) -> Response:
-        """Those of files of the upper layer, set by a mount."""
-        asked = [value for name, value in call.request.query if name.lower() == "xattr.name"]
+        """Return extended attributes that a mount set. Only files of the upper layer have them."""
+        names = [value for name, value in call.request.query if name.lower() == "xattr.name"]
         encoding = call.text("encoding", "hex").lower()
         if encoding not in responses.ENCODINGS:
             raise illegal(f'Invalid value for webhdfs parameter "encoding": {encoding!r}')
-        found = self._attributes(call)
-        missing = [name for name in asked if name not in found]
+        attributes = self._attributes(call)
+        missing = [name for name in names if name not in attributes]
         if missing:
             raise RemoteError(
                 "IOException", f"At least one of the attributes provided was not found: {missing[0]}"
             )
         rows = [
             {"name": name, "value": responses.ENCODINGS[encoding](value)}
-            for name, value in found.items()
-            if name in asked or not asked
+            for name, value in attributes.items()
+            if name in names or not names
         ]
         return responses.of("XAttrs", rows)
 
@@ -222,67 +229,68 @@ class Reading:
         return responses.of("XAttrNames", responses.json_text(list(self._attributes(call))))
 
     def _attributes(self, call: WebHdfsCall) -> dict[str, bytes]:
-        path, found = self.find(call)
-        if isinstance(found, Entry):
+        path, file_stat = self.find(call)
+        if isinstance(file_stat, Entry):
             return {}
-        with translating_os_errors(call.path), self.paths.tree.upper.at(path).pinned() as pin:
+        with translating_os_errors(call.path), self.vfs.tree.upper.at(path).pinned() as pin:
             names = [name for name in os.listxattr(pin.proc_path) if name.startswith("user.")]
             return {name: os.getxattr(pin.proc_path, name) for name in names}
 
     # ------------------------------------------------------------ sums
 
     def get_summary(self, call: WebHdfsCall) -> Response:
-        files, folders, size = self._sum(call)
-        about = {"fileCount": files, "directoryCount": folders, "length": size}
-        return responses.of("ContentSummary", {**about, **_no_quota(size)})
+        files, directories, size = self._sum(call)
+        counts = {"fileCount": files, "directoryCount": directories, "length": size}
+        return responses.of("ContentSummary", {**counts, **_no_quota(size)})
 
     def get_quota(self, call: WebHdfsCall) -> Response:
-        files, folders, size = self._sum(call)
-        return responses.of("QuotaUsage", {"fileAndDirectoryCount": files + folders, **_no_quota(size)})
+        files, directories, size = self._sum(call)
+        return responses.of("QuotaUsage", {"fileAndDirectoryCount": files + directories, **_no_quota(size)})
 
     def _sum(self, call: WebHdfsCall) -> tuple[int, int, int]:
-        """Files, folders (with the one that is asked for) and bytes. Lists all that is below."""
-        path, found = self.find(call)
-        files = folders = size = 0
-        for one in self._walk(path, found):
-            if is_directory(one):
-                folders += 1
+        """Return the number of files and of directories, with the requested one, and their bytes. Lists everything
+        below the path."""
+        path, file_stat = self.find(call)
+        files = directories = size = 0
+        for item in self._walk(path, file_stat):
+            if is_directory(item):
+                directories += 1
             else:
                 files += 1
-                size += one.version.size_bytes if isinstance(one, Entry) else one.st_size
-        return files, folders, size
+                size += item.version.size_bytes if isinstance(item, Entry) else item.st_size
+        return files, directories, size
 
-    def _walk(self, top: bytes, found: FileStat) -> Iterator[FileStat]:
-        yield found
-        pending = [top] if is_directory(found) else []
+    def _walk(self, top: bytes, file_stat: FileStat) -> Iterator[FileStat]:
+        yield file_stat
+        pending = [top] if is_directory(file_stat) else []
         while pending:
-            folder = pending.pop()
+            directory = pending.pop()
             try:
-                for name, one in self.paths.children(folder):
-                    yield one
-                    if is_directory(one):
-                        pending.append(join(folder, name))
+                for name, child in self.vfs.children(directory):
+                    yield child
+                    if is_directory(child):
+                        pending.append(join(directory, name))
             except PathNotFoundError:
-                continue  # removed meanwhile
+                continue  # the directory was removed meanwhile
 
-    # ------------------------------------------------------------ places
+    # ------------------------------------------------------------ locations
 
     def get_locations(self, call: WebHdfsCall) -> Response:
         _, parts = self._parts(call)
         return responses.of("BlockLocations", {"BlockLocation": block_locations(parts)})
 
     def get_located_blocks(self, call: WebHdfsCall) -> Response:
-        found, parts = self._parts(call)
-        id = int(found.id) if isinstance(found, Entry) else found.st_ino
-        return responses.of("LocatedBlocks", located_blocks(parts, id, _size_of(found)))
+        file_stat, parts = self._parts(call)
+        id = int(file_stat.id) if isinstance(file_stat, Entry) else file_stat.st_ino
+        return responses.of("LocatedBlocks", located_blocks(parts, id, _size_of(file_stat)))
 
     def _parts(self, call: WebHdfsCall) -> tuple[FileStat, list[Any]]:
-        path, found = self._file(call)
-        size = _size_of(found)
+        path, file_stat = self._file(call)
+        size = _size_of(file_stat)
         start = call.at_least_zero("offset", 0)
         end = min(size, start + call.at_least_zero("length", size)) if call.text("length") else size
         parts = self._locations.parts(path, start, end, size_bytes=size, part_bytes=BLOCK_BYTES)
-        return found, parts
+        return file_stat, parts
 
     # ------------------------------------------------------------ the file system
 
@@ -293,11 +301,11 @@ class Reading:
         return responses.of("Path", f"/user/{call.user}/.Trash")
 
     def get_token(self, _: WebHdfsCall) -> Response:
-        """What HDFS says where security is off: none is issued, and none is needed."""
+        """Answer as HDFS does where security is off: no token is issued, and none is needed."""
         return responses.of("Token", None)
 
     def get_defaults(self, _: WebHdfsCall) -> Response:
-        about = {
+        defaults = {
             "blockSize": BLOCK_BYTES,
             "bytesPerChecksum": 512,
             "checksumType": CHECKSUM_TYPE_CRC32C,
@@ -309,16 +317,16 @@ class Reading:
             "trashInterval": 0,
             "writePacketSize": 65536,
         }
-        return responses.of("FsServerDefaults", about)
+        return responses.of("FsServerDefaults", defaults)
 
     def get_room(self, _: WebHdfsCall) -> Response:
-        """Of the cache of this node."""
-        capacity, free, _entries = self.paths.client.statistics()
+        """Return the space of the cache of this node."""
+        capacity, free, _entries = self.vfs.client.statistics()
         return responses.of("FsStatus", {"capacity": capacity, "remaining": free, "used": capacity - free})
 
 
-def _size_of(found: FileStat) -> int:
-    return found.version.size_bytes if isinstance(found, Entry) else found.st_size
+def _size_of(file_stat: FileStat) -> int:
+    return file_stat.version.size_bytes if isinstance(file_stat, Entry) else file_stat.st_size
 
 
 def _no_quota(size_bytes: int) -> dict[str, Any]:

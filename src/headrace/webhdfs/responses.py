@@ -1,4 +1,4 @@
-"""Answers as Hadoop's clients take them: JSON with one name outside, and places to go to."""
+"""Build responses as Hadoop's clients read them: JSON with one outer name, and locations of data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENCODINGS: dict[str, Callable[[bytes], str]] = {
     "hex": lambda value: "0x" + value.hex(),
     "base64": lambda value: "0s" + base64.b64encode(value).decode(),
 }
-"""Of an extended attribute's value, as Hadoop's XAttrCodec."""
+"""The encodings of an extended attribute's value, as in Hadoop's XAttrCodec."""
 
 
 def of(name: str, value: Any) -> Response:
@@ -27,7 +27,8 @@ def of(name: str, value: Any) -> Response:
 
 
 def of_rows(name: str, inner: str, batches: Iterator[list[Any]]) -> Response:
-    """{name: {inner: [rows]}}, sent as the batches come. No batch is empty, and there is one at least."""
+    """Return {name: {inner: [rows]}}, sent while the batches are read. There is at least one batch, and none is
+    empty."""
     return Response(200, [JSON], pieces=_json_of_rows(name, inner, batches))
 
 
@@ -40,22 +41,22 @@ def _json_of_rows(name: str, inner: str, batches: Iterator[list[Any]]) -> Iterat
 
 
 def done(status: int = 200, *, headers: list[tuple[str, str]] | None = None) -> Response:
-    """There is nothing to say."""
+    """Return a response without a body."""
     return Response(status, headers or [])
 
 
-def place(call: WebHdfsCall) -> Response:
-    """Where the bytes are: as a redirect, or told where the client wants no redirect."""
+def location(call: WebHdfsCall) -> Response:
+    """Return the location of the bytes: as a redirect, or in the body where the client wants no redirect."""
     url = call.url_of_data()
     return of("Location", url) if call.flag("noredirect") else Response(307, [("Location", url)])
 
 
 def failed(error: RemoteError) -> Response:
     message = error.message.encode("utf-8", "replace").decode()  # names that are not UTF-8
-    about = {"exception": error.name, "javaClassName": error.java_name, "message": message}
-    return Response(error.status, [JSON], body=msgspec.json.encode({"RemoteException": about}))
+    fields = {"exception": error.name, "javaClassName": error.java_name, "message": message}
+    return Response(error.status, [JSON], body=msgspec.json.encode({"RemoteException": fields}))
 
 
 def json_text(value: Any) -> str:
-    """JSON within JSON, as LISTXATTRS has it."""
+    """Encode a value as JSON within JSON, as in LISTXATTRS."""
     return json.dumps(value)

@@ -1,6 +1,6 @@
-"""Which operation a request asks for, of which path, with which parameters: pure.
+"""Find the operation, path and parameters of a request, without I/O.
 
-Hadoop's "WebHDFS REST API" is the specification; the wording of some messages is its own, where clients look for it.
+Hadoop's "WebHDFS REST API" is the specification. Messages that clients look for have Hadoop's wording.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ OPERATIONS = {
     ("DELETE", "DELETE"): "delete",
 }
 REFUSED = {
-    "CONCAT": "files can't be put together and removed in one step",
+    "CONCAT": "files can't be concatenated and removed in one step",
     "CREATESYMLINK": "Symlinks not supported",
     "SETXATTR": "extended attributes would be lost when the file is persisted",
     "REMOVEXATTR": "extended attributes would be lost when the file is persisted",
     "RENEWDELEGATIONTOKEN": "no delegation tokens are issued here",
     "CANCELDELEGATIONTOKEN": "no delegation tokens are issued here",
 }
-"""Operations of the protocol with a reason of their own why they are refused."""
+"""Operations of the protocol that are refused, with the reason."""
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _OCTAL = re.compile(r"[01]?[0-7]{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
 class WebHdfsCall:
-    """operation: a value of OPERATIONS. path: in the namespace, without a slash at its end. parameters: the first of
-    each name; names in lower case, by which Hadoop does not tell them apart either."""
+    """Holds a routed request. `operation` is a value of OPERATIONS. `path` is in the namespace, without a slash at
+    its end. `parameters` has the first value of each name, in lower case: Hadoop ignores the case of names too."""
 
     operation: str
     path: bytes
@@ -74,7 +74,7 @@ class WebHdfsCall:
 
     @property
     def user(self) -> str:
-        """Who says to ask."""
+        """Return the user that the client names, without proof."""
         return self.text("doas") or self.text("user.name") or default_user()
 
     def text(self, name: str, default: str = "") -> str:
@@ -86,7 +86,7 @@ class WebHdfsCall:
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name, "true" if default else "false").lower()
         if text not in ("true", "false"):
-            raise _invalid(name, text, "it is neither true nor false")
+            raise _invalid(name, text, "must be true or false")
         return text == "true"
 
     def number(self, name: str, default: int) -> int:
@@ -98,59 +98,60 @@ class WebHdfsCall:
     def at_least_zero(self, name: str, default: int) -> int:
         value = self.number(name, default)
         if value < 0:
-            raise _invalid(name, str(value), "it is less than 0")
+            raise _invalid(name, str(value), "must be at least 0")
         return value
 
     def permission(self, default: int) -> int:
         text = self.text("permission")
         if text and not _OCTAL.fullmatch(text):
-            raise _invalid("permission", text, "it is not an octal number up to 1777")
+            raise _invalid("permission", text, "must be an octal number up to 1777")
         return int(text, 8) if text else default
 
     def path_of(self, name: str) -> bytes:
-        """An absolute path that a parameter names."""
+        """Return the absolute path that a parameter names."""
         text = self.text(name)
         if not text.startswith("/"):
-            raise _invalid(name, text, "it is not an absolute path")
+            raise _invalid(name, text, "must be an absolute path")
         return clean_path(text.encode("utf-8", "surrogateescape"))
 
     @property
     def is_secure(self) -> bool:
-        """Whether the client speaks TLS, with this gateway or with a proxy before it."""
+        """Return whether the client speaks TLS, with this gateway or with a proxy in front of it."""
         return self.request.secure or self.request.header("x-forwarded-proto").lower() == "https"
 
     def url_of_data(self) -> str:
-        """Where the bytes are sent to, or read from: here, marked so that it is not told once more."""
+        """Return the URL to send the bytes to, or to read them from: this gateway, with a mark that prevents another
+        redirect."""
         scheme = "https" if self.is_secure else "http"
         path, _, query = self.request.target.partition(b"?")
         if not path.startswith(b"/"):
             path = PREFIX + quote_from_bytes(self.path).encode()
         words = [word for word in query.split(b"&") if word and not word.lower().startswith(b"noredirect=")]
-        at = path + b"?" + b"&".join([*words, b"data=true"])
-        return f"{scheme}://{self.request.header('host')}{at.decode('latin-1')}"
+        target = path + b"?" + b"&".join([*words, b"data=true"])
+        return f"{scheme}://{self.request.header('host')}{target.decode('latin-1')}"
 
 
 def route(request: Request) -> WebHdfsCall:
-    """RemoteError for what is not there."""
+    """Return the routed request. RemoteError for an unknown operation or an invalid path."""
     path = request.path
     if path != PREFIX and not path.startswith(PREFIX + b"/"):
         raise RemoteError("FileNotFoundException", "paths begin with /webhdfs/v1")
     parameters = {name.lower(): value for name, value in reversed(request.query)}
-    word = parameters.get("op", "").upper()
-    operation = OPERATIONS.get((request.method, word))
+    operation_name = parameters.get("op", "").upper()
+    operation = OPERATIONS.get((request.method, operation_name))
     if operation is None:
-        raise _no_operation(request.method, word)
+        raise _no_operation(request.method, operation_name)
     return WebHdfsCall(operation, clean_path(path[len(PREFIX) :]), parameters, request)
 
 
 def clean_path(path: bytes) -> bytes:
-    """Slashes that are too many go. RemoteError for what can't be a path."""
+    """Return the path without repeated slashes. RemoteError for what can't be a path."""
     names = [name for name in path.split(b"/") if name]
     if any(name in (b".", b"..") for name in names) or b"\0" in path:
         raise RemoteError("InvalidPathException", f"Invalid path name {path.decode('utf-8', 'replace')}")
     if len(names) > DEPTH_MAX or len(path) > PATH_BYTES_MAX:
         raise RemoteError(
-            "InvalidPathException", f"a path has {DEPTH_MAX} names and {PATH_BYTES_MAX} bytes at most"
+            "InvalidPathException", f"a path has at most {DEPTH_MAX} names and {PATH_BYTES_MAX} bytes"
         )
     if any(len(name) > NAME_BYTES_MAX for name in names):
         raise RemoteError("InvalidPathException", f"a name has more than {NAME_BYTES_MAX} bytes")
@@ -159,21 +160,21 @@ def clean_path(path: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=1)
 def default_user() -> str:
-    """Who asks without saying so is taken for whoever runs the gateway."""
+    """Return the user for requests that name none: the one who runs the gateway."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())
 
 
-def _no_operation(method: str, word: str) -> RemoteError:
-    if word in REFUSED:
-        return unsupported(f"{word}: {REFUSED[word]}")
-    if any(word == one for _, one in OPERATIONS):
-        return illegal(f'Invalid value for webhdfs parameter "op": {word} is not an operation of {method}')
-    if not word:
+def _no_operation(method: str, name: str) -> RemoteError:
+    if name in REFUSED:
+        return unsupported(f"{name}: {REFUSED[name]}")
+    if any(name == known for _, known in OPERATIONS):
+        return illegal(f'Invalid value for webhdfs parameter "op": {name} is not an operation of {method}')
+    if not name:
         return illegal('Required param "op" for this request is missing')
-    return illegal(f'Invalid value for webhdfs parameter "op": No operation {word} here')
+    return illegal(f'Invalid value for webhdfs parameter "op": No operation {name} here')
 
 
 def _invalid(name: str, text: str, why: str) -> RemoteError:

@@ -1,4 +1,4 @@
-"""The file of tokens for Hadoop's clients, kept in step with the tokens of the gateway."""
+"""Keep the file of tokens for Hadoop's clients up to date with the tokens of the gateway."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class TokenFile:
-    """Has the newest token on construction, UsageError where it can't be written, and in a second or two after that
-    changed: in a thread of its own, as clients that read the file need not ask the gateway before. services: as of
-    `token_file`."""
+    """Writes the newest token on construction, UsageError where that fails, and again within a second or two of each
+    change. It has a thread of its own, because clients that read the file need not send the gateway a request before.
+    `services` are those of `token_file`."""
 
     def __init__(self, path: str, tokens: Tokens, services: list[str]) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class TokenFile:
             try:
                 self._write()
             except UsageError as error:
-                log.warning("tokens changed, and Hadoop's clients are not told error=%s", error)
+                log.warning("the file of tokens for Hadoop's clients can't be updated error=%s", error)
 
     def _write(self) -> None:
         newest = self._tokens.newest

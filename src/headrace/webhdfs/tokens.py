@@ -1,8 +1,8 @@
-"""The token that a WebHDFS client shows: pure, but for the file that is written for Hadoop's clients.
+"""Read the token of a WebHDFS request, and write the file of tokens for Hadoop's clients.
 
-By `Authorization: Bearer TOKEN`, or by `delegation=` in the query, as Hadoop's own clients and fsspec send it. Those of
-Hadoop read a file of tokens (HADOOP_TOKEN_FILE_LOCATION), and send of it, in base64, identifier, password, kind and
-service; the token is the password there.
+A client sends it by `Authorization: Bearer TOKEN`, or by `delegation=` in the query, as Hadoop's own clients and
+fsspec do. Hadoop's clients read a file of tokens (HADOOP_TOKEN_FILE_LOCATION), and send identifier, password, kind
+and service of it, in base64; the token is the password there.
 
 Sources: Hadoop's `Token`, `Credentials` and `WritableUtils` (org.apache.hadoop.security.token, .io).
 """
@@ -18,22 +18,23 @@ from headrace.base.errors import UsageError
 from headrace.http.messages import Request
 
 KIND = b"WEBHDFS delegation"
-SHOWN_CHARACTERS_MAX = 4096
+TOKEN_CHARACTERS_MAX = 4096
 _MAGIC = b"HDTS\0"
-"""Of a file of tokens; version 0: what follows is in Hadoop's `Writable` format."""
+"""Begins a file of tokens. Version 0: the rest is in Hadoop's `Writable` format."""
 
 
 def token_of(request: Request) -> str | bytes:
-    """The token that is shown; "" for none."""
-    scheme, _, shown = request.header("authorization").partition(" ")
+    """Return the token of a request; "" for none."""
+    scheme, _, credentials = request.header("authorization").partition(" ")
     if scheme.lower() == "bearer":
-        return shown.strip()
-    given = next((value for name, value in request.query if name.lower() == "delegation"), "")
-    return _password_of(given) or given
+        return credentials.strip()
+    text = next((value for name, value in request.query if name.lower() == "delegation"), "")
+    return _password_of(text) or text
 
 
 def token_file(token: str, services: list[str]) -> bytes:
-    """A file of tokens for Hadoop's clients, one for each service. services: IP:PORT, as clients look it up."""
+    """Encode a file of tokens for Hadoop's clients, one for each service. `services` are IP:PORT, as clients look
+    them up."""
     data = _MAGIC + _number(len(services))
     for service in services:
         data += _text(service.encode()) + _token(token.encode(), service.encode())
@@ -41,16 +42,16 @@ def token_file(token: str, services: list[str]) -> bytes:
 
 
 def write_token_file(path: str, token: str, services: list[str]) -> None:
-    """Replace the file at once; mode 0600. UsageError where it can't be written."""
-    draft = f"{path}.{secrets.token_hex(8)}"
+    """Replace the file atomically, with mode 0600. UsageError where it can't be written."""
+    temporary = f"{path}.{secrets.token_hex(8)}"
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "wb") as out:
                 out.write(token_file(token, services))
-            os.rename(draft, path)
+            os.rename(temporary, path)
         except BaseException:
-            os.unlink(draft)
+            os.unlink(temporary)
             raise
     except OSError as error:
         raise UsageError(f"file of tokens {path}", why=error.strerror or str(error)) from error
@@ -60,36 +61,36 @@ def _token(password: bytes, service: bytes) -> bytes:
     return _text(b"") + _text(password) + _text(KIND) + _text(service)
 
 
-def _password_of(shown: str) -> bytes:
-    """Of a token in Hadoop's words; b"" for what is none."""
-    if not 0 < len(shown) <= SHOWN_CHARACTERS_MAX:
+def _password_of(text: str) -> bytes:
+    """Return the password of a token in Hadoop's encoding; b"" for other texts."""
+    if not 0 < len(text) <= TOKEN_CHARACTERS_MAX:
         return b""
     try:
-        data = base64.urlsafe_b64decode(shown.rstrip("=").encode("ascii") + b"==")
+        data = base64.urlsafe_b64decode(text.rstrip("=").encode("ascii") + b"==")
     except (binascii.Error, ValueError):
         return b""
     fields = []
     for _ in range(4):
-        field, data = _take(data)
+        field, data = _split_field(data)
         if field is None:
             return b""
         fields.append(field)
     return fields[1] if fields[2] == KIND and not data else b""
 
 
-def _take(data: bytes) -> tuple[bytes | None, bytes]:
-    """The field that data begins with, and what follows; None: there is none."""
+def _split_field(data: bytes) -> tuple[bytes | None, bytes]:
+    """Return the first field of the data, None where there is none, and the rest."""
     if not data:
         return None, b""
-    first, data = data[0], data[1:]
-    if first >= 128:
-        more = 144 - first  # -112 - the signed byte: how many bytes the length has
-        if not 1 <= more <= 2 or len(data) < more:
+    length, data = data[0], data[1:]
+    if length >= 128:
+        length_bytes = 144 - length  # -112 - the signed byte: how many bytes the length has
+        if not 1 <= length_bytes <= 2 or len(data) < length_bytes:
             return None, b""
-        first, data = int.from_bytes(data[:more]), data[more:]
-    if len(data) < first:
+        length, data = int.from_bytes(data[:length_bytes]), data[length_bytes:]
+    if len(data) < length:
         return None, b""
-    return data[:first], data[first:]
+    return data[:length], data[length:]
 
 
 def _text(data: bytes) -> bytes:
@@ -97,7 +98,7 @@ def _text(data: bytes) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """As WritableUtils.writeVInt, of 0 to 65535."""
+    """Encode a number from 0 to 65535 as WritableUtils.writeVInt does."""
     if value < 128:
         return bytes((value,))
     data = value.to_bytes((value.bit_length() + 7) // 8)

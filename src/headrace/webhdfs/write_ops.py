@@ -1,4 +1,5 @@
-"""What changes the tree, by the layer that mounts of the host write to. All waiting is the caller's thread's."""
+"""Serve the operations that change the tree, in the same upper layer as the host's mounts. The caller's thread does
+all waiting."""
 
 from __future__ import annotations
 
@@ -29,23 +30,26 @@ from headrace.webhdfs.errors import RemoteError, illegal, not_found, unsupported
 from headrace.webhdfs.routes import WebHdfsCall
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755
-"""Where the client says none."""
+"""The modes where the client names none."""
 _ACTION = re.compile(r"[r-][w-][x-]")
 
 
 class WriteOperations:
-    def __init__(self, paths: LocalVfs) -> None:
-        self.paths = paths
+    """Answers the operations that change files, names and attributes."""
+
+    def __init__(self, vfs: LocalVfs) -> None:
+        self.vfs = vfs
         self._lock = threading.Lock()
         self._appended: set[bytes] = set()
 
     # ------------------------------------------------------------ bytes
 
     def create(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
-        """A new file, which gets its name when all bytes are there; at first the client is told where to send them."""
-        self.paths.check_writable(call.path)
+        """Create a file, which gets its name when all bytes are stored. The first request gets the location to send
+        them to."""
+        self.vfs.check_writable(call.path)
         if not call.flag("data"):
-            return responses.place(call)
+            return responses.location(call)
         flags = {word.strip().upper() for word in call.text("createflag").split(",") if word.strip()}
         if "APPEND" in flags:
             raise unsupported("createflag=APPEND: use APPEND")
@@ -54,7 +58,7 @@ class WriteOperations:
         parents = call.flag("createparent", default=True)
         with (
             translating_os_errors(call.path),
-            self.paths.create(call.path, replace=replace, parents=parents) as stream,
+            self.vfs.create(call.path, replace=replace, parents=parents) as stream,
         ):
             for piece in pieces:
                 stream.write(piece)
@@ -68,15 +72,15 @@ class WriteOperations:
         )
 
     def append(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
-        """In place: who reads sees it grow. What came of a body that broke off is cut off again."""
+        """Append in place: readers see the file grow. The bytes of an interrupted body are removed again."""
         self._check_file(call)
-        self.paths.check_writable(call.path)
+        self.vfs.check_writable(call.path)
         if not call.flag("data"):
-            return responses.place(call)
+            return responses.location(call)
         with (
             self._only_appender(call.path),
             translating_os_errors(call.path),
-            self.paths.append(call.path) as stream,
+            self.vfs.append(call.path) as stream,
         ):
             for piece in pieces:
                 stream.write(piece)
@@ -84,12 +88,12 @@ class WriteOperations:
 
     @contextlib.contextmanager
     def _only_appender(self, path: bytes) -> Iterator[None]:
-        """AlreadyBeingCreatedException, as HDFS has it: two bodies would be mixed. Of others than this gateway's
-        clients nothing is known."""
+        """Raise AlreadyBeingCreatedException, as HDFS does, while another client of this gateway appends: their bytes
+        would be mixed. Writers outside this gateway are not noticed."""
         with self._lock:
             if path in self._appended:
                 raise RemoteError(
-                    "AlreadyBeingCreatedException", f"{_text(path)} is being appended to by somebody else"
+                    "AlreadyBeingCreatedException", f"another client is appending to {_text(path)}"
                 )
             self._appended.add(path)
         try:
@@ -101,68 +105,68 @@ class WriteOperations:
     def truncate(self, call: WebHdfsCall) -> Response:
         size = call.at_least_zero("newlength", -1)
         self._check_file(call)
-        fd, whole, _ = self.paths.open_in_place(call.path, 0)
+        fd, resolved, _ = self.vfs.open_in_place(call.path, 0)
         try:
-            now = os.fstat(fd).st_size
-            if size > now:
+            current = os.fstat(fd).st_size
+            if size > current:
                 raise illegal(
-                    f"Cannot truncate to a larger file size. Current size: {now}, truncate size: {size}."
+                    f"Cannot truncate to a larger file size. Current size: {current}, truncate size: {size}."
                 )
             with translating_os_errors(call.path):
                 os.ftruncate(fd, size)
-            self.paths.tell(whole, fd)
+            self.vfs.tell(resolved, fd)
         finally:
             os.close(fd)
         return responses.of("boolean", True)
 
     def _check_file(self, call: WebHdfsCall) -> None:
-        if is_directory(self._found(call)):
+        if is_directory(self._stat(call)):
             raise RemoteError("FileNotFoundException", f"Path is not a file: {_text(call.path)}")
 
-    def _found(self, call: WebHdfsCall) -> FileStat:
-        """FileNotFoundException."""
-        found = self._seen(call.path)
-        if found is None:
+    def _stat(self, call: WebHdfsCall) -> FileStat:
+        """Return what is at the path. FileNotFoundException."""
+        file_stat = self._stat_or_none(call.path)
+        if file_stat is None:
             raise not_found(call.path)
-        return found
+        return file_stat
 
-    def _seen(self, path: bytes) -> FileStat | None:
+    def _stat_or_none(self, path: bytes) -> FileStat | None:
         try:
-            return self.paths.find(path)[1]
+            return self.vfs.find(path)[1]
         except NotADirectoryPathError:
             return None
 
     # ------------------------------------------------------------ names
 
     def make_directories(self, call: WebHdfsCall) -> Response:
-        """Those above get the usual mode."""
+        """Create a directory and those above it, which get the default mode."""
         mode = call.permission(DIRECTORY_MODE)
-        found = self._seen(call.path)
-        if found is not None and is_directory(found):
+        existing = self._stat_or_none(call.path)
+        if existing is not None and is_directory(existing):
             return responses.of("boolean", True)
-        self.paths.make_directories(call.path)
-        made = self._found(call)
-        if isinstance(made, os.stat_result) and made.st_mode & 0o7777 != mode:
-            self.paths.alter(call.path, lambda at: give_mode(at, mode))
+        self.vfs.make_directories(call.path)
+        created = self._stat(call)
+        if isinstance(created, os.stat_result) and created.st_mode & 0o7777 != mode:
+            self.vfs.alter(call.path, lambda target: give_mode(target, mode))
         return responses.of("boolean", True)
 
     def delete(self, call: WebHdfsCall) -> Response:
         try:
-            path, found = self.paths.find(call.path, follow=False)
+            path, file_stat = self.vfs.find(call.path, follow=False)
         except NotADirectoryPathError:
-            found = None
-        if found is None:
+            file_stat = None
+        if file_stat is None:
             return responses.of("boolean", False)
         try:
-            if not is_directory(found):
-                self.paths.remove(path)
+            if not is_directory(file_stat):
+                self.vfs.remove(path)
             elif call.flag("recursive"):
-                self.paths.remove_all(path)
+                self.vfs.remove_all(path)
             else:
-                self.paths.remove_directory(path)
+                self.vfs.remove_directory(path)
         except StaleIdError:
             raise
-        except PathNotFoundError:  # somebody was faster
+        except PathNotFoundError:  # removed meanwhile
             return responses.of("boolean", False)
         except DirectoryNotEmptyError:
             raise RemoteError(
@@ -172,8 +176,8 @@ class WriteOperations:
         return responses.of("boolean", True)
 
     def rename(self, call: WebHdfsCall) -> Response:
-        """Without options as FileSystem.rename(src, dst), which answers false; with them as rename(src, dst, options),
-        which fails."""
+        """Rename a path. Without options the answer is that of FileSystem.rename(src, dst), which returns false on
+        failure; with options that of rename(src, dst, options), which raises."""
         target = call.path_of("destination")
         if not call.has("renameoptions"):
             return responses.of("boolean", self._rename(call.path, target))
@@ -182,18 +186,19 @@ class WriteOperations:
         return responses.done()
 
     def _rename(self, source: bytes, target: bytes) -> bool:
-        """Into a directory that is there; never over anything."""
-        there = self._seen(target)
-        if there is not None and is_directory(there):
+        """Rename a path, also into an existing directory, and never replace a name. Return False where that is
+        impossible."""
+        existing = self._stat_or_none(target)
+        if existing is not None and is_directory(existing):
             target = join(target, split(source)[1])
-        if source == b"/" or self._seen(source) is None:
+        if source == b"/" or self._stat_or_none(source) is None:
             return False
         if target == source:
             return True
         if target.startswith(source + b"/"):
             return False
         try:
-            self.paths.rename(source, target, replace=False)
+            self.vfs.rename(source, target, replace=False)
         except StaleIdError:
             raise
         except (PathNotFoundError, PathExistsError, NotADirectoryPathError):
@@ -202,7 +207,7 @@ class WriteOperations:
 
     def _rename_by_options(self, call: WebHdfsCall, target: bytes, *, replace: bool) -> None:
         source = call.path
-        self._found(call)
+        self._stat(call)
         if source == target:
             raise RemoteError(
                 "FileAlreadyExistsException",
@@ -210,75 +215,77 @@ class WriteOperations:
             )
         if target.startswith(source + b"/"):
             raise RemoteError("IOException", f"Rename destination {_text(target)} is below the source")
-        above = split(target)[0]
-        found = self._seen(above)
-        if found is None:
-            raise RemoteError("FileNotFoundException", f"rename destination parent {_text(above)} not found.")
-        if not is_directory(found):
+        parent = split(target)[0]
+        parent_stat = self._stat_or_none(parent)
+        if parent_stat is None:
             raise RemoteError(
-                "ParentNotDirectoryException", f"rename destination parent {_text(above)} is a file."
+                "FileNotFoundException", f"rename destination parent {_text(parent)} not found."
             )
-        self.paths.rename(source, target, replace=replace)
+        if not is_directory(parent_stat):
+            raise RemoteError(
+                "ParentNotDirectoryException", f"rename destination parent {_text(parent)} is a file."
+            )
+        self.vfs.rename(source, target, replace=replace)
 
     # ------------------------------------------------------------ attributes
 
     def set_permission(self, call: WebHdfsCall) -> Response:
         mode = call.permission(DIRECTORY_MODE)
-        self._found(call)
-        self.paths.alter(call.path, lambda at: give_mode(at, mode))
+        self._stat(call)
+        self.vfs.alter(call.path, lambda target: give_mode(target, mode))
         return responses.done()
 
     def set_owner(self, call: WebHdfsCall) -> Response:
-        """Names that this host knows."""
+        """Set owner and group, by names that this host knows."""
         owner, group = call.text("owner"), call.text("group")
         if not owner and not group:
             raise illegal("Both owner and group are empty.")
         uid = _id_of(owner, lambda name: pwd.getpwnam(name).pw_uid, "user")
         gid = _id_of(group, lambda name: grp.getgrnam(name).gr_gid, "group")
-        self._found(call)
-        self.paths.alter(call.path, lambda at: os.chown(at, uid, gid))
+        self._stat(call)
+        self.vfs.alter(call.path, lambda target: os.chown(target, uid, gid))
         return responses.done()
 
     def set_times(self, call: WebHdfsCall) -> Response:
-        """In milliseconds; -1 lets one be."""
+        """Set times in milliseconds; -1 keeps a time."""
         modified, accessed = call.number("modificationtime", -1), call.number("accesstime", -1)
         if min(modified, accessed) < -1:
             raise illegal("times can't be negative")
-        self._found(call)
+        self._stat(call)
 
-        def set_them(at: bytes) -> None:
-            now = os.stat(at)
-            times = [now.st_atime_ns, now.st_mtime_ns]
-            for place, given in enumerate((accessed, modified)):
-                if given >= 0:
-                    times[place] = given * 1_000_000
-            os.utime(at, ns=(times[0], times[1]))
+        def set_both(target: bytes) -> None:
+            file_stat = os.stat(target)
+            times = [file_stat.st_atime_ns, file_stat.st_mtime_ns]
+            for index, time_ms in enumerate((accessed, modified)):
+                if time_ms >= 0:
+                    times[index] = time_ms * 1_000_000
+            os.utime(target, ns=(times[0], times[1]))
 
         if max(modified, accessed) >= 0:
-            self.paths.alter(call.path, set_them)
+            self.vfs.alter(call.path, set_both)
         return responses.done()
 
     def set_replication(self, _: WebHdfsCall) -> Response:
-        """How many nodes hold something is the cluster's setting: nothing was set."""
+        """Answer that nothing was set: the number of copies is a setting of the cluster."""
         return responses.of("boolean", False)
 
     def check_access(self, call: WebHdfsCall) -> Response:
-        """Whoever may ask may read everything; what may be written is said by the node's modes."""
+        """Check the access of a client: it may read everything, and the node's modes say what it may write."""
         action = call.text("fsaction")
         if not _ACTION.fullmatch(action):
             raise illegal(f'Invalid value for webhdfs parameter "fsaction": {action!r}')
-        self._found(call)
+        self._stat(call)
         if "w" in action:
-            self.paths.check_writable(call.path)
+            self.vfs.check_writable(call.path)
         return responses.done()
 
 
-def _id_of(name: str, look: Callable[[str], int], kind: str) -> int:
-    """-1: leave it."""
+def _id_of(name: str, lookup: Callable[[str], int], kind: str) -> int:
+    """Return the id of a user or group; -1 for no name, which keeps the id."""
     if not name:
         return -1
     try:
-        return look(name)
+        return lookup(name)
     except KeyError:
         if name.isdecimal():
             return int(name)

@@ -20,7 +20,7 @@ from headrace.webhdfs.checksum import file_checksum
 from headrace.webhdfs.errors import ERROR_MAP, STATUS, RemoteError, remote_error_of
 from headrace.webhdfs.file_status import file_status
 from headrace.webhdfs.locations import BlockLocation, Locations, block_locations, located_blocks
-from headrace.webhdfs.read_ops import Reading
+from headrace.webhdfs.read_ops import ReadOperations
 from headrace.webhdfs.routes import WebHdfsCall, route
 
 
@@ -163,7 +163,7 @@ def test_where_the_bytes_are() -> None:
     ],
 )
 def test_who_wants_the_place_and_not_the_bytes(query: str, wanted: bool) -> None:
-    assert Reading.wants_place(call_of(f"GET /webhdfs/v1/a?op=OPEN{query}")) is wanted
+    assert ReadOperations.wants_location(call_of(f"GET /webhdfs/v1/a?op=OPEN{query}")) is wanted
 
 
 def test_statuses_of_what_only_the_origin_has() -> None:

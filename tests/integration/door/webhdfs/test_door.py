@@ -22,7 +22,7 @@ def gateway_of(host: Host) -> int:
 
 def test_where_it_does_not_listen(webhdfs: WebHdfs) -> None:
     for words, why in (
-        (("--address", "0.0.0.0:0"), "others reach it"),
+        (("--address", "0.0.0.0:0"), "other hosts reach it"),
         (("--address", "nonsense"), "not HOST:PORT"),
         (("--address", f"127.0.0.1:{webhdfs.address[1]}"), "in use"),
     ):
