@@ -69,7 +69,6 @@ PENDING = {
     "node",
     "origin",
     "peer",
-    "rest",
     "sdk",
     "testing",
 }

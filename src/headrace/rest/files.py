@@ -1,4 +1,5 @@
-"""Names and contents by the REST API: what `headrace.connect()` does on a host that has a node, for one that has none.
+"""Serve names and contents by the REST API: what `headrace.connect()` does on a host with a node, for hosts without
+one.
 
 All calls may wait: for the node, the disk, or the client's body.
 """
@@ -51,48 +52,52 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def path_of(text: str) -> bytes:
-    """Without empty names. UsageError for what can't be a path."""
+    """Return the path without empty names. UsageError for what can't be a path."""
     try:
         names = [name for name in os.fsencode(text).split(b"/") if name]
-    except UnicodeEncodeError:  # lone surrogates that no byte stands for
+    except UnicodeEncodeError:  # lone surrogates that encode no byte
         names = [b"\0"]
     if any(b"\0" in name or name in (b".", b"..") or len(name) > NAME_BYTES_MAX for name in names):
         raise UsageError(
             f"path {text!r}"[:300], why="a name has 1 to 255 bytes, none of them zero, and is not . or .."
         )
     if len(names) > DEPTH_MAX:
-        raise UsageError(f"path {text!r}"[:300], why=f"it has more than {DEPTH_MAX} names")
+        raise UsageError(f"path {text!r}"[:300], why=f"the path has more than {DEPTH_MAX} names")
     return b"/" + b"/".join(names)
 
 
 class FileOperations:
-    def __init__(self, paths: LocalVfs) -> None:
-        self._paths = paths
+    """Answers the operations on entries and contents of the namespace."""
+
+    def __init__(self, vfs: LocalVfs) -> None:
+        self._vfs = vfs
 
     # ------------------------------------------------------------ names
 
     def entry(self, query: EntryQuery) -> ApiEntry:
-        """PathNotFoundError."""
-        at = path_of(query.path)
-        whole, found = self._paths.get(at, follow=query.follow)
-        row = self._row(whole if query.follow else at, whole, found)
-        if not isinstance(found, Entry):
-            return _with(row, id=found.st_ino, cached="written here" if row.kind == "file" else "")
-        state = {} if is_directory(found) else self._paths.client.file_state(found.id)
-        return _with(row, id=found.id, cached=state.get("cached", ""), origin=state.get("origin", ""))
+        """Return the entry of a path. PathNotFoundError."""
+        path = path_of(query.path)
+        resolved, file_stat = self._vfs.get(path, follow=query.follow)
+        row = self._row(resolved if query.follow else path, resolved, file_stat)
+        if not isinstance(file_stat, Entry):
+            return _with(row, id=file_stat.st_ino, cached="written here" if row.kind == "file" else "")
+        state = {} if is_directory(file_stat) else self._vfs.client.file_state(file_stat.id)
+        return _with(row, id=file_stat.id, cached=state.get("cached", ""), origin=state.get("origin", ""))
 
     def page(self, query: ListQuery) -> ApiEntries:
-        """NotADirectoryPathError."""
-        at = path_of(query.path)
-        rows = self._paths.children(at, after=os.fsencode(query.after))
-        found = list(islice(rows, query.limit + 1))
-        page = [self._row(join(at, name), join(at, name), one) for name, one in found[: query.limit]]
-        more = len(found) > query.limit
-        return ApiEntries(page, os.fsdecode(found[query.limit - 1][0]) if more else None)
+        """Return one page of a directory. NotADirectoryPathError."""
+        path = path_of(query.path)
+        rows = self._vfs.children(path, after=os.fsencode(query.after))
+        children = list(islice(rows, query.limit + 1))
+        page = [
+            self._row(join(path, name), join(path, name), child) for name, child in children[: query.limit]
+        ]
+        has_more = len(children) > query.limit
+        return ApiEntries(page, os.fsdecode(children[query.limit - 1][0]) if has_more else None)
 
-    def _row(self, asked: bytes, whole: bytes, found: FileStat) -> ApiEntry:
-        stat = stat_of(os.fsdecode(asked), found)
-        target = os.fsdecode(self._paths.readlink(whole)) if stat.kind == "link" else ""
+    def _row(self, path: bytes, resolved: bytes, file_stat: FileStat) -> ApiEntry:
+        stat = stat_of(os.fsdecode(path), file_stat)
+        target = os.fsdecode(self._vfs.readlink(resolved)) if stat.kind == "link" else ""
         return ApiEntry(
             path=stat.path,
             kind=stat.kind,
@@ -103,116 +108,119 @@ class FileOperations:
         )
 
     def remove(self, query: RemoveQuery) -> None:
-        at = path_of(query.path)
+        path = path_of(query.path)
         if query.recursive:
-            self._paths.remove_all(at)
+            self._vfs.remove_all(path)
         elif query.empty_directory:
-            self._paths.remove_directory(at)
-        elif is_directory(self._paths.get(at, follow=False)[1]):
-            raise IsADirectoryPathError(query.path, why="it is a directory", hint="recursive=true")
+            self._vfs.remove_directory(path)
+        elif is_directory(self._vfs.get(path, follow=False)[1]):
+            raise IsADirectoryPathError(query.path, why="it is a directory", hint="set recursive=true")
         else:
-            self._paths.remove(at)
+            self._vfs.remove(path)
 
     def make_directory(self, path: str) -> None:
-        self._paths.make_directories(path_of(path))
+        self._vfs.make_directories(path_of(path))
 
-    def rename(self, wanted: Rename) -> None:
-        self._paths.rename(path_of(wanted.source), path_of(wanted.target))
+    def rename(self, body: Rename) -> None:
+        self._vfs.rename(path_of(body.source), path_of(body.target))
 
     # ------------------------------------------------------------ contents
 
     def read(self, request: Request, path: str) -> Response:
-        """With `If-Match` only of that version: RefusedError 412 when it is another."""
-        found, content = self._open(path_of(path))
+        """Read a file. With `If-Match` only of that version: RefusedError 412 when the file has another one."""
+        file_stat, content = self._open(path_of(path))
         try:
-            return self._content(request, path, found, content)
+            return self._content(request, path, file_stat, content)
         except BaseException:
             content.close()
             raise
 
-    def _open(self, at: bytes) -> tuple[FileStat, Content]:
+    def _open(self, path: bytes) -> tuple[FileStat, Content]:
         for attempt in range(CHANGED_ATTEMPTS):
-            whole, found = self._paths.get(at)
-            if is_directory(found):
-                raise IsADirectoryPathError(os.fsdecode(at), why="it is a directory")
+            resolved, file_stat = self._vfs.get(path)
+            if is_directory(file_stat):
+                raise IsADirectoryPathError(os.fsdecode(path), why="it is a directory")
             try:
-                content = self._paths.content_of(whole, found)
+                content = self._vfs.content_of(resolved, file_stat)
             except (FileNotFoundError, VersionChangedError):
                 if attempt + 1 == CHANGED_ATTEMPTS:
                     raise
                 continue
-            # of a file of the layer: of the one that was opened, which may be another by now
-            return found if isinstance(found, Entry) else os.fstat(content.fd), content
+            # a file of the upper layer may have been replaced: the attributes are those of the opened one
+            return file_stat if isinstance(file_stat, Entry) else os.fstat(content.fd), content
         raise AssertionError
 
-    def _content(self, request: Request, path: str, found: FileStat, content: Content) -> Response:
-        etag = etag_of(version_text(found))
-        wanted = request.header("if-match")
-        if wanted not in ("", "*", etag) and etag not in [one.strip() for one in wanted.split(",")]:
-            raise VersionChangedError(path, why="it is another version now", hint="look at it again")
+    def _content(self, request: Request, path: str, file_stat: FileStat, content: Content) -> Response:
+        etag = etag_of(version_text(file_stat))
+        if_match = request.header("if-match")
+        if if_match not in ("", "*", etag) and etag not in [tag.strip() for tag in if_match.split(",")]:
+            raise VersionChangedError(
+                path, why="the file has another version now", hint="get its entry again"
+            )
         size_bytes = content.size_bytes
-        mtime_ns = found.mtime_ns if isinstance(found, Entry) else found.st_mtime_ns
+        mtime_ns = file_stat.mtime_ns if isinstance(file_stat, Entry) else file_stat.st_mtime_ns
         headers = [("Content-Type", BYTES), ("ETag", etag), ("Accept-Ranges", "bytes")]
         if mtime_ns > 0:
             headers.append(("Last-Modified", http_date(mtime_ns)))
-        asked = _asked_range(request.header("range"), size_bytes, path)
-        start, end = asked or (0, size_bytes)
-        if asked is not None:
+        span = _requested_range(request.header("range"), size_bytes, path)
+        start, end = span or (0, size_bytes)
+        if span is not None:
             headers.append(("Content-Range", f"bytes {start}-{end - 1}/{size_bytes}"))
-        response = Response(206 if asked else 200, headers, content=content, start=start, end=end)
+        response = Response(206 if span else 200, headers, content=content, start=start, end=end)
         if request.header(SUMS_HEADER) == SUMS_WORD and 0 < end - start <= SUMS_BYTES_MAX:
-            self._add_sums(response, found, content)
+            self._add_sums(response, file_stat, content)
         return response
 
-    def _add_sums(self, response: Response, found: FileStat, content: Content) -> None:
-        """Whole blocks that are cached go out as they are, with the checksums that they were fetched with; others are
-        read here, and compared with those."""
+    def _add_sums(self, response: Response, file_stat: FileStat, content: Content) -> None:
+        """Add the checksums of the blocks to a response. Whole blocks that are cached are sent without reading them
+        here, with the checksums of their fetch. Others are read here, and compared with those checksums."""
         start, end = response.start, response.end
         blocks = block_range(start, end)
         content.wait(start, end)
-        known = self._paths.client.checksums(found.id, blocks) if isinstance(found, Entry) else None
-        whole = start % BLOCK_SIZE_BYTES == 0 and (end % BLOCK_SIZE_BYTES == 0 or end == content.size_bytes)
-        if known is not None and whole:
-            sums = known
+        cached = self._vfs.client.checksums(file_stat.id, blocks) if isinstance(file_stat, Entry) else None
+        ends_block = end % BLOCK_SIZE_BYTES == 0 or end == content.size_bytes
+        if cached is not None and start % BLOCK_SIZE_BYTES == 0 and ends_block:
+            sums = cached
         else:
-            data = content.read(start, end) if known is None else _checked(content, start, end, blocks, known)
+            checked = None if cached is None else _checked(content, start, end, blocks, cached)
+            data = content.read(start, end) if checked is None else checked
             if len(data) != end - start:
-                raise VersionChangedError("file", why=f"it ends at byte {start + len(data)} now")
+                raise VersionChangedError("file", why=f"the file ends at byte {start + len(data)} now")
             response.body, response.content = data, None
             content.close()
             sums = [xxhash.xxh3_64_intdigest(piece) for piece in pieces_of(memoryview(data), start)]
-        response.headers.append((SUMS_HEADER, ",".join(f"{one:016x}" for one in sums)))
+        response.headers.append((SUMS_HEADER, ",".join(f"{checksum:016x}" for checksum in sums)))
 
     def write(self, request: Request, query: PutQuery, pieces: Iterator[bytes]) -> None:
-        """What its mode of writing promises is done on return. Refusal 422 for bytes that don't match their checksum:
-        nothing is kept then."""
-        at = path_of(query.path)
-        told = request.header(SUM_HEADER).lower()
-        with self._paths.create(at, replace=query.replace, parents=True) as out:
+        """Write a file. On return it has the durability that its mode of writing promises. RefusedError 422 for bytes
+        that don't match their checksum; they are discarded."""
+        path = path_of(query.path)
+        expected_sum = request.header(SUM_HEADER).lower()
+        with self._vfs.create(path, replace=query.replace, parents=True) as out:
             digest = xxhash.xxh3_64()
             for piece in pieces:
                 digest.update(piece)
                 out.write(piece)
-            if told and digest.hexdigest() != told:
+            if expected_sum and digest.hexdigest() != expected_sum:
                 error = ProtocolError(
-                    query.path, why="what came does not match its checksum", hint="send it again"
+                    query.path, why="the received bytes do not match their checksum", hint="send them again"
                 )
                 raise RefusedError(422, error)
 
 
 def pieces_of(data: memoryview, start: int) -> Iterator[memoryview]:
-    """Of bytes that begin at `start` of a file, those of each block."""
-    at = 0
-    while at < len(data):
-        step = BLOCK_SIZE_BYTES - (start + at) % BLOCK_SIZE_BYTES
-        yield data[at : at + step]
-        at += step
+    """Split bytes that begin at offset `start` of a file at the borders of blocks."""
+    position = 0
+    while position < len(data):
+        step = BLOCK_SIZE_BYTES - (start + position) % BLOCK_SIZE_BYTES
+        yield data[position : position + step]
+        position += step
 
 
-def _checked(content: Content, start: int, end: int, blocks: range, known: list[int]) -> bytes:
+def _checked(content: Content, start: int, end: int, blocks: range, sums: list[int]) -> bytes:
     first = blocks.start * BLOCK_SIZE_BYTES
     data = content.read(first, min(content.size_bytes, blocks.stop * BLOCK_SIZE_BYTES))
-    for piece, checksum in zip(pieces_of(memoryview(data), first), known, strict=True):
+    for piece, checksum in zip(pieces_of(memoryview(data), first), sums, strict=True):
         if xxhash.xxh3_64_intdigest(piece) != checksum:
             raise CorruptBlockError(
                 "cached file", why="a block does not match its checksum", hint="headrace fsck"
@@ -220,8 +228,8 @@ def _checked(content: Content, start: int, end: int, blocks: range, known: list[
     return data[start - first : end - first]
 
 
-def _asked_range(text: str, size_bytes: int, path: str) -> tuple[int, int] | None:
-    """Of one range; None where there is none, or what HTTP lets a server pass over. Refusal 416."""
+def _requested_range(text: str, size_bytes: int, path: str) -> tuple[int, int] | None:
+    """Return the range of the header; None without one, or for what HTTP lets a server ignore. RefusedError 416."""
     match = _RANGE.fullmatch(text.strip().replace(" ", ""))
     if match is None or match.group(0) == "bytes=-":
         return None
@@ -233,7 +241,7 @@ def _asked_range(text: str, size_bytes: int, path: str) -> tuple[int, int] | Non
     if start >= end:
         raise RefusedError(
             416,
-            UsageError(path, why=f"it has {size_bytes} bytes, and none in {text}"),
+            UsageError(path, why=f"the file has {size_bytes} bytes, none of them in {text}"),
             headers=(("Content-Range", f"bytes */{size_bytes}"),),
         )
     return start, end

@@ -1,6 +1,6 @@
-"""From a request to its answer: which operation of the table (`wire/api.py`), who asks, JSON in and out.
+"""Answer the requests of the REST API: find the operation (`wire/api.py`), check access, decode and encode JSON.
 
-What an operation does is in files.py, jobs.py and metrics.py, or one message to the node.
+`files.py`, `jobs.py` and `metrics.py` do the operations; the others are one message to the node.
 """
 
 from __future__ import annotations
@@ -45,24 +45,25 @@ from headrace.wire.api import (
     Operation,
     Value,
 )
-from headrace.wire.api import ApiJobs as JobsAnswer
+from headrace.wire.api import ApiJobs as JobsReply
 from headrace.wire.messages import Done, MountAdd, MountList, MountRemove
-from headrace.wire.messages import Mounts as MountsTold
+from headrace.wire.messages import Mounts as MountRows
 
 log = logging.getLogger(__name__)
 
 READY_LIMIT_S = 2.0
 _NO_BODY: Iterator[bytes] = iter(())
 Handler = Callable[[Request, Any, Any], Any]
-"""(request, its parameters, its body: a Value, or the pieces) → a Value, a Response, or None."""
+"""A function of the request, its parameters and its body (a Value, or the pieces) that returns a Value, a Response or
+None."""
 
 
 class Handlers:
-    """What each operation does, for all doors of the process."""
+    """Holds the function of each operation, shared by all servers of the process."""
 
-    def __init__(self, paths: LocalVfs) -> None:
-        client = self._client = paths.client
-        files, jobs = FileOperations(paths), JobOperations(client)
+    def __init__(self, vfs: LocalVfs) -> None:
+        client = self._client = vfs.client
+        files, jobs = FileOperations(vfs), JobOperations(client)
         self.table: dict[str, Handler] = {
             "health": lambda *_: Health(ready=True),
             "ready": lambda *_: self._ready(),
@@ -75,7 +76,7 @@ class Handlers:
             "listMounts": lambda *_: ApiMounts(self._mounts()),
             "addMount": lambda _, __, body: self._add_mount(body),
             "removeMount": lambda _, query, __: self._ask_done(MountRemove(path=_path_text(query.path))),
-            "listJobs": lambda *_: JobsAnswer(jobs.all()),
+            "listJobs": lambda *_: JobsReply(jobs.all()),
             "startJob": lambda _, __, body: jobs.start(
                 msgspec.structs.replace(body, path=_path_text(body.path))
             ),
@@ -97,17 +98,17 @@ class Handlers:
 
     def _mounts(self) -> list[ApiMount]:
         answer = self._client.ask(MountList())
-        assert isinstance(answer, MountsTold)
+        assert isinstance(answer, MountRows)
         return [ApiMount(row.path, row.url, row.sync_interval_s) for row in answer.rows]
 
     def _add_mount(self, body: Any) -> ApiMount:
         path = _path_text(body.path)
         try:
             self._ask_done(MountAdd(path=path, url=body.url, options=body.options, restricted=True))
-        except OriginError as error:  # who asks has named the origin
+        except OriginError as error:  # the client chose the origin
             raise RefusedError(422, error) from error
-        found = next((row for row in self._mounts() if row.path == path), None)
-        return found or ApiMount(path, body.url, 0.0)
+        mount = next((row for row in self._mounts() if row.path == path), None)
+        return mount or ApiMount(path, body.url, 0.0)
 
     def _ask_done(self, message: MountAdd | MountRemove) -> None:
         answer = self._client.ask(message)
@@ -115,8 +116,8 @@ class Handlers:
 
 
 class RestGateway:
-    """One door's side. tokens: of which who asks must show one; None: whoever reaches this door may ask. pages: why
-    what a web page sends is refused, by the rule of http/sender.py; None: no page reaches this door."""
+    """Serves one listening address. A client must send one of `tokens`; None allows everyone who can connect. `pages`
+    returns why a web page's request is refused, by the rule of http/sender.py; None where no page can connect."""
 
     def __init__(
         self, handlers: Handlers, tokens: Tokens | None, *, pages: Callable[[Request], str] | None = None
@@ -127,38 +128,38 @@ class RestGateway:
         self._refusals = Refusals(log, "rest")
 
     def cached(self, request: Request) -> Response | None:
-        return None  # all may wait for the node
+        return None  # every operation may wait for the node
 
     def admit(self, request: Request) -> Response | None:
-        """The refusal that the head alone decides, before the body is read; None: go on."""
+        """Return the refusal that the head alone decides, before the body is read; None to continue."""
         try:
             self._check(request, route(request)[0])
         except RefusedError as refusal:
-            return _told(refusal.error, refusal.status, refusal.headers)
+            return _problem_response(refusal.error, refusal.status, refusal.headers)
         except HeadraceError as error:
-            return _told(error)
+            return _problem_response(error)
         return None
 
     def answer(self, request: Request, pieces: Iterator[bytes]) -> Response:
         try:
-            one, found = route(request)
-            self._check(request, one)
-            query = _query_of(request, one, found)
-            body = _body_of(request, one, pieces)
-            response = _response(one, self._handlers[one.name](request, query, body))
+            operation, path_values = route(request)
+            self._check(request, operation)
+            query = _query_of(request, operation, path_values)
+            body = _body_of(request, operation, pieces)
+            response = _response(operation, self._handlers[operation.name](request, query, body))
         except HungUpError:
             raise
         except BadRequestError as error:
             response = self.refuse(error)
         except RefusedError as refusal:
-            response = _told(refusal.error, refusal.status, refusal.headers)
+            response = _problem_response(refusal.error, refusal.status, refusal.headers)
         except HeadraceError as error:
             if status_of(error) >= 500:
                 log.info("request failed path=%s error=%s", request.path, error)
-            response = _told(error)
+            response = _problem_response(error)
         except Exception as error:
             log.exception("request failed method=%s path=%s", request.method, request.path)
-            response = _told(
+            response = _problem_response(
                 HeadraceError("request failed", why=f"{type(error).__name__}: a defect, see the log")
             )
         if request.method == "HEAD":
@@ -169,7 +170,7 @@ class RestGateway:
 
     def refuse(self, error: BadRequestError) -> Response:
         status = 431 if error.fault is HttpFault.HEAD_TOO_LARGE else 400
-        return _told(UsageError("request", why=error.message), status)
+        return _problem_response(UsageError("request", why=error.message), status)
 
     def marks(self, response: Response) -> list[tuple[str, str]]:
         return []
@@ -177,49 +178,51 @@ class RestGateway:
     def clean(self) -> None:
         pass
 
-    def _check(self, request: Request, one: Operation) -> None:
+    def _check(self, request: Request, operation: Operation) -> None:
         trouble = self._pages(request) if self._pages is not None else ""
         if trouble:
             self._refusals.add(trouble, address=request.address, who=request.certificate)
             raise RefusedError(403, NotAllowedError("request", why=trouble))
-        if one.open:
+        if operation.open:
             return
         if self._tokens is not None:
-            scheme, _, shown = request.header(TOKEN_HEADER).partition(" ")
-            if scheme.lower() != "bearer" or not self._tokens.accept(shown.strip()):
-                why = "it shows no token, or a wrong one"
+            scheme, _, token = request.header(TOKEN_HEADER).partition(" ")
+            if scheme.lower() != "bearer" or not self._tokens.accept(token.strip()):
+                why = "the request has no valid token"
                 self._refusals.add(why, address=request.address, who=request.certificate)
                 error = NotAllowedError("request", why=why, hint="see rest_token")
                 raise RefusedError(401, error, headers=(("WWW-Authenticate", "Bearer"),))
         request.who = request.certificate or ("token" if self._tokens else "anyone")
 
 
-# ---------------------------------------------------------------- in
+# ---------------------------------------------------------------- requests
 
 
-_EXACT = {one.path: {} for one in OPERATIONS if not one.path_names}  # type: dict[str, dict[str, Operation]]
-for _one in OPERATIONS:
-    if not _one.path_names:
-        _EXACT[_one.path][_one.method] = _one
-_WITH_NAMES = [one for one in OPERATIONS if one.path_names]
+_EXACT: dict[str, dict[str, Operation]] = {}
+for _operation in OPERATIONS:
+    if not _operation.path_names:
+        _EXACT.setdefault(_operation.path, {})[_operation.method] = _operation
+_TEMPLATES = [operation for operation in OPERATIONS if operation.path_names]
 
 
 def route(request: Request) -> tuple[Operation, dict[str, str]]:
-    """The operation, and the parameters that stand in the path. Refusal: 404, 405."""
+    """Return the operation, and the parameters in the path. PathNotFoundError, which is a 404; RefusedError 405."""
     path = request.path.decode("utf-8", "surrogateescape")
-    methods = {method: (one, dict[str, str]()) for method, one in _EXACT.get(path, {}).items()}
+    methods = {method: (operation, dict[str, str]()) for method, operation in _EXACT.get(path, {}).items()}
     if not methods:
-        for one in _WITH_NAMES:
-            found = _match(one.path, path)
-            if found is not None:
-                methods[one.method] = one, found
+        for operation in _TEMPLATES:
+            path_values = _match(operation.path, path)
+            if path_values is not None:
+                methods[operation.method] = operation, path_values
     if not methods:
         raise PathNotFoundError(f"no operation at {path}"[:300], why="see /openapi.json")
     method = "GET" if request.method == "HEAD" else request.method
     if method not in methods:
         allowed = (("Allow", ", ".join(sorted(methods))),)
         raise RefusedError(
-            405, UsageError(f"{request.method} {path}"[:300], why="not of this path"), headers=allowed
+            405,
+            UsageError(f"{request.method} {path}"[:300], why="the path has no such method"),
+            headers=allowed,
         )
     return methods[method]
 
@@ -228,35 +231,35 @@ def _match(template: str, path: str) -> dict[str, str] | None:
     parts, words = path.split("/"), template.split("/")
     if len(parts) != len(words):
         return None
-    found = {}
+    values = {}
     for part, word in zip(parts, words, strict=True):
         if word.startswith("{") and part:
-            found[word[1:-1]] = part
+            values[word[1:-1]] = part
         elif part != word:
             return None
-    return found
+    return values
 
 
-def _query_of(request: Request, one: Operation, found: dict[str, str]) -> Value:
-    known = one.query.__struct_fields__
+def _query_of(request: Request, operation: Operation, path_values: dict[str, str]) -> Value:
+    names = operation.query.__struct_fields__
     values: dict[str, str] = {}
     for name, value in request.query:
-        if name not in known or name in values or name in found:
-            raise _malformed(f"parameter {name}"[:300], "not known here, or given twice")
+        if name not in names or name in values or name in path_values:
+            raise _malformed(f"parameter {name}"[:300], "unknown, or present twice")
         values[name] = value
     try:
-        return convert_words({**values, **found}, one.query)
+        return convert_words({**values, **path_values}, operation.query)
     except msgspec.ValidationError as error:
         raise _malformed("parameters", str(error)) from error
 
 
-def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value | Iterator[bytes]:
-    if one.body is None:
+def _body_of(request: Request, operation: Operation, pieces: Iterator[bytes]) -> Value | Iterator[bytes]:
+    if operation.body is None:
         return _NO_BODY
-    if isinstance(one.body, str):
+    if isinstance(operation.body, str):
         return pieces
     if request.header("content-type").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedError(415, UsageError("body", why="it is not application/json"))
+        raise RefusedError(415, UsageError("body", why="its type is not application/json"))
     data = bytearray()
     try:
         for piece in pieces:
@@ -264,41 +267,41 @@ def _body_of(request: Request, one: Operation, pieces: Iterator[bytes]) -> Value
                 raise RefusedError(413, UsageError("body", why=f"it has more than {BODY_BYTES_MAX} bytes"))
             if not WHOLE_BODIES.take(len(piece)):
                 raise RefusedError(
-                    503, HeadraceError("body", why="too many are read now", hint="ask again later")
+                    503, HeadraceError("body", why="too many bodies are being read", hint="try again later")
                 )
             data += piece
-        return msgspec.convert(json.loads(data), one.body)
+        return msgspec.convert(json.loads(data), operation.body)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise _malformed("body", str(error)[:300]) from error
     finally:
         WHOLE_BODIES.give_back(len(data))
 
 
-def _malformed(what: str, why: str) -> RefusedError:
-    return RefusedError(400, UsageError(what, why=why, hint="see /openapi.json"))
+def _malformed(subject: str, why: str) -> RefusedError:
+    return RefusedError(400, UsageError(subject, why=why, hint="see /openapi.json"))
 
 
 def _path_text(path: str) -> str:
-    """As the node takes it."""
+    """Return a path in the form that the node expects."""
     return os.fsdecode(path_of(path))
 
 
-# ---------------------------------------------------------------- out
+# ---------------------------------------------------------------- responses
 
 
-def _response(one: Operation, found: Value | Response | None) -> Response:
-    if isinstance(found, Response):
-        return found
-    if found is None:
-        return Response(one.status)
-    response = _json_response(one.status, encode(found))
-    if one.name == "startJob":
-        response.headers.append(("Location", f"/v1/jobs/{getattr(found, 'id', '')}"))
+def _response(operation: Operation, result: Value | Response | None) -> Response:
+    if isinstance(result, Response):
+        return result
+    if result is None:
+        return Response(operation.status)
+    response = _json_response(operation.status, encode(result))
+    if operation.name == "startJob":
+        response.headers.append(("Location", f"/v1/jobs/{getattr(result, 'id', '')}"))
     return response
 
 
 def encode(value: Value) -> bytes:
-    """Not by msgspec, which takes no lone surrogates."""
+    """Encode a value as JSON. msgspec can't, as it refuses lone surrogates."""
     return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
@@ -306,7 +309,7 @@ def _json_response(status: int, body: bytes) -> Response:
     return Response(status, [("Content-Type", "application/json")], body=body)
 
 
-def _told(
+def _problem_response(
     error: HeadraceError, status: int | None = None, headers: tuple[tuple[str, str], ...] = ()
 ) -> Response:
     problem = problem_of(error, status)
@@ -314,14 +317,14 @@ def _told(
 
 
 def cluster_of(status: dict[str, Any]) -> Cluster:
-    found = status["cluster"]
-    if not found:
+    cluster = status["cluster"]
+    if not cluster:
         return Cluster("", 1, [])
     return Cluster(
-        found["node"],
-        found["replicas"],
+        cluster["node"],
+        cluster["replicas"],
         [
-            ApiMember(one["id"], one["api"], one["zone"], one["capacity_bytes"], one["draining"])
-            for one in found["members"]
+            ApiMember(row["id"], row["api"], row["zone"], row["capacity_bytes"], row["draining"])
+            for row in cluster["members"]
         ],
     )

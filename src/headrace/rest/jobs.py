@@ -1,7 +1,8 @@
-"""Jobs as resources: those of the cluster, which every node knows, and those of this node, which this process follows.
+"""Serve jobs as resources: those of the cluster, which every node knows, and those of this node, which this process
+follows.
 
-A job of this node ends with the connection that began it (`wire/messages.py`, JobStart). So a thread keeps the
-connection, and the job has an id of this process: one that is ended, or started again, knows nothing of it.
+A job of this node ends with the connection that started it (`wire/messages.py`, JobStart). A thread therefore keeps
+the connection, and the job has an id of this process. A gateway that is restarted does not know the job any more.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ log = logging.getLogger(__name__)
 
 ENDED_KEPT_MAX = 100
 RUNNING_MAX = 64
-"""Jobs of this node that are followed at one time: each has a thread."""
-LOOK_S = 0.25
+"""The most jobs of this node that are followed at one time: each has a thread."""
+POLL_S = 0.25
 CANCEL_S = 5.0
 
 
 class OwnJob:
-    """One of this node; its thread writes, others read `job`, which is replaced whole."""
+    """Follows one job of this node. Its thread replaces `job` as a whole; other threads read it."""
 
     def __init__(self, id: str, new: NewJob, connection: Connection, first: JobState) -> None:
         self.cancel = Cancel()
@@ -70,21 +71,21 @@ class OwnJob:
             failed=[],
             listing=True,
         )
-        self._see(first)
+        self._update(first)
 
     def follow(self) -> None:
-        """Until it is over."""
+        """Receive the states of the job until it has ended."""
         try:
             while self.job.state == "running":
                 state = self._connection.receive(cancel=self.cancel)
                 assert isinstance(state, JobState)
-                self._see(state)
+                self._update(state)
         except CancelledByUserError:
             self.job = self._changed(state="cancelled")
         except HeadraceError as error:
             self.job = self._changed(state="failed", error=problem_of(error))
         except Exception:
-            log.exception("job lost id=%s", self.job.id)
+            log.exception("a job can't be followed any more id=%s", self.job.id)
             self.job = self._changed(
                 state="failed", error=problem_of(HeadraceError("job", why="a defect, see the log"))
             )
@@ -93,7 +94,7 @@ class OwnJob:
             self.cancel.close()
             self.ended.set()
 
-    def _see(self, state: JobState) -> None:
+    def _update(self, state: JobState) -> None:
         self.job = self._changed(
             state=("failed" if state.failed_files else "done") if state.done else "running",
             files_done=state.files_done,
@@ -101,7 +102,7 @@ class OwnJob:
             bytes_done=state.bytes_done,
             bytes_total=state.bytes_total,
             failed_files=state.failed_files,
-            failed=[Failed(*one) for one in state.failed],
+            failed=[Failed(*failure) for failure in state.failed],
             listing=state.listing and not state.done,
         )
 
@@ -111,19 +112,21 @@ class OwnJob:
 
 
 class JobOperations:
-    """Thread-safe."""
+    """Answers the operations on jobs. Thread-safe."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
         self._own: dict[str, OwnJob] = {}
         self._lock = threading.Lock()
-        self._mark = secrets.token_hex(3)
+        self._prefix = secrets.token_hex(3)
         self._numbers = itertools.count(1)
 
     def start(self, new: NewJob) -> ApiJob:
-        """What can't begin is raised: UsageError, PathNotFoundError."""
-        if sum(not one.ended.is_set() for one in self._all_own()) >= RUNNING_MAX:
-            raise UsageError("job", why=f"{RUNNING_MAX} jobs of this node run already")
+        """Start a job, and return its first state. UsageError, PathNotFoundError for a job that can't start."""
+        if sum(not job.ended.is_set() for job in self._all_own()) >= RUNNING_MAX:
+            raise UsageError(
+                "job", why=f"{RUNNING_MAX} jobs of this node are running", hint="try again when one has ended"
+            )
         connection = Connection(self._client.socket, role="rest")
         try:
             connection.send(JobStart(kind=new.kind, path=new.path, options=new.options))
@@ -136,32 +139,32 @@ class JobOperations:
             connection.close()
             raise
         with self._lock:
-            one = OwnJob(f"node-{self._mark}-{next(self._numbers)}", new, connection, first)
-            self._own[one.job.id] = one
+            own = OwnJob(f"node-{self._prefix}-{next(self._numbers)}", new, connection, first)
+            self._own[own.job.id] = own
             self._forget_old()
-        threading.Thread(target=one.follow, daemon=True, name=one.job.id).start()
-        return one.job
+        threading.Thread(target=own.follow, daemon=True, name=own.job.id).start()
+        return own.job
 
     def get(self, id: str, wait_s: float) -> ApiJob:
-        """PathNotFoundError. Waits so long at most for its end."""
+        """Return a job, after its end or after `wait_s`, whichever comes first. PathNotFoundError."""
         own = self._find_own(id)
         if own is not None:
             own.ended.wait(wait_s)
             return own.job
-        until_s = time.monotonic() + wait_s
+        deadline_s = time.monotonic() + wait_s
         while True:
             job = self._of_cluster(id)
-            left_s = until_s - time.monotonic()
-            if job.state != "running" or left_s <= 0:
+            remaining_s = deadline_s - time.monotonic()
+            if job.state != "running" or remaining_s <= 0:
                 return job
-            time.sleep(min(LOOK_S, left_s))
+            time.sleep(min(POLL_S, remaining_s))
 
     def all(self) -> list[ApiJob]:
-        """The oldest first; of the cluster's jobs first."""
-        return [*map(_job_of, self._rows("")), *(one.job for one in self._all_own())]
+        """Return the jobs of the cluster, then those of this node, each with the oldest first."""
+        return [*map(_job_of, self._rows("")), *(own.job for own in self._all_own())]
 
     def cancel(self, id: str) -> ApiJob:
-        """PathNotFoundError. Nothing happens to one that is over."""
+        """Cancel a job, unless it has ended, and return it. PathNotFoundError."""
         own = self._find_own(id)
         if own is None:
             self._of_cluster(id)
@@ -172,9 +175,9 @@ class JobOperations:
         return own.job
 
     def retry(self, id: str) -> ApiJob:
-        """PathNotFoundError; UsageError for a job of this node."""
+        """Retry a job. PathNotFoundError; UsageError for a job of this node."""
         if self._find_own(id) is not None:
-            raise UsageError(f"job {id}", why="it is this node's alone", hint="start it anew")
+            raise UsageError(f"job {id}", why="a job of one node can't be retried", hint="start it again")
         self._of_cluster(id)
         self._client.ask(JobRetry(id=id))
         return self._of_cluster(id)
@@ -184,11 +187,11 @@ class JobOperations:
     def _of_cluster(self, id: str) -> ApiJob:
         row = next((row for row in self._rows("") if row.id == id), None)
         if row is None:
-            raise PathNotFoundError(f"job {id}", why="there is none of that id")
+            raise PathNotFoundError(f"job {id}", why="no job has that id")
         return _job_of(row)
 
     def _rows(self, id: str) -> list[JobRow]:
-        """None of a node that is alone."""
+        """Return the jobs of the cluster; none on a node without a cluster."""
         try:
             answer = self._client.ask(JobList(id=id))
         except UsageError:
@@ -205,7 +208,7 @@ class JobOperations:
             return list(self._own.values())
 
     def _forget_old(self) -> None:
-        ended = [id for id, one in self._own.items() if one.ended.is_set()]
+        ended = [id for id, own in self._own.items() if own.ended.is_set()]
         for id in ended[: max(0, len(ended) - ENDED_KEPT_MAX)]:
             del self._own[id]
 
@@ -215,7 +218,7 @@ def _job_of(row: JobRow) -> ApiJob:
         id=row.id,
         kind=row.kind,
         path=row.path,
-        state=row.state,  # type: ignore[arg-type]  # its words are these (jobs/job_records.py)
+        state=row.state,  # type: ignore[arg-type]  # a record has one of these words (jobs/job_records.py)
         scope="cluster",
         options=row.options,
         files_done=row.files_done,
@@ -223,7 +226,7 @@ def _job_of(row: JobRow) -> ApiJob:
         bytes_done=row.bytes_done,
         bytes_total=row.bytes_total,
         failed_files=row.failed_files,
-        failed=[Failed(*one) for one in row.failed],
+        failed=[Failed(*failure) for failure in row.failed],
         listing=row.listing,
         took_s=row.took_s,
         node=row.node,
@@ -235,7 +238,7 @@ def _job_of(row: JobRow) -> ApiJob:
 
 
 def check_ready(client: NodeClient, limit_s: float) -> None:
-    """The node answers within so long. NodeUnavailableError."""
+    """Check that the node answers within `limit_s`. NodeUnavailableError."""
     try:
         connection = Connection(client.socket, role="rest")
         try:

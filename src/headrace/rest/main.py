@@ -1,7 +1,7 @@
-"""The process of the REST API: `python -m headrace.rest.main`, started by `headrace rest` and `headrace up`.
+"""Run the process of the REST API: `python -m headrace.rest.main`, started by `headrace rest` and `headrace up`.
 
-It listens at a unix socket, which only its user may open, and where it is configured at a TCP address: who asks there
-shows a token, or a certificate as peers have (TLS), or both.
+It listens on a unix socket, which only its user may open, and on a TCP address if one is configured. A TCP client
+sends a token, or a certificate as peers have (TLS), or both.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from headrace.sdk.node_client import NodeClient
 SETTING = "rest_address"
 ONLY_UNIX = "unix"
 PATIENCE_S = 30.0
-"""How long a request waits for a node that is away."""
+"""The seconds for which a request waits for an unavailable node."""
 
 
 def check_access(config: Config) -> None:
-    """UsageError for an address where anybody could ask."""
+    """Raise UsageError for an address where access is not authenticated or not encrypted."""
     host, _ = split_address(config.rest_address, SETTING)
     if config.rest_insecure or config.tls_certificate:
         return
     if not config.rest_token:
         raise UsageError(
             f"setting {SETTING} = {config.rest_address!r}",
-            why="whoever reaches it could do anything with the node",
+            why="every client that reaches it could do anything with the node",
             hint="set rest_token = FILE, or tls_certificate, tls_key and tls_authority",
         )
     if not is_loopback(host, SETTING):
         raise UsageError(
             f"setting {SETTING} = {config.rest_address!r}",
-            why="others reach it, and the token would travel in the open",
-            hint="set tls_certificate, tls_key and tls_authority, or say rest_insecure = true",
+            why="other hosts reach it, and would send the token unencrypted",
+            hint="set tls_certificate, tls_key and tls_authority, or rest_insecure = true",
         )
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Until SIGTERM, SIGINT or SIGHUP, which this takes over. on_ready: told HOST:PORT, or unix:PATH where there is no
-    other. UsageError, StoreError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, whose handlers it replaces. Calls `on_ready` with HOST:PORT, or with
+    unix:PATH without a TCP address. UsageError, StoreError, NodeUnavailableError."""
     by_tcp = config.rest_address not in ("", ONLY_UNIX)
     if by_tcp:
         check_access(config)
@@ -61,28 +61,29 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
     tls = server_tls(config)
     take_all_descriptors()
     tcp = listen(config.rest_address, SETTING) if by_tcp else None
-    paths = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
-    handlers = Handlers(paths)
-    at = rest_socket_of(node_socket)
-    unix = Door(RestGateway(handlers, None), _listen_unix(at), name="rest-unix")
+    vfs = LocalVfs(NodeClient(node_socket, role="rest", patience_s=PATIENCE_S))
+    handlers = Handlers(vfs)
+    socket_path = rest_socket_of(node_socket)
+    unix_server = Door(RestGateway(handlers, None), _listen_unix(socket_path), name="rest-unix")
     if tcp is None:
-        on_ready(Ready(f"unix:{at}"))
-        run_until_signal(unix)
+        on_ready(Ready(f"unix:{socket_path}"))
+        run_until_signal(unix_server)
     else:
-        beside = threading.Thread(target=unix.run, name="rest-unix", daemon=True)
-        beside.start()
+        unix_thread = threading.Thread(target=unix_server.run, name="rest-unix", daemon=True)
+        unix_thread.start()
         on_ready(Ready(bound_to(tcp)))
         loopback = is_loopback(split_address(config.rest_address, SETTING)[0], SETTING)
         pages = functools.partial(trouble_with_sender, domains=(), loopback=loopback)
         run_until_signal(Door(RestGateway(handlers, tokens, pages=pages), tcp, name="rest", tls=tls))
-        unix.stop()
-        beside.join()
-    os.unlink(at)
-    paths.close()
+        unix_server.stop()
+        unix_thread.join()
+    os.unlink(socket_path)
+    vfs.close()
 
 
 def server_tls(config: Config) -> ServerTls | None:
-    """Nodes and clients of the cluster may ask, as their certificates name them."""
+    """Return the TLS settings; nodes, operators and clients of the cluster have access by their certificates. None
+    without TLS."""
     if not config.tls_certificate:
         return None
     files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)
@@ -91,7 +92,7 @@ def server_tls(config: Config) -> ServerTls | None:
 
 
 def _listen_unix(path: str) -> socket.socket:
-    """Opened by the user only. A socket file that a dead process left is replaced."""
+    """Listen on a unix socket that only the user can open. Replaces a socket file that a dead process left."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     mask = os.umask(0o177)
     try:

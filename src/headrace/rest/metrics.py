@@ -1,4 +1,5 @@
-"""What `headrace status --json` counts, as Prometheus reads it (text format 0.0.4). All of it is declared here."""
+"""Export the counts of `headrace status --json` for Prometheus (text format 0.0.4). This module declares all
+metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ COUNTER, GAUGE = "counter", "gauge"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """where: keys of the status, outermost first; what is not there is left out. each: the value there is a map, one
-    row a key, and the number is below this key of it; label: what its keys are called."""
+    """Declares one metric. `where` is the path of keys in the status, outermost first; a missing value is left out.
+    With `each` the value is a map with one row for each key. The number is then below the key `each`, and `label`
+    names the keys."""
 
     name: str
     kind: str
@@ -23,19 +25,42 @@ class Metric:
 
 
 METRICS = (
-    Metric("headrace_uptime_seconds", GAUGE, "Since the node was started.", ("node", "uptime_s")),
-    Metric("headrace_cache_capacity_bytes", GAUGE, "Of all cache folders.", ("cache", "capacity_bytes")),
-    Metric("headrace_cache_used_bytes", GAUGE, "On the disk for files and maps.", ("cache", "used_bytes")),
+    Metric("headrace_uptime_seconds", GAUGE, "Seconds since the node started.", ("node", "uptime_s")),
     Metric(
-        "headrace_cache_borrowed_bytes", GAUGE, "Of files that other nodes own.", ("cache", "borrowed_bytes")
+        "headrace_cache_capacity_bytes",
+        GAUGE,
+        "Capacity of all cache directories.",
+        ("cache", "capacity_bytes"),
+    ),
+    Metric(
+        "headrace_cache_used_bytes",
+        GAUGE,
+        "Disk space used by cache files and their block maps.",
+        ("cache", "used_bytes"),
+    ),
+    Metric(
+        "headrace_cache_borrowed_bytes",
+        GAUGE,
+        "Cached bytes of files that other nodes own.",
+        ("cache", "borrowed_bytes"),
     ),
     Metric("headrace_cache_files", GAUGE, "Cached files.", ("index", "files")),
-    Metric("headrace_cache_files_partial", GAUGE, "Files that are not whole.", ("cache", "files_partial")),
-    Metric("headrace_cache_files_pinned", GAUGE, "Files that are never dropped.", ("cache", "files_pinned")),
+    Metric(
+        "headrace_cache_files_partial",
+        GAUGE,
+        "Cached files that are not complete.",
+        ("cache", "files_partial"),
+    ),
+    Metric(
+        "headrace_cache_files_pinned",
+        GAUGE,
+        "Cached files that are never evicted.",
+        ("cache", "files_pinned"),
+    ),
     Metric(
         "headrace_cache_files_evicted_total",
         COUNTER,
-        "Files dropped for space since the start.",
+        "Files evicted to make room since the node started.",
         ("cache", "files_evicted"),
     ),
     Metric("headrace_index_entries", GAUGE, "Names in the index.", ("index", "entries")),
@@ -43,7 +68,7 @@ METRICS = (
     Metric(
         "headrace_origin_requests_total",
         COUNTER,
-        "Requests to the origin of a mount; attempts of a retry count as one.",
+        "Requests to the origin of a mount; a request and its retries count as one.",
         ("origin", "mounts"),
         "requests",
         "mount",
@@ -67,7 +92,7 @@ METRICS = (
     Metric(
         "headrace_origin_written_bytes_total",
         COUNTER,
-        "Bytes put to the origin of a mount.",
+        "Bytes written to the origin of a mount.",
         ("origin", "mounts"),
         "bytes_written",
         "mount",
@@ -75,7 +100,7 @@ METRICS = (
     Metric(
         "headrace_origin_away_seconds",
         GAUGE,
-        "For how long every request to the origin of a mount has failed; 0 when the last one did not.",
+        "Seconds for which every request to the origin of a mount has failed; 0 if the last one succeeded.",
         ("origin", "mounts"),
         "away_s",
         "mount",
@@ -83,7 +108,7 @@ METRICS = (
     Metric(
         "headrace_origin_waiting",
         GAUGE,
-        "Requests that wait for the origin of a mount to be back.",
+        "Requests that wait until the origin of a mount is available again.",
         ("origin", "mounts"),
         "waiting",
         "mount",
@@ -91,7 +116,7 @@ METRICS = (
     Metric(
         "headrace_origin_reads_hedged_total",
         COUNTER,
-        "Reads of the origin of a mount that were silent and asked for again.",
+        "Reads of the origin of a mount that were repeated because no byte arrived in time.",
         ("origin", "mounts"),
         "reads_hedged",
         "mount",
@@ -99,48 +124,51 @@ METRICS = (
     Metric(
         "headrace_origin_files_compared_total",
         COUNTER,
-        "Files that match the checksum that their origin names.",
+        "Files that were compared with the checksum that their origin has, and match.",
         ("origin", "checksums", "files_compared"),
     ),
     Metric(
         "headrace_origin_files_wrong_total",
         COUNTER,
-        "Files of which an origin sent wrong bytes at first.",
+        "Files for which an origin first sent wrong bytes.",
         ("origin", "checksums", "files_wrong"),
     ),
     Metric(
         "headrace_origin_files_corrupt_total",
         COUNTER,
-        "Files that could not be had right from their origin.",
+        "Files whose origin kept sending wrong bytes.",
         ("origin", "checksums", "files_corrupt"),
     ),
     Metric(
         "headrace_scrub_checked_bytes",
         GAUGE,
-        "Cached bytes that the pass under way, or the last one, compared with their checksums.",
+        "Cached bytes that the current or the last scrub compared with their checksums.",
         ("scrub", "bytes_checked"),
     ),
     Metric(
         "headrace_scrub_passes_total",
         COUNTER,
-        "Times that all of the cache was compared.",
+        "Completed scrubs of the whole cache.",
         ("scrub", "passes"),
     ),
     Metric(
         "headrace_scrub_damaged_files_total",
         COUNTER,
-        "Cached files that did not match their checksums any more.",
+        "Cached files that no longer matched their checksums.",
         ("scrub", "files_damaged"),
     ),
     Metric(
         "headrace_scrub_repaired_files_total",
         COUNTER,
-        "As many of them as were fetched again.",
+        "Damaged cached files that were fetched again.",
         ("scrub", "files_repaired"),
     ),
-    Metric("headrace_fills_in_flight", GAUGE, "Range reads under way.", ("fill", "in_flight")),
+    Metric("headrace_fills_in_flight", GAUGE, "Range reads in progress.", ("fill", "in_flight")),
     Metric(
-        "headrace_fills_in_flight_max", GAUGE, "As many as the window allows now.", ("fill", "concurrency")
+        "headrace_fills_in_flight_max",
+        GAUGE,
+        "Range reads that the window allows now.",
+        ("fill", "concurrency"),
     ),
     Metric("headrace_peer_reads_total", COUNTER, "Reads from other nodes.", ("peers", "reads")),
     Metric(
@@ -150,34 +178,36 @@ METRICS = (
         ("peers", "reads_failed"),
     ),
     Metric("headrace_peer_read_bytes_total", COUNTER, "Bytes from other nodes.", ("peers", "bytes_read")),
-    Metric("headrace_unpersisted_names", GAUGE, "Names that the origin has not yet.", ("write", "dirty")),
+    Metric("headrace_unpersisted_names", GAUGE, "Names that are not persisted yet.", ("write", "dirty")),
     Metric(
-        "headrace_unpersisted_bytes", GAUGE, "Bytes that the origin has not yet.", ("write", "dirty_bytes")
+        "headrace_unpersisted_bytes", GAUGE, "Bytes that are not persisted yet.", ("write", "dirty_bytes")
     ),
     Metric(
         "headrace_unpersisted_oldest_seconds",
         GAUGE,
-        "For how long the oldest of them has waited.",
+        "Age of the oldest name that is not persisted yet.",
         ("write", "oldest_s"),
     ),
     Metric(
         "headrace_writers_slowed_seconds",
         GAUGE,
-        "What makers of files wait, as persisting is behind.",
+        "Delay of writers while persisting is behind.",
         ("write", "slowed_s"),
     ),
-    Metric("headrace_cluster_epoch", GAUGE, "Of this node's view of the cluster.", ("cluster", "epoch")),
+    Metric(
+        "headrace_cluster_epoch", GAUGE, "Epoch of this node's view of the cluster.", ("cluster", "epoch")
+    ),
     Metric(
         "headrace_rebalance_handed_over_bytes_total",
         COUNTER,
-        "Bytes handed to new owners.",
+        "Bytes handed over to new owners.",
         ("rebalance", "bytes_handed_over"),
     ),
 )
 
 
 def page(status: Mapping[str, Any]) -> str:
-    """status: of the node. Those of a cluster are left out of a node that is alone."""
+    """Return the page of metrics for the node's status. A node without a cluster has no metrics of one."""
     lines = []
     for metric in METRICS:
         rows = list(_rows(metric, status))
@@ -192,15 +222,15 @@ def page(status: Mapping[str, Any]) -> str:
 
 
 def _rows(metric: Metric, status: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    found: Any = status
+    selected: Any = status
     for key in metric.where:
-        found = found.get(key) if isinstance(found, Mapping) else None
+        selected = selected.get(key) if isinstance(selected, Mapping) else None
     if not metric.each:
-        if isinstance(found, (int, float)):
-            yield "", found
+        if isinstance(selected, (int, float)):
+            yield "", selected
         return
-    for key, one in (found or {}).items():
-        value = one.get(metric.each)
+    for key, row in (selected or {}).items():
+        value = row.get(metric.each)
         if isinstance(value, (int, float)):
             yield f'{{{metric.label}="{_escaped(key)}"}}', value
 

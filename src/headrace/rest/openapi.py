@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the REST API, written from the table that its requests are routed by (`wire/api.py`)."""
+"""Generate the OpenAPI 3.1 document of the REST API, from the table that also routes its requests (`wire/api.py`)."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from headrace.wire.api import (
     Value,
 )
 
-_ABOUT = """The API of a Headrace node: what the `headrace` command does, and the files of the namespace, by HTTP.
-Errors are told as RFC 9457 says, with a `code` of docs/errors.md. How to switch it on and who may ask: docs/rest.md."""
-_HEADERS_OF_CONTENT = {
-    "ETag": ("The version.", {"type": "string"}),
+_DESCRIPTION = """The API of a Headrace node: what the `headrace` command does, and the files of the namespace, by HTTP.
+Errors are problem details of RFC 9457, with a `code` of docs/errors.md. docs/rest.md says who has access."""
+_CONTENT_HEADERS = {
+    "ETag": ("The version of the file.", {"type": "string"}),
     SUMS_HEADER: (
-        f"Where the request has `{SUMS_HEADER}: {SUMS_WORD}`: xxh3-64 of each piece of the range that lies within one "
-        "block of 1 MiB, 16 hex digits each, with commas between.",
+        f"The xxh3-64 of each piece of the range that lies within one block of 1 MiB, as 16 hex digits each, separated "
+        f"by commas. Sent if the request has `{SUMS_HEADER}: {SUMS_WORD}`.",
         {"type": "string"},
     ),
 }
-_ASKED_OF_CONTENT = {
-    "Range": ("One range of bytes.", {"type": "string"}),
-    "If-Match": ("Only this version; else 412.", {"type": "string"}),
-    SUMS_HEADER: ("Checksums are wanted.", {"type": "string"}),
+_READ_HEADERS = {
+    "Range": ("Return only this range of bytes.", {"type": "string"}),
+    "If-Match": ("Return only this version; respond 412 otherwise.", {"type": "string"}),
+    SUMS_HEADER: ("Request checksums of the response.", {"type": "string"}),
 }
-_SENT_WITH_CONTENT = {
+_WRITE_HEADERS = {
     SUM_HEADER: (
-        "xxh3-64 of the body, 16 hex digits; a body that does not match is not kept.",
+        "The xxh3-64 of the body, as 16 hex digits. A body that does not match is discarded.",
         {"type": "string"},
     ),
 }
 
 
 def document() -> dict[str, Any]:
-    """Version of the API, not of the program: the page is the same on every node that speaks v1."""
-    types = [
-        one for operation in OPERATIONS for one in (operation.body, operation.answer) if isinstance(one, type)
-    ]
+    """Return the document. Its version is that of the API, not of the program, so it is the same on every node that
+    serves v1."""
+    kinds = [kind for operation in OPERATIONS for kind in (operation.body, operation.answer)]
+    types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(
         [*dict.fromkeys(types), Problem], ref_template="#/components/schemas/{name}"
     )
     paths: dict[str, dict[str, Any]] = {}
-    for one in OPERATIONS:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Headrace",
             "version": "1",
-            "description": _ABOUT,
+            "description": _DESCRIPTION,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
@@ -75,64 +75,67 @@ def text() -> str:
     return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _operation(one: Operation) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "operationId": one.name,
-        "summary": one.summary,
-        "parameters": _parameters(one),
-        "responses": {**_answers(one), "default": _problem()},
-        "security": [] if one.open else [{"token": []}],
+def _operation(operation: Operation) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": _parameters(operation),
+        "responses": {**_answers(operation), "default": _problem()},
+        "security": [] if operation.open else [{"token": []}],
     }
-    if one.body is not None:
-        found["requestBody"] = {"required": one.body != BYTES, "content": _content(one.body)}
-    if not found["parameters"]:
-        del found["parameters"]
-    return found
+    if operation.body is not None:
+        row["requestBody"] = {"required": operation.body != BYTES, "content": _content(operation.body)}
+    if not row["parameters"]:
+        del row["parameters"]
+    return row
 
 
-def _parameters(one: Operation) -> list[dict[str, Any]]:
-    found = []
-    hints = get_type_hints(one.query, include_extras=True)
-    for field in msgspec.structs.fields(one.query):
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    rows = []
+    hints = get_type_hints(operation.query, include_extras=True)
+    for field in msgspec.structs.fields(operation.query):
         schema = msgspec.json.schema(hints[field.name])
-        about = schema.pop("description", "")
+        description = schema.pop("description", "")
         examples = schema.pop("examples", None)
         if not field.required:
             schema["default"] = field.default
         row = {
             "name": field.name,
-            "in": "path" if field.name in one.path_names else "query",
+            "in": "path" if field.name in operation.path_names else "query",
             "required": field.required,
-            "description": about,
+            "description": description,
             "schema": schema,
         }
-        found.append({**row, "example": examples[0]} if examples else row)
-    if one.answer == BYTES:
-        found += [_header(name, *rest, sent=True) for name, rest in _ASKED_OF_CONTENT.items()]
-    if one.body == BYTES:
-        found += [_header(name, *rest, sent=True) for name, rest in _SENT_WITH_CONTENT.items()]
-    return found
+        rows.append({**row, "example": examples[0]} if examples else row)
+    if operation.answer == BYTES:
+        rows += [_header(name, *rest, sent=True) for name, rest in _READ_HEADERS.items()]
+    if operation.body == BYTES:
+        rows += [_header(name, *rest, sent=True) for name, rest in _WRITE_HEADERS.items()]
+    return rows
 
 
-def _header(name: str, about: str, schema: dict[str, Any], *, sent: bool = False) -> dict[str, Any]:
-    row = {"description": about, "schema": schema}
+def _header(name: str, description: str, schema: dict[str, Any], *, sent: bool = False) -> dict[str, Any]:
+    row = {"description": description, "schema": schema}
     return {"name": name, "in": "header", "required": False, **row} if sent else row
 
 
-def _answers(one: Operation) -> dict[str, Any]:
-    if one.answer is None:
-        return {str(one.status): {"description": "Done."}}
-    about = {"description": _about(one.answer), "content": _content(one.answer)}
-    if one.answer != BYTES:
-        found = {str(one.status): about}
-        if one.name == "ready":
-            found["503"] = _problem()
-        return found
-    headers = {name: _header(name, *rest) for name, rest in _HEADERS_OF_CONTENT.items()}
-    ranged = {**headers, "Content-Range": _header("", "Which bytes, of how many.", {"type": "string"})}
+def _answers(operation: Operation) -> dict[str, Any]:
+    if operation.answer is None:
+        return {str(operation.status): {"description": "Done."}}
+    body = {"description": _description(operation.answer), "content": _content(operation.answer)}
+    if operation.answer != BYTES:
+        answers = {str(operation.status): body}
+        if operation.name == "ready":
+            answers["503"] = _problem()
+        return answers
+    headers = {name: _header(name, *rest) for name, rest in _CONTENT_HEADERS.items()}
+    ranged = {
+        **headers,
+        "Content-Range": _header("", "The range and the size of the file.", {"type": "string"}),
+    }
     return {
-        "200": {**about, "headers": headers},
-        "206": {**about, "description": "The range.", "headers": ranged},
+        "200": {**body, "headers": headers},
+        "206": {**body, "description": "The bytes of the range.", "headers": ranged},
     }
 
 
@@ -143,13 +146,13 @@ def _content(kind: type[Value] | str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
-def _about(kind: type[Value] | str) -> str:
+def _description(kind: type[Value] | str) -> str:
     if isinstance(kind, str):
         return "The bytes." if kind == BYTES else "The page."
-    about = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
-    return about if kind.__doc__ and not about.startswith("Base of all") else kind.__name__
+    text = (inspect.getdoc(kind) or "").split("\n\n")[0].replace("\n", " ")
+    return text if kind.__doc__ and not text.startswith("Base of all") else kind.__name__
 
 
 def _problem() -> dict[str, Any]:
     schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": "What is wrong.", "content": {problems.MEDIA_TYPE: {"schema": schema}}}
+    return {"description": "The request failed.", "content": {problems.MEDIA_TYPE: {"schema": schema}}}

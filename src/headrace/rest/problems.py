@@ -1,6 +1,7 @@
-"""What the REST API answers when it can't: the one table error of ours → HTTP status, told as RFC 9457 says.
+"""Define the error answers of the REST API: the only table HeadraceError → HTTP status, and problem details (RFC
+9457).
 
-`STATUS` has a row for every HeadraceError; one that is missing fails a test.
+`STATUS` has a row for every HeadraceError; a test fails if one is missing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ MEDIA_TYPE = "application/problem+json"
 
 STATUS: dict[str, int] = {
     "internal": 500,
-    "usage": 422,  # 400 is for what no operation takes, whatever the node is
+    "usage": 422,  # 400 is for requests that are invalid on any node
     "path.not_found": 404,
     "path.not_a_directory": 409,
     "path.is_a_directory": 409,
@@ -49,7 +50,7 @@ STATUS: dict[str, int] = {
     "peer.failed": 502,
     "peer.not_owner": 502,
     "mount.failed": 500,
-    # of checkpoints, which this door does not meet
+    # errors of checkpoints, which no request raises
     "checkpoint.not_found": 404,
     "checkpoint.corrupt": 500,
     "checkpoint.failed": 500,
@@ -60,8 +61,8 @@ STATUS: dict[str, int] = {
 
 
 class RefusedError(Exception):
-    """What HTTP itself has a status for, and no error of ours a code: it is told with that of the nearest one.
-    headers: of the answer, beside the usual ones."""
+    """Reports an error for which HTTP has a status and HeadraceError has no code. `error` is the nearest
+    HeadraceError. `headers` are added to the response."""
 
     def __init__(
         self, status: int, error: HeadraceError, *, headers: tuple[tuple[str, str], ...] = ()
@@ -77,12 +78,12 @@ def status_of(error: HeadraceError) -> int:
 
 
 def problem_of(error: HeadraceError, status: int | None = None) -> Problem:
-    """status: where it is not that of the table."""
-    told = status_of(error) if status is None else status
+    """Return the problem details. `status` replaces the status of the table."""
+    http_status = status_of(error) if status is None else status
     return Problem(
         type=f"urn:headrace:error:{error.code}",
-        title=HTTPStatus(told).phrase,
-        status=told,
+        title=HTTPStatus(http_status).phrase,
+        status=http_status,
         detail=str(error),
         code=error.code,
         what=error.what,

@@ -82,7 +82,7 @@ def _path(text: str) -> None:
 
 def _range(request: Request) -> None:
     try:
-        asked = files._asked_range(request.header("range"), _SIZE_BYTES, "/x")
+        asked = files._requested_range(request.header("range"), _SIZE_BYTES, "/x")
     except RefusedError:
         return
     assert asked is None or 0 <= asked[0] < asked[1] <= _SIZE_BYTES
