@@ -19,6 +19,8 @@ NAME_BYTES_MAX = 255
 
 
 class Opcode(IntEnum):
+    """Names the requests of the kernel."""
+
     LOOKUP = 1
     FORGET = 2
     GETATTR = 3
@@ -61,6 +63,8 @@ class Opcode(IntEnum):
 
 
 class Notify(IntEnum):
+    """Names the notifications to the kernel."""
+
     INVAL_INODE = 2
     INVAL_ENTRY = 3
     RESEND = 7
@@ -150,8 +154,7 @@ INVAL_INODE_OUT = Struct("<IiQQqq")  # header, ino off len
 PAGE_BYTES = 4096
 READ_BYTES_MAX = (1 << 20) - PAGE_BYTES  # with the header it fits a pipe of 1 MiB, which needs no privilege
 REQUEST_BYTES_MAX = 16384
-"""The size of the request buffer of a read-only mount. It is small because max_write is one page there. The kernel
-requires at least 8192 bytes."""
+"""The request buffer of a read-only mount, where max_write is one page. The kernel requires at least 8192 bytes."""
 WRITE_BYTES_MAX = 1 << 20
 WRITABLE_REQUEST_BYTES_MAX = WRITE_BYTES_MAX + (1 << 16) + PAGE_BYTES
 """The size of the request buffer of a writable mount: max_write, or an extended attribute with its name."""

@@ -1,5 +1,4 @@
-"""Sample a few directories before the mount starts, to see whether the files are so small that opening them is the
-main cost.
+"""Sample a few directories before the mount starts, to see whether opening files will cost more than reading them.
 
 For small files the mode `noopen` is faster (docs/decisions/0003). The sample takes at most `LIMIT_S`, because
 `headrace up` waits for it.

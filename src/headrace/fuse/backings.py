@@ -2,8 +2,7 @@
 
 A session with CAP_SYS_ADMIN registers files itself. A session of an unprivileged user sends the descriptor to its FD
 store, which keeps the capability. An attacker who controls such a session gains nothing. The FD store registers only
-files that the session's user owns, on a read-only mount. That user can read those files anyway, and the session could
-answer READ with any bytes.
+files of the session's user on a read-only mount, and that user can read those files anyway.
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ _RIGHTS_BYTES = socket.CMSG_SPACE(_FD_BYTES)
 
 
 class Backings(Protocol):
+    """Registers files for passthrough in the kernel, and releases their backing ids."""
+
     def open(self, fd: int) -> int:
         """Register a file and return its backing id. OSError when the kernel or the FD store refuses."""
 
@@ -79,11 +80,8 @@ class AskedBackings:
 
 
 class BackingsKeeper:
-    """Registers and releases files for one session: the FD store's end of the socket pair.
-
-    The session is not trusted. It can do nothing here but register files of its user and release its own, and this
-    never blocks on it.
-    """
+    """Registers and releases files for one session: the FD store's end of the socket pair. The session is not trusted:
+    it can only register files of its user and release its own, and nothing here blocks on it."""
 
     def __init__(self, fuse_fd: int) -> None:
         self._own = OwnBackings(fuse_fd)

@@ -1,5 +1,4 @@
-"""Define what a session needs of a client of the node: `headrace.sdk.node_client.NodeClient`, or an in-memory one in
-tests."""
+"""Define what a session needs of a client of the node: `sdk.node_client.NodeClient`, or an in-memory one in tests."""
 
 from __future__ import annotations
 
@@ -12,6 +11,8 @@ from headrace.sdk.node_client import Miss
 
 
 class CacheFile(Protocol):
+    """Reads an open cache file, whose missing blocks the node fills."""
+
     @property
     def fd(self) -> int: ...
     @property
@@ -28,6 +29,8 @@ class CacheFile(Protocol):
 
 
 class ReadingClient(Protocol):
+    """Looks up names and opens cache files, as a session of any mount needs."""
+
     @property
     def generation(self) -> int: ...
     def lookup_fast(self, parent: FileId, name: bytes) -> Entry | Miss | None: ...
@@ -81,6 +84,5 @@ class WritingClient(ReadingClient, Protocol):
         ...
 
     def claim(self, directory: bytes, cancel: Cancel | None = None) -> None:
-        """Acquire the lease of the directory: on return only this node may create names in it, at least for a
-        moment."""
+        """Acquire the directory lease: for a moment at least, only this node may create names in it."""
         ...

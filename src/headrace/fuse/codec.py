@@ -1,5 +1,4 @@
-"""Encode and decode the bytes of the FUSE protocol, without I/O. The hot replies (OPEN) are packed where they are
-sent."""
+"""Encode and decode the bytes of the FUSE protocol, without I/O. The hot replies (OPEN) are packed elsewhere."""
 
 from __future__ import annotations
 
@@ -89,11 +88,8 @@ _U64 = (1 << 64) - 1  # the protocol encodes seconds before 1970 modulo 2**64
 
 
 class AttributeEncoder:
-    """Encodes entries and stat results as the attributes that users see, with `uid` and `gid` as the owner of files
-    that have none.
-
-    `numbers` maps a node id to the inode number to show, where it differs from the node id.
-    """
+    """Encodes entries and stat results as attributes. `uid` and `gid` own the files that have no owner. `numbers` maps
+    a node id to the inode number to show, where that differs from the node id."""
 
     def __init__(
         self,

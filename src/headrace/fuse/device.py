@@ -42,11 +42,9 @@ def open_device() -> int:
 def mount(
     fd: int, mountpoint: str, *, allow_other: bool, read_only: bool = True, server_uid: int | None = None
 ) -> None:
-    """Mount the connection at a path.
-
-    `server_uid` is the user that serves the mount, where it differs from the user of this process. It is in the
-    source of the mount, which every user reads in the mount table and trusts no more than that user.
-    """
+    """Mount the connection at a path. `server_uid` is the user that serves it, where that is not this process's user.
+    The mount's source names that user, so that every user can read it in the mount table, and trusts it no more than
+    that user."""
     options = f"fd={fd},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
     options += f",max_read={abi.READ_BYTES_MAX}"
     if allow_other:
@@ -61,12 +59,9 @@ def mount(
 
 
 def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
-    """Unmount a path, and return 0 or the errno.
-
-    `detach` also unmounts a mount that is in use, and never blocks on the file system. `abort` answers all waiting
-    calls with an error. A killed session may be waiting for a reply that it would have to send itself, and so keep
-    the connection alive.
-    """
+    """Unmount a path, and return 0 or the errno. `detach` also unmounts a mount that is in use, and never blocks on
+    the file system. `abort` answers all waiting calls with an error: a killed session may wait for its own reply, and
+    so keep the connection alive."""
     flags = (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)
     if _libc.umount2(os.fsencode(mountpoint), flags) != 0:
         return ctypes.get_errno()
@@ -74,7 +69,7 @@ def unmount(mountpoint: str, *, detach: bool, abort: bool = False) -> int:
 
 
 def backing_open(fd: int, file_fd: int) -> int:
-    """Register a file for passthrough and return its backing id. OSError: EPERM without root, ELOOP on stacked
+    """Register a file for passthrough; return its backing id. OSError: EPERM without root, ELOOP on stacked
     overlayfs."""
     # only with a mutable argument does ioctl return the call's own result, which is the id
     return int(fcntl.ioctl(fd, abi.BACKING_OPEN, bytearray(abi.BACKING_MAP.pack(file_fd, 0, 0))))
@@ -105,8 +100,7 @@ def mounted_at(mountpoint: str) -> MountPoint | None:
 
 
 def set_read_ahead(mountpoint: str, kib: int = READ_AHEAD_KB) -> bool:
-    """Set the kernel's read-ahead of a mount, without which cached mode reads ahead 128 KiB only. Return False
-    without sysfs."""
+    """Set the kernel's read-ahead of cached mode, which is 128 KiB by default. Return False without sysfs."""
     row = mounted_at(mountpoint)
     if row is None:
         return False

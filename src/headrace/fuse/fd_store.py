@@ -1,9 +1,8 @@
-"""Run the FD store: mount, keep /dev/fuse and the handover state open, start one session after the other, unmount at
-the end.
+"""Run the FD store: mount, keep /dev/fuse and the handover state open, start session after session, unmount at the
+end.
 
-It is small on purpose: few imports, no threads, and nothing that can fail with the work of a session. It never
-touches the mounted tree. Start it with `python -m headrace.fuse.fd_store --mountpoint M --socket S`, or call
-`run_fd_store`.
+It is small on purpose: few imports, no threads, and nothing that can fail with the work of a session. It never touches
+the mounted tree. Start `python -m headrace.fuse.fd_store --mountpoint M --socket S`, or call `run_fd_store`.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ ALONE = "alone"
 
 
 class FdStore:
-    """Serves one mount: it holds the mount's descriptors, and has one session running.
-
-    `fuse_fd` and `ledger_fd` are inherited from the process that started this one, or from a dead FD store by way of
-    its session.
-    """
+    """Serves one mount: it holds the mount's descriptors, and has one session running. `fuse_fd` and `ledger_fd` come
+    from the process that started this one, or from a dead FD store by way of its session."""
 
     def __init__(self, arguments: argparse.Namespace, *, fuse_fd: int, ledger_fd: int) -> None:
         self._arguments = arguments

@@ -27,14 +27,14 @@ from headrace.sdk.merged_tree import empty
 
 FH_UPPER = 3
 FALLOCATED_AT_ONCE_BYTES = 8 << 20
-"""The longest range that the hot thread allocates itself. A longer range may be many extents, or pages of a hole that
-are dropped one by one."""
+"""The longest range that the hot thread allocates. A longer one may be many extents, or many pages of a hole to
+drop."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC
 _ATTRIBUTES = (
     abi.FATTR_MODE | abi.FATTR_UID | abi.FATTR_GID | abi.FATTR_SIZE | abi.FATTR_ATIME | abi.FATTR_MTIME
 )
-"""A SETATTR with none of these bits is a request to drop the set-id bits, which the kernel sends when it writes or
-allocates by itself."""
+"""A SETATTR without these bits requests to drop the set-id bits: the kernel sends it when it writes or allocates
+itself."""
 
 
 class WritableOperations(NamespaceOperations):
@@ -144,8 +144,8 @@ class WritableOperations(NamespaceOperations):
             self._writer.changed([path])
 
     def _answer_when_durable(self, node: int, file: OpenUpper) -> Answer | Deferred:
-        """Answer at once if the file has not changed since it last had the durability that its mode promises; else
-        answer when it has that."""
+        """Answer when the file has the durability that its mode promises; at once if it had that since its last
+        change."""
         self._report_change(node, file)
         ctime, path = file.reported_ctime_ns, self._nodes.path(node)
         if path is None or ctime == file.durable_ctime_ns or not self._tree.modes.waits(path):
@@ -214,8 +214,7 @@ class WritableOperations(NamespaceOperations):
         return DiskTask(lambda: self._with_fd(node, work))
 
     def lseek(self, unique: int, node: int, request: bytearray) -> Answer:
-        """Serve SEEK_DATA and SEEK_HOLE in the hot thread, as a change of threads costs twice the call
-        (docs/decisions/0026)."""
+        """Serve SEEK_DATA and SEEK_HOLE at once: a change of threads costs twice the call (docs/decisions/0026)."""
         _, offset, whence, _ = abi.LSEEK_IN.unpack_from(request, 40)
         if not node & UPPER:
             return errno.ENOSYS
@@ -227,8 +226,7 @@ class WritableOperations(NamespaceOperations):
         return self._with_fd(node, work)
 
     def _with_fd(self, node: int, work: Callable[[int], Answer]) -> Answer:
-        """Run the work on the node's shared descriptor, or after a takeover on one that is opened for this call
-        only."""
+        """Run the work on the node's shared descriptor, or after a takeover on one that is opened for this call."""
         try:
             with self._open_files.use(node) as file:
                 if file is not None:
@@ -322,8 +320,7 @@ class WritableOperations(NamespaceOperations):
         return self._changing(work, stale_after_copy=True)
 
     def _upper_target(self, node: int) -> SafePath | int | None:
-        """Return the shared descriptor or the safe path of a node of the upper layer; None for a node that only the
-        origin has."""
+        """Return the shared descriptor or the path of a node; None for a node that only the origin has."""
         if not node & UPPER and node >> 48:
             return None
         with self._open_files.use(node) as file:
@@ -360,8 +357,8 @@ def _set_attributes(target: bytes | int, fields: tuple[int, ...]) -> None:
 
 def _drop_set_ids(target: bytes | int) -> None:
     """Drop the set-id bits as the kernel does when a user other than root changes a file
-    (setattr_should_drop_suidgid), and as chown(2) does for every caller. The same holds for a device, whose bits are
-    in an extended attribute."""
+    (setattr_should_drop_suidgid), and as chown(2) does for every caller. So for a device, whose bits are in an
+    extended attribute."""
     mode = as_given(os.stat(target), target).st_mode
     kept = mode & ~(stat.S_ISUID | stat.S_ISGID if mode & stat.S_IXGRP else stat.S_ISUID)
     if kept != mode and not stat.S_ISDIR(mode):
@@ -369,8 +366,7 @@ def _drop_set_ids(target: bytes | int) -> None:
 
 
 def _is_node(node: int, file_stat: os.stat_result) -> bool:
-    """Return whether the file opened by name is the kernel's node. A directory of the origin is identified by its
-    name only."""
+    """Return whether the opened file is the kernel's node. A directory of the origin has only its name for that."""
     return not node & UPPER or (file_stat.st_ino ^ node) & (UPPER - 1) == 0
 
 

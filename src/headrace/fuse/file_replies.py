@@ -1,8 +1,8 @@
 """Send replies to READ from a cache file by splice: file → pipe → /dev/fuse.
 
 The pipe holds references to the file's pages, so the bytes are copied once, into the reader's pages; pread and writev
-would copy them twice (docs/decisions/0003). Each thread has one pipe. Where the user has too many pipes of that size,
-the bytes are copied.
+would copy them twice (docs/decisions/0003). Each thread has one pipe. A user with too many pipes of that size gets
+copies.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ IDLE_FILES_MAX = 2048
 
 
 class Handle:
-    """Holds one open cache file. `file` is None when the cache file is complete; the handle then owns `fd`. `users`
-    counts the reads in progress."""
+    """Holds an open cache file. `file` is None for a complete one, whose `fd` the handle owns. `users` counts the
+    reads now."""
 
     __slots__ = ("complete_fd", "file", "size_bytes", "stale", "users")
 
@@ -44,8 +44,7 @@ class Handle:
         return self.file is None or count == 0 or self.file.present(offset, offset + count)
 
     def fd_with(self, offset: int, count: int, cancel: Cancel | None = None) -> int:
-        """Return the descriptor to read these bytes from, after they are present; another descriptor may have a hole
-        there. Blocks."""
+        """Wait until these bytes are present. Return the descriptor to read them from; others may have a hole there."""
         if self.file is None or count == 0:
             return self.fd
         return self.file.wait(offset, offset + count, cancel)
@@ -133,8 +132,8 @@ class HandleCache:
             return list(self._handles)
 
     def drop(self, id: FileId) -> None:
-        """Close the handle after its last read, because the cache file was evicted or became complete. The next READ
-        opens the current file."""
+        """Close the handle after its last read: the cache file was evicted or completed. The next READ opens it
+        again."""
         with self._lock:
             handle = self._handles.pop(id, None)
             if handle is None:
@@ -146,9 +145,8 @@ class HandleCache:
 
 
 class Directory:
-    """Holds the position of one reader of a directory. Offset 0 is the start, 1 is after `.`, 2 is after `..`, and
-    2+n is after n names. It keeps only the starts of pages: a directory of a million names needs some thousand
-    entries."""
+    """Holds the position of one reader of a directory. Offset 0 is the start, 1 is after `.`, 2 is after `..`, and 2+n
+    is after n names. It keeps only the starts of pages, some thousand for a directory of a million names."""
 
     def __init__(self) -> None:
         self._offsets = [2]
@@ -195,8 +193,7 @@ class Directories:
             return fh
 
     def get(self, fh: int) -> Directory:
-        """Return the position of a handle. A handle of an earlier session begins without page starts, which is slower
-        and still correct."""
+        """Return the position of a handle. One of an earlier session has no page starts: slower, and still correct."""
         with self._lock:
             return self._open.setdefault(fh, Directory())
 

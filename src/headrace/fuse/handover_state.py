@@ -66,8 +66,7 @@ class HandoverState:
         return self.raise_incarnation(self.incarnation + 1)
 
     def raise_incarnation(self, used: int) -> int:
-        """Record that an incarnation is in use, and return it. It wraps within 16 bits, after 65535 sessions of one
-        mount."""
+        """Record that an incarnation is in use, and return it; it wraps after 65535 sessions of one mount."""
         self.incarnation = max(self.incarnation, used) if used < 0x10000 else 1
         self._write_head()
         return self.incarnation if used >= 0x10000 else used

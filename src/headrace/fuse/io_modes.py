@@ -37,8 +37,8 @@ class Backing:
 
 
 class InodeIoModes:
-    """Decides for each open whether it is passthrough or cached, and counts the opens. `unregister` gives a backing
-    id back to the kernel."""
+    """Decides for each open whether it is passthrough or cached, and counts opens. `unregister` releases a backing
+    id."""
 
     def __init__(
         self, handover: HandoverState, unregister: Callable[[int], None], *, idle_max: int = IDLE_BACKINGS_MAX
@@ -74,8 +74,7 @@ class InodeIoModes:
         )
 
     def open_hit(self, node: int) -> int:
-        """Count one more open of a node that has a backing id, and return the id; 0 when it has none. This is the hot
-        path of OPEN."""
+        """Count an open of a node with a backing id, and return the id; 0 without one. This is the hot path of OPEN."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None:
@@ -139,8 +138,7 @@ class InodeIoModes:
         return self.open_hit(node)
 
     def open_cached(self, node: int) -> int:
-        """Count one cached open and return 0. If the node has passthrough opens, count one more of them instead, and
-        return the backing id."""
+        """Count a cached open and return 0. For a node with passthrough opens, count one more and return its id."""
         with self._lock:
             backing = self._backings.get(node)
             if backing is None or backing.opens == 0:
@@ -173,8 +171,7 @@ class InodeIoModes:
             return True
 
     def evict(self, ids: Iterable[int]) -> None:
-        """Release the backing ids that hold the space of evicted cache files. An open file keeps its backing id until
-        the last release."""
+        """Release the backing ids of evicted cache files; that of an open file stays until its last release."""
         with self._lock:
             for id in ids:
                 node = self.node_of(FileId(id), Kind.FILE)

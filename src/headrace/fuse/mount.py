@@ -20,8 +20,8 @@ def place_of(mountpoint: str) -> str:
 
 
 def prepare(mountpoint: str, *, is_served: Callable[[str], bool]) -> str:
-    """Return the real path of a directory that can be mounted at. `is_served` says whether a process may serve a
-    mount of Headrace there. MountError."""
+    """Return the real path of a directory to mount at, or raise MountError. `is_served` says whether a process may
+    serve a Headrace mount there."""
     path = place_of(mountpoint)
     mounted = device.mounted_at(path)
     if mounted is not None and mounted.fstype.startswith("fuse"):

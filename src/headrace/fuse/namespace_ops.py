@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -53,8 +54,8 @@ _MERGED_DIRECTORY_FLAGS = 0  # the kernel must not cache the listing, because ot
 
 
 class Kernel(Protocol):
-    """Defines what this module needs of the session. `register` registers a descriptor and returns a backing id.
-    `name_changed` invalidates (parent node, name)."""
+    """Registers descriptors for passthrough, returning backing ids, and invalidates (parent node, name) in the
+    kernel."""
 
     def register(self, fd: int) -> int: ...
     def name_changed(self, parent: int, name: bytes) -> None: ...
@@ -144,18 +145,11 @@ class NamespaceOperations(Operations):
         return self._entry_reply(unique, parent, entry)
 
     def _upper_entry_reply(
-        self,
-        unique: int,
-        parent: int,
-        name: bytes,
-        path: bytes,
-        file_stat: os.stat_result,
-        *,
-        new: bool = False,
+        self, unique: int, parent: int, name: bytes, path: bytes, upper: os.stat_result, *, new: bool = False
     ) -> bytes:
-        node = self._nodes.node_of(path, file_stat)
+        node = self._nodes.node_of(path, upper)
         generation = self._nodes.learn(node, parent, name, new=new)
-        return self._encode.stat_entry_reply(unique, node, file_stat, generation)
+        return self._encode.stat_entry_reply(unique, node, upper, generation)
 
     def _path(self, node: int) -> bytes:
         """Return the path of a node. OSError ESTALE when it has no name any more."""
@@ -166,8 +160,8 @@ class NamespaceOperations(Operations):
 
     def _path_to_change(self, node: int) -> bytes:
         """Return the path of a node that is to be changed. OSError ESTALE when it has no name any more. The same
-        error when only the origin had the file when the kernel looked it up, and its name is hidden or in the upper
-        layer by now. The kernel then looks the name up again."""
+        error for a file that only the origin had at the kernel's lookup, if the upper layer has or hides its name by
+        now. The kernel then looks the name up again."""
         if node & UPPER or not node >> NODE_SHIFT:
             return self._path(node)
         path = self._path(node & FILE_ID_MAX)
@@ -176,8 +170,7 @@ class NamespaceOperations(Operations):
         return path
 
     def _lower_directory(self, node: int, path: bytes) -> FileId | Miss | None:
-        """Return the index's id of a directory, None when the origin has no such directory, or MISS when only the
-        node can tell."""
+        """Return the index's id of a directory, None without one at the origin, or MISS if only the node knows."""
         if not node & UPPER and self._writer.path_of(FileId(node)) == path:
             return FileId(node)
         id = ROOT_ID
@@ -285,8 +278,7 @@ class NamespaceOperations(Operations):
     def _merged(
         self, node: int, directory: bytes, upper_rows: list[tuple[bytes, bool]], after: bytes
     ) -> Iterator[tuple[bytes, Entry | None]]:
-        """Yield the names beyond `after` in byte order, each with its entry of the index where the upper layer does
-        not have the name."""
+        """Yield the names beyond `after` in byte order, each with its entry of the index if only that has it."""
         id = self._lower_directory(node, directory)
         if isinstance(id, Miss):
             entry = self._tree.below(directory)
@@ -379,9 +371,8 @@ class NamespaceOperations(Operations):
                 if not self._is_applied_resend(unique, path):
                     raise
             created = self._upper.at(path)
-            return self._upper_entry_reply(
-                unique, node, name, path, as_given(created.lstat(), created), new=new
-            )
+            upper = as_given(created.lstat(), created)
+            return self._upper_entry_reply(unique, node, name, path, upper, new=new)
 
         return self._changing(work)
 
@@ -507,8 +498,8 @@ class NamespaceOperations(Operations):
         ]
 
     def _apply(self, work: Callable[[], Answer]) -> Answer | Deferred:
-        """Do the work under the lock of the tree. Where the mode promises it, defer the reply until the origin or
-        other nodes have the change."""
+        """Do the work under the tree's lock. Where the mode promises it, reply when the origin or other nodes have
+        it."""
         with self._tree.lock:
             self._awaited_paths = []
             answer = work()
@@ -542,11 +533,7 @@ class NamespaceOperations(Operations):
             try:
                 self._writer.claim(directory, cancel)
             except HeadraceError as error:
-                log.info(
-                    "no name is created, directory lease not acquired path=%s reason=%s",
-                    os.fsdecode(directory),
-                    error,
-                )
+                log.info("directory lease not acquired path=%s reason=%s", os.fsdecode(directory), error)
                 return errno_of(error)
             return retry()
 
@@ -570,10 +557,8 @@ class NamespaceOperations(Operations):
         try:
             return self._apply(work)
         except LeaseRequiredError as error:
-            directory = error.folder
-            return self._after_lease(
-                directory, lambda: self._changing(work, stale_after_copy=stale_after_copy)
-            )
+            retry = partial(self._changing, work, stale_after_copy=stale_after_copy)
+            return self._after_lease(error.folder, retry)
         except NeedsContentError as error:
             path, content = error.path, error.content
 
@@ -601,8 +586,7 @@ class NamespaceOperations(Operations):
             self._kernel.name_changed(parent.id, name)
 
     def changes_of_others(self, event: Written) -> list[bytes]:
-        """Return the paths of files that this session did not change itself. Directories are left out, as they keep
-        their inodes."""
+        """Return the paths that other sessions changed, but for directories, which keep their inodes."""
         if event.source == self._writer.source:
             return []
         uppers = {path: self._tree.look(path) for path in event.paths}

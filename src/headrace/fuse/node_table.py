@@ -62,9 +62,8 @@ class NodeTable:
         return node
 
     def learn(self, node: int, parent: int, name: bytes, *, new: bool = False) -> int:
-        """Count a lookup that is about to be sent to the kernel, and return the generation to send. `new` says that
-        the file was created just now. An older node of the same inode number, which the kernel has not yet forgotten,
-        is then another file."""
+        """Count a lookup that is about to be sent to the kernel, and return the generation to send. With `new` the
+        file was created just now: an older node of the same inode number, not yet forgotten, is another file."""
         with self._lock:
             record = self._records.get(node)
             if new:
@@ -109,8 +108,7 @@ class NodeTable:
     def directory_removed(
         self, node: int, place: tuple[int, bytes], attributes: os.stat_result, fd: int
     ) -> None:
-        """Record that a directory was removed. `attributes` are those it had; this table owns `fd`, a descriptor of
-        it, from now on."""
+        """Record that a directory was removed, and its last attributes. The table owns `fd` of it from now on."""
         with self._lock:
             record = self._records.get(node)
             if record is not None and place in record.names and record.removed_fd < 0:
@@ -154,15 +152,13 @@ class NodeTable:
         return paths[node]
 
     def _places(self, node: int) -> list[tuple[int, bytes]] | None:
-        """Return the (parent, name) pairs sent to the kernel. None: it was sent none; empty: the node has none any
-        more."""
+        """Return the (parent, name) pairs sent to the kernel. None: no pair was sent; empty: no name is left."""
         with self._lock:
             record = self._records.get(node)
             return None if record is None else list(record.names)
 
     def _path_below_parents(self, node: int, paths: dict[int, bytes | None]) -> bytes | None:
-        """Return the path of a node below one of its parents. `paths` has the paths of the directories that it may be
-        in."""
+        """Return the path of a node below one of its parents, whose paths are `paths`."""
         places = self._places(node)
         for parent, name in reversed(places or ()):
             directory = paths.get(parent)
@@ -178,8 +174,7 @@ class NodeTable:
         return searched
 
     def _newest_path(self, node: int) -> bytes | None:
-        """Return the path by the newest names that were sent to the kernel or searched for. Another session may have
-        changed it since."""
+        """Return the path by the newest names that were sent or searched for. It may have changed since."""
         parts: list[bytes] = []
         for _ in range(DEPTH_MAX):
             if node == ROOT_ID:
@@ -194,8 +189,7 @@ class NodeTable:
         return None
 
     def _path_of_lower(self, id: FileId) -> bytes | None:
-        """Return the path of an id of the index: the index's, unless the id is a directory that was renamed in the
-        upper layer."""
+        """Return the path of an id of the index, or that of a directory renamed in the upper layer."""
         path = self._path_of(id)
         if path is not None:
             upper_path = self._upper.at(path)
@@ -219,8 +213,7 @@ class NodeTable:
             return False
 
     def _search(self, node: int) -> bytes | None:
-        """Search the whole upper layer for a node: after a takeover, or for a file whose name another session
-        changed."""
+        """Search the whole upper layer, after a takeover, or for a file whose name another session changed."""
         for path, attributes in self._upper.walk():
             if attributes.st_ino & _INODE_MAX == node & _INODE_MAX:
                 return path

@@ -31,8 +31,7 @@ class Notifier:
         self._queue.put(codec.inval_entry(parent, name))
 
     def listing_changed(self, directory: int) -> None:
-        """Drop the kernel's cached listing of a directory. `name_changed` does not drop it for a name that the kernel
-        never looked up."""
+        """Drop the cached listing of a directory, which `name_changed` keeps for a name that was never looked up."""
         self._queue.put(codec.inval_inode(directory))
 
     def pages_changed(self, node: int) -> None:

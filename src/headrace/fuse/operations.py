@@ -1,9 +1,8 @@
 """Answer the kernel's requests: one method for each opcode.
 
-A method gets (unique, node id, whole request) and returns an answer. An answer is the bytes of a reply; an errno;
-None for no reply, or for one that was sent; or a callable that may block. The session runs such a callable in its
-pool with a Cancel, and it returns one of the others. Methods never block on the node, and never touch a mounted
-path.
+A method gets (unique, node id, whole request) and returns an answer: the bytes of a reply; an errno; None for no
+reply, or for one that was sent; or a callable that may block. The session runs such a callable in its pool with a
+Cancel, and it returns one of the others. Methods never block on the node, and never touch a mounted path.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ _PASSTHROUGH_FLAGS = abi.FOPEN_PASSTHROUGH | abi.FOPEN_NOFLUSH
 _CACHED_FLAGS = abi.FOPEN_KEEP_CACHE | abi.FOPEN_NOFLUSH
 _XATTRS = (b"user.headrace.cached", b"user.headrace.origin", b"user.headrace.version")
 _SOCKET_XATTR = b"user.headrace.socket"
-"""Leads sdk/mapped_files.py to the node. It is not listed: a copy of the file with all its attributes is not in the
-mount."""
+"""Leads sdk/mapped_files.py to the node. It is not listed, because a copy with all attributes is not in the mount."""
 PENDING_READ_BYTES_MAX = 256 << 10
 """A larger READ is copied in a thread of the pool, because there the copy costs more than the change of threads."""
 _WRITES = (
@@ -200,9 +198,9 @@ class Operations:
         return 0
 
     def read(self, unique: int, node: int, request: bytearray) -> DiskTask | PendingRead:
-        """Read in the disk pool, where a slow disk delays nothing else. In the mode without OPEN, small reads are
-        most of the requests, and a change of threads costs more than all else of one (docs/decisions/0003). So the
-        hot thread serves them."""
+        """Read in the disk pool, where a slow disk delays nothing else. Without OPEN, small reads are most of the
+        requests, and a change of threads costs more than the rest of one (docs/decisions/0003): the hot thread serves
+        them."""
         _, offset, size, _ = abi.READ_IN.unpack_from(request, 40)
         extent = (offset, size)
         if self.mode is Mode.NOOPEN and size <= PENDING_READ_BYTES_MAX:
@@ -224,8 +222,7 @@ class Operations:
         return PendingRead(lambda: self._answer_read(unique, handle, extent))
 
     def _read_present(self, unique: int, node: int, extent: tuple[int, int]) -> Answer | Deferred:
-        """Reply with bytes that are present. Leave the others to the pool for the node, so that an origin that hangs
-        delays no cached file."""
+        """Reply with bytes that are present; defer the others, so that an origin that hangs delays no cached file."""
         handle = self._files.take(FileId(node & FILE_ID_MAX))
         if handle is not None and self._files.kept_if_present(handle, *extent):
             return self._answer_read(unique, handle, extent)

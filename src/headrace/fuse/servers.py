@@ -48,8 +48,7 @@ class Servers:
             fcntl.lockf(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._begin(role) + os.getpid())
 
     def pids(self, role: Role) -> list[int]:
-        """Return the pids of other processes that hold a lock for the role, without those whose main thread has
-        ended."""
+        """Return the pids of other processes with a lock for the role, whose main thread has not ended."""
         start, end = self._begin(role), self._begin(role) + (1 << _PID_BITS)
         pids: list[int] = []
         while self.fd >= 0 and start < end:
@@ -66,8 +65,7 @@ class Servers:
         return any(self.pids(role) for role in Role)
 
     def pidfd(self, role: Role, pid: int) -> int:
-        """Return a pidfd of a process that holds a lock for the role, so that it can be no other process; -1 when it
-        has ended."""
+        """Return a pidfd of a process that holds a lock for the role, and of no other; -1 when it has ended."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:

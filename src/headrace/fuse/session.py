@@ -282,9 +282,7 @@ class Session:
         nodes = self._inodes.damage(event.ids) if event.damaged else []
         self._inodes.evict(event.ids)
         self._forget_files(event.ids)
-        for (
-            node
-        ) in nodes:  # pages that are being read now belong to these, and are dropped once they are read
+        for node in nodes:  # pages that are being read now belong to these, and are dropped after that
             self._notifier.pages_changed(node)
         if event.receipt:
             self._notifier.flush()
@@ -322,8 +320,8 @@ def _unknown(unique: int, node: int, request: bytearray) -> Answer:
 
 
 def _refuse_interrupts(unique: int, node: int, request: bytearray) -> Answer:
-    """Tell the kernel that calls are not interrupted. It then sends no more INTERRUPT on this mount, and wakes
-    callers only to kill them."""
+    """Tell the kernel that calls are not interrupted. It then stops INTERRUPT on this mount, and only kills wake
+    callers."""
     return errno.ENOSYS
 
 

@@ -37,8 +37,7 @@ PATIENCE_S = 60.0
 
 def choose_mode(io: str, client: ReadingClient, probed: probe.Result | None = None) -> tuple[Mode, str]:
     """Return the I/O mode and the reason for it. `io` is auto, passthrough, splice or noopen. A writable mount needs
-    OPEN requests, so it never has noopen. `probed` is the result of a process that may mount, where this one may
-    not."""
+    OPEN requests: it is never noopen. `probed` is the probe of a process that may mount, where this one may not."""
     writable = WriteModes.parse(getattr(client, "write", "")).any
     if io == "splice" or (io == "noopen" and not writable):
         return Mode(io), "requested by --io"
@@ -86,9 +85,7 @@ class FdStoreWatch:
             except OSError:
                 pass
             if self._arguments.backings_fd >= 0:
-                log.warning(
-                    "the FD store died, and only it may register files: this session ends, and `up` starts both again"
-                )
+                log.warning("the FD store died, and only it may register files: `up` starts both again")
                 logging.shutdown()
                 os._exit(1)
             log.warning("the FD store died, starting another")
@@ -120,11 +117,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lock-fd", type=int, default=-1)
     parser.add_argument(
-        "--backings-fd", type=int, default=-1, help="Socket of the FD store, which registers files."
+        "--backings-fd", type=int, default=-1, help="Socket of the FD store's BackingsKeeper."
     )
-    parser.add_argument(
-        "--passthrough", default="", help="Result of the FD store's probe: yes or no, and why."
-    )
+    parser.add_argument("--passthrough", default="", help="Result of the probe: yes or no, and why.")
     return parser.parse_args()
 
 

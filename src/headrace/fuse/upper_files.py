@@ -64,8 +64,7 @@ class UpperFiles:
         return None if fd < 0 else self.add(node, fd, passthrough=passthrough)
 
     def release(self, node: int, unique: int) -> None:
-        """Count one open less, passthrough or cached, whichever this session counts for the node: a node never has
-        both."""
+        """Count one open less, passthrough or cached: all opens of a node are of one kind."""
         if not self._inodes.release_passthrough(node, unique, keep=False):
             self._inodes.release_cached(node)
         with self._lock:
@@ -100,8 +99,8 @@ class UpperFiles:
 
 
 class _Used:
-    """Keeps a file open within a `with` statement. It is a class because a generator would cost small requests more
-    than all else here."""
+    """Keeps a file open within a `with` statement. As a generator it would cost small requests more than all else
+    here."""
 
     __slots__ = ("_file", "_files", "_node")
 

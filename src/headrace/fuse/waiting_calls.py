@@ -129,14 +129,13 @@ def _will_be_killed(status: bytes) -> bool:
     own, shared, blocked, ignored, caught = (int(fields[mask], 16) for mask in _MASKS)
     fatal = ~(blocked | ignored | caught | _SURVIVED)
     if int(fields[b"TracerPid"]):
-        fatal &= _bits(SIGKILL)  # whoever traces it may keep the others from it
+        fatal &= _bits(SIGKILL)  # its tracer may withhold the other signals from it
     return bool((own | shared) & fatal)
 
 
 def _dies_of_a_signal(numbers: list[bytes]) -> bool:
-    """Return whether a thread ends because of a signal. `numbers` are the fields of proc(5)'s `stat` from the third
-    on. A killed thread closes its files, and nobody waits for the result of that FLUSH. A program that exits by
-    itself does wait."""
+    """Return whether a signal ends a thread; `numbers` are proc(5)'s `stat` from the third field on. It closes its
+    files, and nobody waits for the result of that FLUSH. A program that exits by itself does wait."""
     flags, exit_code = int(numbers[6]), int(numbers[49])
     return bool(flags & _EXITING and exit_code & 0x7F)
 

@@ -1,5 +1,4 @@
-"""Serve names and contents by the REST API: what `headrace.connect()` does on a host with a node, for hosts without
-one.
+"""Serve names and contents by the REST API: `headrace.connect()` for hosts without a node.
 
 All calls may wait: for the node, the disk, or the client's body.
 """

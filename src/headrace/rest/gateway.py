@@ -54,8 +54,7 @@ log = logging.getLogger(__name__)
 READY_LIMIT_S = 2.0
 _NO_BODY: Iterator[bytes] = iter(())
 Handler = Callable[[Request, Any, Any], Any]
-"""A function of the request, its parameters and its body (a Value, or the pieces) that returns a Value, a Response or
-None."""
+"""A function of (request, parameters, body: a Value or the pieces) that returns a Value, a Response or None."""
 
 
 class Handlers:

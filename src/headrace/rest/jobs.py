@@ -1,5 +1,4 @@
-"""Serve jobs as resources: those of the cluster, which every node knows, and those of this node, which this process
-follows.
+"""Serve jobs as resources: those of the cluster, which every node knows, and those that this process started.
 
 A job of this node ends with the connection that started it (`wire/messages.py`, JobStart). A thread therefore keeps
 the connection, and the job has an id of this process. A gateway that is restarted does not know the job any more.

@@ -52,8 +52,8 @@ def check_access(config: Config) -> None:
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, whose handlers it replaces. Calls `on_ready` with HOST:PORT, or with
-    unix:PATH without a TCP address. UsageError, StoreError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with HOST:PORT, or with unix:PATH without a TCP address.
+    UsageError, StoreError, NodeUnavailableError."""
     by_tcp = config.rest_address not in ("", ONLY_UNIX)
     if by_tcp:
         check_access(config)
@@ -82,8 +82,7 @@ def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -
 
 
 def server_tls(config: Config) -> ServerTls | None:
-    """Return the TLS settings; nodes, operators and clients of the cluster have access by their certificates. None
-    without TLS."""
+    """Return TLS that admits nodes, operators and clients of the cluster by their certificates; None without TLS."""
     if not config.tls_certificate:
         return None
     files = TlsFiles(config.tls_certificate, config.tls_key, config.tls_authority)

@@ -1,5 +1,4 @@
-"""Export the counts of `headrace status --json` for Prometheus (text format 0.0.4). This module declares all
-metrics."""
+"""Export the counts of `headrace status --json` for Prometheus (text format 0.0.4), and declare all metrics."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ COUNTER, GAUGE = "counter", "gauge"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Declares one metric. `where` is the path of keys in the status, outermost first; a missing value is left out.
-    With `each` the value is a map with one row for each key. The number is then below the key `each`, and `label`
-    names the keys."""
+    """Declares a metric. `where` is the path of keys in the status, outermost first; a missing value is left out. With
+    `each` the value is a map with one row for each key, `label` names the keys, and `each` is the number's key."""
 
     name: str
     kind: str

@@ -45,8 +45,7 @@ _WRITE_HEADERS = {
 
 
 def document() -> dict[str, Any]:
-    """Return the document. Its version is that of the API, not of the program, so it is the same on every node that
-    serves v1."""
+    """Return the document. Its version is the API's, not the program's: every node that serves v1 has the same."""
     kinds = [kind for operation in OPERATIONS for kind in (operation.body, operation.answer)]
     types = [kind for kind in kinds if isinstance(kind, type)]
     _, schemas = msgspec.json.schema_components(

@@ -1,5 +1,4 @@
-"""Define the error answers of the REST API: the only table HeadraceError → HTTP status, and problem details (RFC
-9457).
+"""Define the error answers of the REST API (RFC 9457), and the only table HeadraceError → HTTP status.
 
 `STATUS` has a row for every HeadraceError; a test fails if one is missing.
 """

@@ -21,8 +21,7 @@ class AttributesOperation:
         self._objects = objects
 
     def get(self, request: Request, call: S3Call) -> Response:
-        """Answer with the requested elements; Checksum and ObjectParts only where they are known. NoSuchKey,
-        InvalidArgument."""
+        """Answer with the requested elements; Checksum and ObjectParts if known. NoSuchKey, InvalidArgument."""
         requested = _names_of(request)
         if call.key.endswith(b"/"):
             raise S3Error("NoSuchKey", "a key that ends in / is a folder here, and has no attributes")

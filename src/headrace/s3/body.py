@@ -133,7 +133,7 @@ class Payload:
         self._check()
 
     def read_all(self, bytes_max: int) -> bytes:
-        """Read the whole of a small body; `release` gives its memory back. EntityTooLarge, SlowDown."""
+        """Read a small body as a whole; `release` gives its memory back. EntityTooLarge, SlowDown."""
         parts = []
         for piece in self:
             if self._held_bytes + len(piece) > bytes_max:

@@ -26,6 +26,8 @@ _CRCS = ("crc32", "crc32c", "crc64nvme")
 
 
 class Hash(Protocol):
+    """Computes a digest, as the objects of hashlib do."""
+
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
 
@@ -96,8 +98,7 @@ def check_kind_of_put(request: Request) -> None:
 
 
 def checksum_request_of(request: Request) -> ChecksumRequest:
-    """Return the checksum that a CreateMultipartUpload requests. InvalidRequest for combinations that S3 does not
-    have."""
+    """Return the checksum that a CreateMultipartUpload requests. InvalidRequest for combinations that S3 lacks."""
     algorithm = request.header("x-amz-checksum-algorithm").lower()
     kind = request.header("x-amz-checksum-type").upper()
     if not algorithm:
@@ -117,8 +118,7 @@ def checksum_request_of(request: Request) -> ChecksumRequest:
 
 
 def checksum_of_parts(requested: ChecksumRequest, parts: Sequence[tuple[int, Checksum]]) -> Checksum:
-    """Return the checksum of an object from the size in bytes and the checksum of each part, in order; at least one
-    part."""
+    """Return the checksum of an object from the (size in bytes, checksum) of its parts, in order; at least one."""
     digests = [base64.b64decode(checksum.value) for _, checksum in parts]
     if requested.kind == COMPOSITE:
         hasher = make_checksum(requested.algorithm)
@@ -141,8 +141,7 @@ def without_checksums(request: Request) -> Request:
 def check_completed(
     request: Request, requested: ChecksumRequest, checksum: Checksum | None, size_bytes: int
 ) -> None:
-    """Check the checksum, kind and size that a completion names against those of the object. InvalidRequest,
-    BadDigest."""
+    """Check what a completion names against the object's checksum, kind and size. InvalidRequest, BadDigest."""
     kind, size = request.header("x-amz-checksum-type").upper(), request.header("x-amz-mp-object-size")
     if kind and kind != requested.kind:
         raise S3Error(

@@ -35,8 +35,7 @@ def range_of(header: str, size_bytes: int) -> tuple[int, int] | None:
 
 
 def range_to_send(request: Request, size_bytes: int) -> tuple[int, int] | None:
-    """Return the range to send as far as the head decides it; None where a condition or an invalid range may send
-    nothing."""
+    """Return the range to send as the head decides it; None where a condition or an invalid range may prevent it."""
     if not _CONDITIONS.isdisjoint(request.headers):
         return None
     try:
@@ -46,8 +45,8 @@ def range_to_send(request: Request, size_bytes: int) -> tuple[int, int] | None:
 
 
 def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") -> None:
-    """Check the conditions of a read. `prefix` is "x-amz-copy-source-" for a copy, where each failure is
-    PreconditionFailed. PreconditionFailed, NotModified."""
+    """Check the conditions of a read: PreconditionFailed, NotModified. `prefix` is "x-amz-copy-source-" for a copy,
+    where each failure is PreconditionFailed."""
     headers = request.headers
     if not prefix and _CONDITIONS.isdisjoint(headers):
         return
@@ -67,8 +66,8 @@ def check_read(request: Request, etag: str, mtime_ns: int, *, prefix: str = "") 
 
 
 def check_write(request: Request, etag: str | None) -> None:
-    """Check the conditions of a write against the existing ETag, None for no object. PreconditionFailed; NoSuchKey
-    for If-Match without an object."""
+    """Check the conditions of a write; `etag` is None without an object. PreconditionFailed; NoSuchKey for If-Match
+    then."""
     match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
     if match is not None:
         if etag is None:

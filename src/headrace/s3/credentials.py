@@ -4,8 +4,8 @@
     aws_access_key_id = …
     aws_secret_access_key = …
 
-The AWS tools write this format; each profile is one key. Without a configured file the gateway creates one at its
-first start, with one key, in shell syntax, so that a user of the same name can source it:
+The AWS tools write this format; each profile is one key. Without a configured file the gateway creates one with one
+key at its first start, in shell syntax, so that a user of the same name can source it:
 
     export AWS_ACCESS_KEY_ID=…
     export AWS_SECRET_ACCESS_KEY=…
@@ -35,8 +35,7 @@ export AWS_REGION=us-east-1
 
 
 def open_credentials(path: str) -> Reloaded[dict[str, str]]:
-    """Return the secrets by access key, reloaded when the file changes. UsageError for an unusable file; it names no
-    secret."""
+    """Return the secrets by access key, reloaded when the file changes. UsageError, without a secret in it."""
     return Reloaded(
         [path], lambda: parse_credentials(read_secret(path, f"setting {SETTING}"), path), name=SETTING
     )

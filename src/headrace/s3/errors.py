@@ -125,8 +125,7 @@ class S3Error(Exception):
 
 
 def s3_error_of(error: HeadraceError) -> S3Error:
-    """Return the S3 error. Its message has no path of this host: HeadraceErrors name paths of the namespace and
-    URLs."""
+    """Return the S3 error. It names no path of this host: HeadraceErrors name paths of the namespace and URLs."""
     return S3Error(ERROR_MAP.get(error.code, "InternalError"), str(error))
 
 

@@ -140,8 +140,7 @@ class Form:
 
 
 def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
-    """Raise AccessDenied, InvalidAccessKeyId or SignatureDoesNotMatch for a form whose policy none of these keys
-    signed."""
+    """Check that one of these keys signed the policy. AccessDenied, InvalidAccessKeyId, SignatureDoesNotMatch."""
     if "policy" not in fields:
         raise S3Error("AccessDenied", "Access Denied: the form has no policy")
     if fields.get("x-amz-algorithm") != signature.ALGORITHM:
@@ -164,8 +163,7 @@ def check_signature(fields: dict[str, str], secrets: dict[str, str]) -> None:
 
 
 def check_policy(fields: dict[str, str], bucket: str, now_s: float) -> LengthLimits:
-    """Check the fields against the policy, and return the limits of the file. AccessDenied for a form that its policy
-    does not allow, InvalidPolicyDocument."""
+    """Check the fields against the policy: AccessDenied, InvalidPolicyDocument. Return the limits of the file."""
     policy = _policy_of(fields["policy"])
     if now_s >= _seconds(policy.expiration):
         raise S3Error("AccessDenied", "Invalid according to Policy: Policy expired.")
@@ -214,13 +212,13 @@ def _row(condition: list[str | int]) -> tuple[str, str, str]:
     return kind.lower(), name[1:], value
 
 
-def _holds(kind: str, name: str, value: str, given: str | None) -> bool:
+def _holds(kind: str, name: str, value: str, actual: str | None) -> bool:
     """Return whether a condition holds. An empty prefix allows any value, and also no field."""
     if kind == "eq":
-        return given == value
+        return actual == value
     if name == "content-type":  # a list of types, each of which must match
-        return all(part.strip().startswith(value) for part in (given or "").split(","))
-    return (given or "").startswith(value)
+        return all(part.strip().startswith(value) for part in (actual or "").split(","))
+    return (actual or "").startswith(value)
 
 
 def _narrowed(limits: LengthLimits, condition: list[str | int]) -> LengthLimits:

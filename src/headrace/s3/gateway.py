@@ -1,7 +1,6 @@
 """Answer the requests of S3 clients: check who sent them, route them, and encode errors as XML.
 
-`cached` runs in the server's thread, and answers what needs no wait. `answer` may wait for the node, the disk and the
-client's body.
+`cached` runs in the server's thread, and answers what needs no wait. `answer` may wait for node, disk and body.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _READING = ("GET", "HEAD")
 @dataclass(frozen=True, slots=True)
 class Access:
     """Holds who may send requests. `secrets` returns the secrets by access key; None allows everyone. `domains` are
-    those of virtual hosts. `reads_origin_metadata` says whether origins are asked for the metadata of objects.
+    those of virtual hosts. `reads_origin_metadata` says whether the metadata of objects is read from origins.
     `loopback` says that the gateway listens on loopback only."""
 
     secrets: Callable[[], dict[str, str]] | None
@@ -57,8 +56,8 @@ class Access:
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Identifies who signed a request. `payload_hash` is its x-amz-content-sha256. `claim` is None where no signature
-    is needed."""
+    """Identifies who signed a request. `payload_hash` is its x-amz-content-sha256. `claim` is None if it needs no
+    signature."""
 
     payload_hash: str
     claim: SignatureFields | None
@@ -179,8 +178,7 @@ class S3Gateway:
         return Response(error.status, [*headers, *error.headers], body=body, request_id=id)
 
     def _authenticate(self, request: Request, call: S3Call) -> Principal | None:
-        """Return the principal; None for a form, whose fields identify it. Logs the refusal and raises S3Error where
-        access is denied."""
+        """Return the principal; None for a form, whose fields name it. Log a refusal, and raise it as S3Error."""
         try:
             if call.operation == "post_object":
                 self._check_sender(request)
@@ -226,11 +224,9 @@ class S3Gateway:
     def _run(self, request: Request, call: S3Call, pieces: Iterator[bytes], principal: Principal) -> Response:
         copies = "x-amz-copy-source" in request.headers
         _check_length(request, call)
-        also = (
-            self._parts.checksum_request(request, call).algorithm
-            if call.operation == "put_part" and not copies
-            else ""
-        )
+        also = ""
+        if call.operation == "put_part" and not copies:
+            also = self._parts.checksum_request(request, call).algorithm
         # a completion's checksums are those of the object, which was sent before, not those of its body
         own = checksums.without_checksums(request) if call.operation == "complete_upload" else request
         payload = Payload(own, pieces, principal.payload_hash, principal.signer(), also=also)

@@ -1,8 +1,7 @@
 """List the keys of a bucket in S3's order, the byte order of whole keys, page by page, from a tree of directories.
 
-The names in a directory are listed in byte order. As keys they sort differently, because the keys below a directory
-`a` begin with `a/`, and `a-b` and `a.txt` sort before them. A directory that is empty, or was put as `key/`, is
-listed as the key `key/`.
+The names in a directory are listed in byte order. As keys they sort differently: keys below a directory `a` begin with
+`a/`, and `a-b` and `a.txt` sort before them. An empty directory, or one put as `key/`, is listed as `key/`.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class ObjectListing:
                 levels.append(self._level(key, b"", after))
 
     def _level(self, base: bytes, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Yield (key, path, file stat) of the names in one directory, in the order of keys; the key of a directory
-        ends in a slash."""
+        """Yield (key, path, file stat) of the names in a directory, in key order; a directory's key ends in a slash."""
         directory = self._path(base.rstrip(b"/"))
         resume = after[len(base) :].partition(b"/")[0] if after.startswith(base) else b""
         if after > base and not after.startswith(base):

@@ -38,22 +38,16 @@ def check_address(config: Config) -> None:
 
 
 def access_of(config: Config, credentials: str) -> Access:
-    """Return who may send requests. `credentials` is the file of access keys; "" allows everyone. UsageError for
-    unreadable keys."""
+    """Return who may send requests. `credentials` is the file of access keys; "" allows everyone. UsageError."""
     host, _ = split_address(config.s3_address, SETTING)
     domains = tuple(name.strip().lower() for name in config.s3_domains.split(",") if name.strip())
     secrets = open_credentials(credentials).get if credentials else None
-    return Access(
-        secrets,
-        domains,
-        reads_origin_metadata=config.s3_metadata,
-        loopback=is_loopback(host, SETTING),
-    )
+    loopback = is_loopback(host, SETTING)
+    return Access(secrets, domains, reads_origin_metadata=config.s3_metadata, loopback=loopback)
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, whose handlers it replaces. Calls `on_ready` with the address it listens
-    on, as HOST:PORT. UsageError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. UsageError, NodeUnavailableError."""
     check_address(config)
     access = access_of(config, config.s3_credentials) if config.s3_credentials else None
     take_all_descriptors()

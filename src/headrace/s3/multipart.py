@@ -188,21 +188,15 @@ class Multipart:
 
 def _check_algorithm(request: Request, requested: ChecksumRequest) -> None:
     """Raise InvalidRequest for a part with another checksum than the upload requests."""
-    other = [
-        name
-        for name in ALGORITHMS
-        if name != requested.algorithm and f"x-amz-checksum-{name}" in request.headers
-    ]
+    named = [name for name in ALGORITHMS if f"x-amz-checksum-{name}" in request.headers]
+    other = next((name for name in named if name != requested.algorithm), None)
     if requested.algorithm and other:
-        raise S3Error(
-            "InvalidRequest",
-            f"Checksum Type mismatch occurred, expected {requested.algorithm}, actual {other[0]}",
-        )
+        why = f"Checksum Type mismatch occurred, expected {requested.algorithm}, actual {other}"
+        raise S3Error("InvalidRequest", why)
 
 
 def _checksum_of(requested: ChecksumRequest, parts: list[UploadPart]) -> Checksum | None:
-    """Return the checksum of the object; None where the upload requests none, or the file system kept none of a
-    part."""
+    """Return the object's checksum; None if the upload requests none, or the file system kept none of a part."""
     sized = [(part.size_bytes, part.checksum) for part in parts if part.checksum is not None]
     if not requested.algorithm or len(sized) < len(parts):
         return None

@@ -24,8 +24,8 @@ from headrace.sdk.merged_tree import FileStat
 _SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]*)?")
 ATTRIBUTE = "trusted.headrace.s3"
 PART_RUNS_MAX = 64
-"""The most runs of equal parts to record. An attribute has some 4 KiB on ext4, and nearly always all parts but the
-last are equal."""
+"""The most runs of equal parts to record in an attribute, some 4 KiB on ext4. Mostly all parts but the last are
+equal."""
 MARKER = "trusted.headrace.folder"
 """Marks a directory that was put as an object, `key/`: it stays when it is empty."""
 
@@ -43,8 +43,7 @@ class Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ObjectAttributes(msgspec.Struct, frozen=True):
-    """Holds the attributes of one object. `etag` includes its quotes. `checksum` and `parts` are those of Record,
-    where they are known."""
+    """Holds the attributes of one object. `etag` includes its quotes. `checksum` and `parts` are Record's, if known."""
 
     size_bytes: int
     mtime_ns: int
@@ -55,8 +54,7 @@ class ObjectAttributes(msgspec.Struct, frozen=True):
 
 
 def attributes_of(file_stat: FileStat, target: SafePath | bytes | int) -> ObjectAttributes:
-    """Return the attributes of an object. `target` is a file of the upper layer, by path or descriptor; -1 for an
-    Entry."""
+    """Return the attributes of an object. `target` is its upper file, by path or descriptor; -1 for an Entry."""
     if isinstance(file_stat, Entry):
         version = file_stat.version
         token = version.token
@@ -74,8 +72,7 @@ def attributes_of(file_stat: FileStat, target: SafePath | bytes | int) -> Object
 
 
 def with_recorded(attributes: ObjectAttributes, fd: int) -> ObjectAttributes:
-    """Add the checksum and parts that the gateway recorded at the file. `fd` is a complete cache file that was
-    demoted."""
+    """Add the checksum and parts that the gateway recorded at a file. `fd` is its demoted, complete cache file."""
     record = _record_of(fd)
     if record is None:
         return attributes
@@ -102,9 +99,7 @@ def write_record(
     etag = etag or synthetic_etag(file_stat.st_size, file_stat.st_mtime_ns).strip('"')
     kept = parts if len(parts) <= PART_RUNS_MAX else ()
     record = Record(etag, file_stat.st_size, file_stat.st_mtime_ns, mtime_text, checksum, kept)
-    with contextlib.suppress(
-        OSError
-    ):  # without attributes in the file system, ETags are made of size and time
+    with contextlib.suppress(OSError):  # a file system without attributes has ETags of size and time only
         os.setxattr(fd, ATTRIBUTE, msgspec.json.encode(record))
     return file_stat
 

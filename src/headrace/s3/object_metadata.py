@@ -1,4 +1,4 @@
-"""Read user metadata, content headers and tags of requests, write those of responses, and find which the origin can
+"""Read user metadata, content headers and tags of requests, write those of responses, and find what an origin can
 keep.
 
 Metadata that a gateway put, and metadata that an origin sent with an object's bytes, is recorded at the file. For an
@@ -35,8 +35,7 @@ HEADERS = {
     "content-language": "Content-Language",
     "cache-control": "Cache-Control",
 }
-"""The content headers, as requests and origins name them. Expires is not among them: the clients of origins don't
-support it."""
+"""The content headers of requests and origins. Expires is not among them: the clients of origins don't support it."""
 MISSING = ("x-amz-missing-meta", "1")
 """The header of a response whose metadata could not be requested from the origin."""
 _TAG = re.compile(r"[\w\s+\-=.:/@]*")
@@ -97,17 +96,16 @@ def checked_tags(pairs: list[tuple[str, str]]) -> dict[str, str]:
     return tags
 
 
-def with_copied(request: Request, source: ObjectMetadata, given: ObjectMetadata) -> ObjectMetadata:
-    """Return the metadata of a copy: by the request's directives that of the source, or that of the request.
-    InvalidArgument."""
+def with_copied(request: Request, source: ObjectMetadata, requested: ObjectMetadata) -> ObjectMetadata:
+    """Return the metadata of a copy: by the directives that of the source or of the request. InvalidArgument."""
     replaced = {}
     for name in ("x-amz-metadata-directive", "x-amz-tagging-directive"):
         word = request.header(name, "COPY").upper()
         if word not in ("COPY", "REPLACE"):
             raise S3Error("InvalidArgument", f"{name} must be COPY or REPLACE")
         replaced[name] = word == "REPLACE"
-    base = given if replaced["x-amz-metadata-directive"] else source
-    tags = given.tags if replaced["x-amz-tagging-directive"] else source.tags
+    base = requested if replaced["x-amz-metadata-directive"] else source
+    tags = requested.tags if replaced["x-amz-tagging-directive"] else source.tags
     return ObjectMetadata(base.metadata, base.headers, tags)
 
 
@@ -125,8 +123,8 @@ def tags_text(tags: dict[str, str]) -> str:
 
 
 class MetadataLookup:
-    """Finds the metadata of objects, and whether a path's origin can keep metadata. `reads_origin_metadata` says
-    whether origins are asked at all (setting s3_metadata)."""
+    """Finds the metadata of objects, and whether a path's origin can keep metadata. `reads_origin_metadata` is the
+    setting s3_metadata; without it no metadata is read from origins."""
 
     def __init__(self, vfs: LocalVfs, *, reads_origin_metadata: bool) -> None:
         self._vfs = vfs
@@ -159,8 +157,7 @@ class MetadataLookup:
         return ObjectMetadata()
 
     def cached(self, path: bytes, entry: Entry, fd: int) -> ObjectMetadata | None:
-        """Return the metadata without waiting; None where the origin has to be asked. `fd` is the object's complete
-        cache file, or -1."""
+        """Return the metadata without waiting; None if only the origin has it. `fd` is the cache file, or -1."""
         if not self._has_metadata(path):
             return ObjectMetadata()
         if fd >= 0:
@@ -171,15 +168,15 @@ class MetadataLookup:
             described = self._described.get(entry.id)
         return described[1] if described is not None and time.monotonic() < described[0] else None
 
-    def of_whole(self, path: bytes, whole: WholeFile) -> ObjectMetadata | None:
+    def of_cached_file(self, path: bytes, cached_file: WholeFile) -> ObjectMetadata | None:
         """Return the metadata of a complete cached file, as `cached` does."""
-        if whole.told is not None:
-            return whole.told if self._has_metadata(path) else ObjectMetadata()
-        return self.cached(path, whole.entry, whole.fd)
+        if cached_file.told is not None:
+            return cached_file.told if self._has_metadata(path) else ObjectMetadata()
+        return self.cached(path, cached_file.entry, cached_file.fd)
 
     def of(self, path: bytes, file_stat: FileStat, target: SafePath | int) -> ObjectMetadata | None:
-        """Return the metadata, and wait for the origin where it was not asked yet; None where it is unavailable.
-        `target` is a file of the upper layer or, by a descriptor, of the cache; -1 for none."""
+        """Return the metadata, and wait for the origin where this process does not have it yet; None where it is
+        unavailable. `target` is a file of the upper layer or, by a descriptor, of the cache; -1 for none."""
         if not isinstance(file_stat, Entry):
             return extras_of(target, file_stat) or ObjectMetadata()
         cached = self.cached(path, file_stat, target if isinstance(target, int) else -1)
@@ -198,7 +195,7 @@ class MetadataLookup:
         return described
 
     def comes_with_bytes(self, path: bytes, entry: Entry, fd: int) -> bool:
-        """Return whether the metadata is not known here yet, but will be as soon as some of the object is cached."""
+        """Return whether the metadata is missing, and arrives with the first bytes that are cached."""
         return fd < 0 and self.cached(path, entry, fd) is None
 
     def forget(self, id: FileId) -> None:

@@ -1,7 +1,7 @@
 """Read, put, copy and delete objects. A key is a file of the merged tree; the caller's thread does all waiting.
 
-A put is a file without a name until all of its bytes were checked. Then it replaces the key in one step, by the same
-upper layer and with the same promise as a file that is closed on a mount (docs/semantics.md, "Writing").
+A put is a file without a name until all of its bytes were checked. Then it replaces the key in one step, with the
+durability of a file in the same upper layer that is closed on a mount (docs/semantics.md, "Writing").
 """
 
 from __future__ import annotations
@@ -99,33 +99,34 @@ class Objects:
         return self._respond(request, call, attributes, content, metadata)
 
     def get_cached(self, request: Request, call: S3Call) -> Response | None:
-        """Answer as `get` does, from a complete cached file. None: the answer may have to wait for the node or the
-        disk."""
+        """Answer as `get` does, from a complete cached file; None if that may wait for the node or the disk."""
         if call.key.endswith(b"/"):
             return None
         if request.method == "HEAD":
             return self._head_cached(request, call)
-        whole = self.vfs.open_whole_entry(call.path)
-        if whole is None and self.vfs.find_cached(call.path) is not None:  # its directory is known now
-            whole = self.vfs.open_whole_entry(call.path)
-        if whole is None:
+        cached_file = self.vfs.open_whole_entry(call.path)
+        if cached_file is None and self.vfs.find_cached(call.path) is not None:  # its directory is known now
+            cached_file = self.vfs.open_whole_entry(call.path)
+        if cached_file is None:
             return None
-        metadata = self.metadata.of_whole(call.path, whole)
+        metadata = self.metadata.of_cached_file(call.path, cached_file)
         if metadata is None:
-            os.close(whole.fd)
+            os.close(cached_file.fd)
             return None
-        attributes = attributes_of(whole.entry, -1)
-        return self._respond(request, call, attributes, Content(attributes.size_bytes, fd=whole.fd), metadata)
+        attributes = attributes_of(cached_file.entry, -1)
+        return self._respond(
+            request, call, attributes, Content(attributes.size_bytes, fd=cached_file.fd), metadata
+        )
 
     def _head_cached(self, request: Request, call: S3Call) -> Response | None:
         entry = self.vfs.find_cached(call.path)
         if entry is None or entry.kind is not Kind.FILE:
             return None
         metadata = self.metadata.cached(call.path, entry, -1)
-        whole = self.vfs.open_whole_entry(call.path) if metadata is None else None
-        if whole is not None:
-            entry, metadata = whole.entry, self.metadata.of_whole(call.path, whole)
-            os.close(whole.fd)
+        cached_file = self.vfs.open_whole_entry(call.path) if metadata is None else None
+        if cached_file is not None:
+            entry, metadata = cached_file.entry, self.metadata.of_cached_file(call.path, cached_file)
+            os.close(cached_file.fd)
         if metadata is None:
             return None
         return self._respond(request, call, attributes_of(entry, -1), None, metadata)
@@ -187,14 +188,14 @@ class Objects:
             return attributes
         if content is not None:
             return with_recorded(attributes, content.fd) if content.fd >= 0 else attributes
-        whole = self.vfs.open_whole_entry(call.path)
-        if whole is None:
+        cached_file = self.vfs.open_whole_entry(call.path)
+        if cached_file is None:
             return attributes
         try:
-            is_same = attributes_of(whole.entry, -1).etag == attributes.etag
-            return with_recorded(attributes, whole.fd) if is_same else attributes
+            is_same = attributes_of(cached_file.entry, -1).etag == attributes.etag
+            return with_recorded(attributes, cached_file.fd) if is_same else attributes
         finally:
-            os.close(whole.fd)
+            os.close(cached_file.fd)
 
     @contextlib.contextmanager
     def _as_key(self, call: S3Call) -> Iterator[None]:
@@ -228,8 +229,7 @@ class Objects:
         content: Content | None,
         metadata: ObjectMetadata | None,
     ) -> Response:
-        """Build the response. Without `content` it has no body. `metadata` is None where the origin could not be
-        asked."""
+        """Build the response; without `content` it has no body. `metadata` is None if the origin is unavailable."""
         headers = request.headers
         recorded: list[tuple[str, str]] = []
         try:
@@ -329,7 +329,7 @@ class Objects:
 
     def copy(self, request: Request, call: S3Call) -> Response:
         source = copy_source(request)
-        given, replaces = metadata_of(request), is_replaced(request)
+        requested, replaces = metadata_of(request), is_replaced(request)
         if source == (call.bucket, call.key) and not replaces:
             raise S3Error(
                 "InvalidRequest",
@@ -340,19 +340,15 @@ class Objects:
         attributes, content, source_metadata = self.opened(S3Call("get_object", *source))
         try:
             conditions.check_read(request, attributes.etag, attributes.mtime_ns, prefix="x-amz-copy-source-")
-            metadata = self._copied_metadata(request, call, source_metadata, given)
+            metadata = self._copied_metadata(request, call, source_metadata, requested)
             with self.creating(request, call) as stream:
                 content.copy_to(stream.fileno())
                 etag = attributes.etag.strip('"') if is_of_bytes(attributes.etag) else ""
                 checksum = attributes.checksum
                 if checksum is not None and checksum.kind != FULL_OBJECT:
                     checksum = None
-                file_stat = write_record(
-                    stream.fileno(),
-                    etag,
-                    mtime_text if replaces else attributes.mtime_text,
-                    checksum=checksum,
-                )
+                mtime_text = mtime_text if replaces else attributes.mtime_text
+                file_stat = write_record(stream.fileno(), etag, mtime_text, checksum=checksum)
                 write_metadata(stream.fileno(), metadata)
                 copied = attributes_of(file_stat, stream.fileno())
         finally:
@@ -368,25 +364,23 @@ class Objects:
         )
 
     def _copied_metadata(
-        self, request: Request, call: S3Call, source: ObjectMetadata | None, given: ObjectMetadata
+        self, request: Request, call: S3Call, source: ObjectMetadata | None, requested: ObjectMetadata
     ) -> ObjectMetadata:
-        """Return the metadata of a copy. What the source has and the copy's origin can't keep is left out, as a copy
-        by any other client would."""
+        """Return the metadata of a copy, without what its origin can't keep, as a copy by any other client would be."""
         if source is None:
             raise S3Error("ServiceUnavailable", "the source's metadata is not available now: try again")
-        copied = with_copied(request, source, given)
+        copied = with_copied(request, source, requested)
         try:
             return self.metadata.check_kept(call.path, copied)
         except S3Error:
-            if copied == given or not given.is_empty:
+            if copied == requested or not requested.is_empty:
                 raise
             return ObjectMetadata()
 
     # ------------------------------------------------------------ tags
 
     def tags(self, call: S3Call) -> Response:
-        """Answer GetObjectTagging. NotImplemented for an object that another client put, because obstore can't read
-        its tags."""
+        """Answer GetObjectTagging. NotImplemented for another client's object: obstore can't read its tags."""
         _, file_stat, path = self.attributes(call)
         metadata = self._tagged(file_stat, path)
         if metadata.tags is None:
@@ -438,8 +432,7 @@ class Objects:
         return Response(204)
 
     def remove(self, call: S3Call) -> None:
-        """Delete a key; a missing key counts as deleted. Then remove the directories above it that are empty, because
-        keys have none."""
+        """Delete a key; a missing key counts as deleted. Then remove empty directories above it: keys have none."""
         try:
             if call.key.endswith(b"/"):
                 unmark_directory(self.vfs.tree.upper.at(call.path))
@@ -546,5 +539,5 @@ def _is_current(if_range: str, attributes: ObjectAttributes) -> bool:
 
 
 def _with_overrides(request: Request, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    given = {OVERRIDE_HEADERS[name]: value for name, value in request.query if name in OVERRIDE_HEADERS}
-    return [header for header in headers if header[0] not in given] + list(given.items())
+    overrides = {OVERRIDE_HEADERS[name]: value for name, value in request.query if name in OVERRIDE_HEADERS}
+    return [header for header in headers if header[0] not in overrides] + list(overrides.items())

@@ -55,8 +55,8 @@ def post(
 
 
 def _headers_of(request: Request, fields: dict[str, str]) -> dict[str, str]:
-    """Return the headers of the put that a form describes. A field that can't be a header is refused where headers
-    are checked."""
+    """Return the headers of the put that a form describes; a field that can't be a header is refused by their
+    checks."""
     headers = {name: value for name, value in fields.items() if name in _HEADERS}
     headers |= {
         name: value

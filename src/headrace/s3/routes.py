@@ -20,8 +20,7 @@ _NO_PATH = re.compile(rb"(?:\A|/)(?:/|\.{1,2}(?:/|\Z))|\0")
 
 
 class S3Call(msgspec.Struct, frozen=True):
-    """Holds a routed request. `operation` is a name of the tables below, in snake case. `bucket` and `key` are b""
-    where there is none."""
+    """Holds a routed request. `operation` is one of the tables below, in snake case. `bucket` and `key` may be b""."""
 
     operation: str
     bucket: bytes
@@ -72,8 +71,7 @@ SUBRESOURCES = {
 
 
 def route(request: Request, domains: tuple[str, ...]) -> S3Call:
-    """Return the routed request. `domains` are those of virtual hosts. S3Error for an unknown operation or an invalid
-    name."""
+    """Return the routed request, for virtual hosts of `domains` too. S3Error for an unknown operation or bad name."""
     bucket, key = _named(request, domains)
     table = OBJECT if key else BUCKET if bucket else SERVICE
     subresource = ""

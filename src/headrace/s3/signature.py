@@ -57,8 +57,7 @@ class SignatureFields(msgspec.Struct, frozen=True):
 
 
 def claim_of(request: Request) -> SignatureFields | None:
-    """Return the signature fields of a request; None for an unsigned one. S3Error for a malformed signature, or one
-    of another kind."""
+    """Return a request's signature fields; None for an unsigned one. S3Error for a malformed or unknown signature."""
     authorization = request.header("authorization")
     if authorization:
         return _of_header(request, authorization)
@@ -268,8 +267,7 @@ def _hex(signer: hmac.HMAC, text: str) -> str:
 
 
 class ChunkSigner:
-    """Verifies the chain of signatures of a body that is signed chunk by chunk. The chain begins with the request's
-    signature."""
+    """Verifies the chain of signatures of a body that is signed by chunks. It begins with the request's signature."""
 
     def __init__(self, claim: SignatureFields, secret: str) -> None:
         self._claim = claim
@@ -281,8 +279,7 @@ class ChunkSigner:
         self._check(signature, f"{ALGORITHM}-PAYLOAD", f"{EMPTY_SHA256}\n{sha256_hex}")
 
     def check_trailer(self, signature: str, trailers: Mapping[str, str]) -> None:
-        """Raise S3Error where the signature is not that of the trailers, in the order sent, without
-        x-amz-trailer-signature."""
+        """Raise S3Error where the signature is not that of the trailers, in order, without x-amz-trailer-signature."""
         text = "".join(f"{name}:{value}\n" for name, value in trailers.items())
         self._check(signature, f"{ALGORITHM}-TRAILER", hashlib.sha256(text.encode()).hexdigest())
 

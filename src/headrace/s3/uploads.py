@@ -66,8 +66,7 @@ class UploadPart(msgspec.Struct, frozen=True):
 
 
 class Uploads:
-    """Stores uploads in a directory that is created with the first upload. `durable` makes writes to its disk
-    durable."""
+    """Stores uploads in a directory that the first one creates. `durable` makes writes to its disk durable."""
 
     def __init__(self, directory: bytes, durable: DurableWrites) -> None:
         self._directory = directory
@@ -143,11 +142,8 @@ class Uploads:
                     part_stat = os.stat(path)
                     attributes = attributes_of(part_stat, path)
                     etag = attributes.etag.strip('"')
-                    parts.append(
-                        UploadPart(
-                            int(name), part_stat.st_size, etag, part_stat.st_mtime_ns, attributes.checksum
-                        )
-                    )
+                    size_bytes, mtime_ns = part_stat.st_size, part_stat.st_mtime_ns
+                    parts.append(UploadPart(int(name), size_bytes, etag, mtime_ns, attributes.checksum))
         return parts
 
     def append(self, id: str, number: int, target: int) -> None:
@@ -214,8 +210,7 @@ def _record_activity(directory: bytes) -> None:
 
 
 def _idle_s(directory: bytes) -> float:
-    """Return the least time in seconds since the last part. The times of files are no measure, as they jump with the
-    clock."""
+    """Return the least time since the last part. The times of files are no measure, as they jump with the clock."""
     try:
         return decode_json(os.getxattr(directory, LAST_PART_ATTRIBUTE), Moment).age_s()
     except (OSError, msgspec.MsgspecError):

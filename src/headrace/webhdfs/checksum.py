@@ -1,9 +1,7 @@
-"""Compute the checksum of a file as HDFS does, so that Hadoop's clients (distcp) can compare a file here with one in
-HDFS.
+"""Compute the checksum of a file as HDFS does, so that Hadoop's clients (distcp) can compare files across both.
 
 In HDFS each 512 bytes have a CRC32C, the CRCs of a block have an MD5, and the MD5s of all blocks have an MD5
-(`FileChecksumHelper.makeMd5CrcResult`). Equal bytes have equal checksums where the block size there is 128 MiB, the
-default.
+(`FileChecksumHelper.makeMd5CrcResult`). Equal bytes have equal checksums with 128 MiB blocks, HDFS's default.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ _EMPTY_MD5 = hashlib.md5(bytes(_PADDED_BYTES_MIN), usedforsecurity=False).digest
 
 
 def file_checksum(content: Content, *, block_bytes: int = BLOCK_BYTES) -> dict[str, Any]:
-    """Read the whole file, at some 0.5 GB/s, and return its checksum. RemoteError where the library for CRC32C is not
-    installed."""
+    """Read the whole file, at some 0.5 GB/s, and return its checksum. RemoteError without the library for CRC32C."""
     if content.size_bytes == 0:
         return _row("MD5-of-0MD5-of-0CRC32", 0, 0, _EMPTY_MD5)
     sums = [

@@ -93,8 +93,7 @@ class RemoteError(Exception):
 
 
 def remote_error_of(error: HeadraceError) -> RemoteError:
-    """Return the remote error. Its message has no path of this host: HeadraceErrors name paths of the namespace and
-    URLs."""
+    """Return the remote error. It names no path of this host: HeadraceErrors name paths of the namespace and URLs."""
     return RemoteError(ERROR_MAP.get(error.code, "IOException"), str(error))
 
 

@@ -20,8 +20,8 @@ FILE_MODE, DIRECTORY_MODE = 0o444, 0o555
 
 
 def file_status(file_stat: FileStat, name: bytes, *, writable: bool) -> dict[str, Any]:
-    """Return the FileStatus of a path. `name` is "" for the requested path. `writable` says whether this node can
-    write anything."""
+    """Return the FileStatus of a path; `name` is "" for the requested one. `writable`: this node can write
+    something."""
     is_dir = is_directory(file_stat)
     owner, group, mode = _owner_of(file_stat, is_dir=is_dir, writable=writable)
     is_entry = isinstance(file_stat, Entry)

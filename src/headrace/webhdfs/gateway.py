@@ -1,7 +1,6 @@
 """Answer the requests of WebHDFS clients: check who sent them, route them, and encode errors as RemoteException.
 
-`cached` runs in the server's thread, and answers what needs no wait. `answer` may wait for the node, the disk and the
-client's body.
+`cached` runs in the server's thread, and answers what needs no wait. `answer` may wait for node, disk and body.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ log = logging.getLogger(__name__)
 
 
 class WebHdfsGateway:
-    """Serves the namespace to WebHDFS clients. `replicas` is the number of owners of a file that are reported as its
-    locations. `loopback` says that the gateway listens on loopback only. A client must send one of `tokens`; None
-    allows everyone."""
+    """Serves the namespace to WebHDFS clients. `replicas` is the number of owners of a file that are its locations.
+    `loopback`: it listens on loopback only. A client must send one of `tokens`; None allows everyone."""
 
     def __init__(self, vfs: LocalVfs, tokens: Tokens | None, *, replicas: int, loopback: bool) -> None:
         self._loopback = loopback
@@ -42,8 +40,7 @@ class WebHdfsGateway:
         self.counts = RequestStats()
 
     def _check(self, request: Request) -> None:
-        """Raise RemoteError where access is denied. A web page has no access, even if the browser has a certificate
-        to show."""
+        """Raise RemoteError where access is denied, also for a web page whose browser has a certificate."""
         trouble = trouble_with_sender(request, (), loopback=self._loopback)
         if trouble:
             raise RemoteError("AccessControlException", trouble)

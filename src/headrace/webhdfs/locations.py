@@ -19,7 +19,7 @@ HOSTS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """Holds which nodes have bytes start to end of a file. `names` are HOST:PORT of the nodes, with the port for
+    """Holds which nodes have bytes start to end of a file. `names` are HOST:PORT of the nodes, by the port for
     peers."""
 
     start: int
@@ -46,8 +46,8 @@ class Locations:
     def parts(
         self, path: bytes, start: int, end: int, *, size_bytes: int, part_bytes: int
     ) -> list[BlockLocation]:
-        """Return the locations of bytes start to end of a file, cut at multiples of `part_bytes`. A segment must be a
-        multiple of `part_bytes`."""
+        """Return the locations of bytes start to end of a file, cut at multiples of `part_bytes`, which divides a
+        segment."""
         with self._lock:
             self._refresh()
             ring, addresses = self._ring, self._addresses
@@ -98,8 +98,8 @@ def block_locations(parts: list[BlockLocation]) -> list[dict[str, Any]]:
 
 
 def located_blocks(parts: list[BlockLocation], file_id: int, size_bytes: int) -> dict[str, Any]:
-    """Return the LocatedBlocks of a file, for GET_BLOCK_LOCATIONS. Ports of HDFS's own protocol are 0, as the node
-    doesn't speak it."""
+    """Return the LocatedBlocks of a file, for GET_BLOCK_LOCATIONS. Ports are 0, as no node speaks HDFS's own
+    protocol."""
     rows = [_located(part, file_id) for part in parts]
     return {
         "fileLength": size_bytes,

@@ -1,5 +1,4 @@
-"""Run the WebHDFS gateway's process: `python -m headrace.webhdfs.main`, started by `headrace webhdfs` and `headrace
-up`."""
+"""Run the WebHDFS gateway: `python -m headrace.webhdfs.main`, started by `headrace webhdfs` and `headrace up`."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def check_address(config: Config) -> None:
 
 
 def serve(config: Config, node_socket: str, on_ready: Callable[[Ready], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP, whose handlers it replaces. Calls `on_ready` with the address it listens
-    on, as HOST:PORT. UsageError, NodeUnavailableError."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready` with the HOST:PORT. UsageError, NodeUnavailableError."""
     check_address(config)
     host, _ = split_address(config.webhdfs_address, SETTING)
     tokens = Tokens(config.webhdfs_token, "webhdfs_token") if config.webhdfs_token else None

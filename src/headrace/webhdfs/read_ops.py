@@ -52,8 +52,7 @@ class ReadOperations:
             raise
 
     def open_cached(self, call: WebHdfsCall) -> Response | None:
-        """Answer as `open` does, from a complete cached file. None: the answer may have to wait for the node or the
-        disk."""
+        """Answer as `open` does, from a complete cached file; None if that may wait for the node or the disk."""
         if self.wants_location(call):
             return None
         entry = self.vfs.find_cached(call.path)
@@ -76,9 +75,8 @@ class ReadOperations:
 
     @staticmethod
     def wants_location(call: WebHdfsCall) -> bool:
-        """Return whether to send the location of the bytes instead of the bytes. Hadoop's own client first requests
-        that, and reads nothing of the response: it names its buffer, and no offset. Other clients are spared the
-        second request."""
+        """Return whether to send the location of the bytes instead. Hadoop's own client first requests that, and reads
+        nothing of the response: it names its buffer, and no offset. Other clients need no second request."""
         if call.flag("noredirect"):
             return True
         return call.has("buffersize") and not any(call.has(name) for name in ("offset", "length", "data"))
@@ -177,8 +175,7 @@ class ReadOperations:
         return responses.of("DirectoryListing", listing)
 
     def _children(self, call: WebHdfsCall, after: bytes) -> Iterator[tuple[bytes, bytes, FileStat]]:
-        """Yield (directory, name, what it is) of each name in a directory; for a file, only the file itself, without
-        a name."""
+        """Yield (directory, name, what it is) of the names in a directory; for a file only itself, without a name."""
         path, file_stat = self.find(call)
         if is_directory(file_stat):
             for name, child in self.vfs.children(path, after=after):
@@ -248,8 +245,8 @@ class ReadOperations:
         return responses.of("QuotaUsage", {"fileAndDirectoryCount": files + directories, **_no_quota(size)})
 
     def _sum(self, call: WebHdfsCall) -> tuple[int, int, int]:
-        """Return the number of files and of directories, with the requested one, and their bytes. Lists everything
-        below the path."""
+        """Return the numbers of files, of directories (with the requested one) and of bytes. Lists all below the
+        path."""
         path, file_stat = self.find(call)
         files = directories = size = 0
         for item in self._walk(path, file_stat):

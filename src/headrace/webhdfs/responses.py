@@ -27,8 +27,7 @@ def of(name: str, value: Any) -> Response:
 
 
 def of_rows(name: str, inner: str, batches: Iterator[list[Any]]) -> Response:
-    """Return {name: {inner: [rows]}}, sent while the batches are read. There is at least one batch, and none is
-    empty."""
+    """Return {name: {inner: [rows]}}, sent while batches are read: at least one batch, none of them empty."""
     return Response(200, [JSON], pieces=_json_of_rows(name, inner, batches))
 
 

@@ -120,8 +120,7 @@ class WebHdfsCall:
         return self.request.secure or self.request.header("x-forwarded-proto").lower() == "https"
 
     def url_of_data(self) -> str:
-        """Return the URL to send the bytes to, or to read them from: this gateway, with a mark that prevents another
-        redirect."""
+        """Return the URL of the bytes, to read or send them: this gateway, with a mark against another redirect."""
         scheme = "https" if self.is_secure else "http"
         path, _, query = self.request.target.partition(b"?")
         if not path.startswith(b"/"):

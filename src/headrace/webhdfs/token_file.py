@@ -14,9 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class TokenFile:
-    """Writes the newest token on construction, UsageError where that fails, and again within a second or two of each
-    change. It has a thread of its own, because clients that read the file need not send the gateway a request before.
-    `services` are those of `token_file`."""
+    """Writes the newest token on construction, UsageError where that fails, and within a second or two of each change.
+    A thread does that, as clients may read the file before any request. `services` are those of `token_file`."""
 
     def __init__(self, path: str, tokens: Tokens, services: list[str]) -> None:
         self._path = path

@@ -33,8 +33,7 @@ def token_of(request: Request) -> str | bytes:
 
 
 def token_file(token: str, services: list[str]) -> bytes:
-    """Encode a file of tokens for Hadoop's clients, one for each service. `services` are IP:PORT, as clients look
-    them up."""
+    """Encode a file of tokens for Hadoop's clients, one for each of `services`: IP:PORT, as clients look them up."""
     data = _MAGIC + _number(len(services))
     for service in services:
         data += _text(service.encode()) + _token(token.encode(), service.encode())

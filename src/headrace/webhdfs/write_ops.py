@@ -1,5 +1,4 @@
-"""Serve the operations that change the tree, in the same upper layer as the host's mounts. The caller's thread does
-all waiting."""
+"""Serve the operations that change the tree, in the upper layer of the host's mounts. The caller's thread waits."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class WriteOperations:
     # ------------------------------------------------------------ bytes
 
     def create(self, call: WebHdfsCall, pieces: Iterator[bytes]) -> Response:
-        """Create a file, which gets its name when all bytes are stored. The first request gets the location to send
-        them to."""
+        """Create a file, which gets its name with all its bytes. A first request gets the location to send them to."""
         self.vfs.check_writable(call.path)
         if not call.flag("data"):
             return responses.location(call)
@@ -186,8 +184,8 @@ class WriteOperations:
         return responses.done()
 
     def _rename(self, source: bytes, target: bytes) -> bool:
-        """Rename a path, also into an existing directory, and never replace a name. Return False where that is
-        impossible."""
+        """Rename a path, also into an existing directory; never replace a name. Return False where that can't be
+        done."""
         existing = self._stat_or_none(target)
         if existing is not None and is_directory(existing):
             target = join(target, split(source)[1])
@@ -218,13 +216,11 @@ class WriteOperations:
         parent = split(target)[0]
         parent_stat = self._stat_or_none(parent)
         if parent_stat is None:
-            raise RemoteError(
-                "FileNotFoundException", f"rename destination parent {_text(parent)} not found."
-            )
+            why = f"rename destination parent {_text(parent)} not found."
+            raise RemoteError("FileNotFoundException", why)
         if not is_directory(parent_stat):
-            raise RemoteError(
-                "ParentNotDirectoryException", f"rename destination parent {_text(parent)} is a file."
-            )
+            why = f"rename destination parent {_text(parent)} is a file."
+            raise RemoteError("ParentNotDirectoryException", why)
         self.vfs.rename(source, target, replace=replace)
 
     # ------------------------------------------------------------ attributes
