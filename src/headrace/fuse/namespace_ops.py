@@ -483,8 +483,8 @@ class NamespaceOperations(Operations):
             return self._after_lease(error.folder, lambda: self._rename(unique, parents, names, flags))
 
     def _is_applied_resend(self, unique: int, *paths: bytes) -> bool:
-        """Return whether the kernel resent a request that the earlier session may have applied before it died. A
-        change that is impossible now is then correct: it was made already."""
+        """Return whether the kernel resent a request that the earlier session may have applied before it died, and
+        report its paths. A change that is impossible now is then correct: it was made already."""
         if not unique & abi.RESENT_BIT:
             return False
         self._record_changes(list(paths))
@@ -498,8 +498,8 @@ class NamespaceOperations(Operations):
         ]
 
     def _apply(self, work: Callable[[], Answer]) -> Answer | Deferred:
-        """Do the work under the tree's lock. Where the mode promises it, reply when the origin or other nodes have
-        it."""
+        """Do the work under the tree's lock. Where the mode promises it, defer the reply until others have the
+        change."""
         with self._tree.lock:
             self._awaited_paths = []
             answer = work()
