@@ -76,7 +76,7 @@ PENDING = {
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))
 
 
-def _verbs() -> set[str]:
+def spoken_verbs() -> set[str]:
     """Return verbs as docstrings begin with them: "Return", "Returns"."""
     verbs = set(VERBS_FILE.read_text().split())
     thirds = {verb[:-1] + "ies" for verb in verbs if verb.endswith("y")} | {verb + "es" for verb in verbs}
@@ -117,7 +117,7 @@ def test_a_variable_is_the_noun_of_what_it_holds(package: str) -> None:
 def test_a_docstring_begins_with_a_verb(package: str) -> None:
     if package in PENDING:
         return
-    verbs = _verbs()
+    verbs = spoken_verbs()
     fragments = []
     for module, tree in _modules(package):
         for node in ast.walk(tree):

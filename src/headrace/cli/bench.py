@@ -28,7 +28,7 @@ PACKAGES = ("torch", "numpy", "google_crc32c")
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Measure what storage does to training, without a GPU.", no_args_is_help=True)
+    group = typer.Typer(help="Measure how storage affects training, without a GPU.", no_args_is_help=True)
     group.command("training")(training)
     group.command("checkpoint")(checkpoint)
     group.command("compare")(compare)
@@ -65,10 +65,11 @@ def training(
     option: options.OriginOption = None,
     json: options.Json = False,
 ) -> None:
-    """Run a workload's epochs on the files of WHERE: real loaders, and a sleep for compute.
+    """Run epochs of a workload on files, without a GPU.
 
-    The data set is made where there is none, and used again. Prints accelerator utilization (AU) as MLPerf Storage
-    defines it.
+    Real loaders read the files of WHERE, and a sleep stands for compute. The command generates the data set if there is
+    none, and leaves it for later runs. It prints accelerator utilization (AU) as MLPerf Storage defines it. The exit
+    status is 50 when some reads failed.
     """
     if ssh:
         _over_ssh(ssh, remote)
@@ -134,7 +135,10 @@ def checkpoint(
     keep_cache: own.KeepCache = False,
     json: options.Json = False,
 ) -> None:
-    """Write checkpoints of a Llama 3 model into FOLDER as MLPerf Storage lays them out, and read them."""
+    """Write and read checkpoints of a Llama 3 model.
+
+    Files, their sizes and ranks are those of MLPerf Storage.
+    """
     from headrace.bench import checkpoints as bench
     from headrace.bench.page import checkpoint_page
 
@@ -182,9 +186,10 @@ def compare(
     option: options.OriginOption = None,
     json: options.Json = False,
 ) -> None:
-    """Run a workload in each of the ways to feed a GPU: object storage, per-node caches, folders, Headrace.
+    """Run a workload in each of the ways to feed a GPU.
 
-    Same data, same run, each way cold at first. What is not installed is left out, and the page says so.
+    The ways are object storage, caches of each node, mounted directories and Headrace. All read the same data in the
+    same run, and each begins with an empty cache. The result names the ways that are not installed.
     """
     require(PACKAGES, "bench compare", extra="bench")
     from headrace.bench import compare as bench

@@ -6,91 +6,157 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.options import define
+
 WorkloadName = Annotated[
-    str, typer.Argument(metavar="WORKLOAD", help="unet3d, resnet50, cosmoflow, imagefolder or tokens.")
+    str,
+    typer.Argument(
+        metavar="WORKLOAD", help="Workload to run: unet3d, resnet50, cosmoflow, imagefolder or tokens."
+    ),
 ]
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="WHERE", help="A folder, a mount, headrace:///PATH, s3://… or another fsspec URL."
+        metavar="WHERE",
+        help="Place of the data set: a directory, a mount, headrace:///PATH, s3://… or another fsspec URL.",
     ),
 ]
 Accelerator = Annotated[
-    str, typer.Option("--accelerator", metavar="KIND", help="Whose compute time: a100 or h100.")
+    str, define("--accelerator", "KIND", "Accelerator whose compute time is simulated: a100 or h100.")
 ]
-Accelerators = Annotated[int, typer.Option("--accelerators", metavar="N", help="Simulated on each host.")]
-Steps = Annotated[
-    int, typer.Option("--steps", metavar="N", help="Of an epoch; MLPerf Storage has 500 or more.")
+Accelerators = Annotated[
+    int, define("--accelerators", "N", "Number of accelerators to simulate on each host.")
 ]
+Steps = Annotated[int, define("--steps", "N", "Steps of each epoch; MLPerf Storage runs 500 or more.")]
 ByTheRules = Annotated[
-    bool, typer.Option("--by-the-rules", help="Instead: a data set as large as MLPerf Storage asks for.")
+    bool,
+    typer.Option(
+        "--by-the-rules",
+        help="Run as many steps as MLPerf Storage requires for this host's memory; --steps is ignored.",
+    ),
 ]
-Epochs = Annotated[int, typer.Option("--epochs", metavar="N")]
-Scale = Annotated[float, typer.Option("--scale", metavar="F", help="A factor on sizes and times.")]
-ScaleSizes = Annotated[float | None, typer.Option("--scale-sizes", metavar="F", help="On sizes only.")]
-ScaleTimes = Annotated[float | None, typer.Option("--scale-times", metavar="F", help="On times only.")]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="Another order in each epoch.")]
+Epochs = Annotated[int, define("--epochs", "N", "Number of epochs to run.")]
+Scale = Annotated[float, define("--scale", "F", "Scale sample sizes and compute times by this factor.")]
+ScaleSizes = Annotated[
+    float | None,
+    define(
+        "--scale-sizes", "F", "Scale sample sizes by this factor instead.", default="the factor of --scale"
+    ),
+]
+ScaleTimes = Annotated[
+    float | None,
+    define(
+        "--scale-times", "F", "Scale compute times by this factor instead.", default="the factor of --scale"
+    ),
+]
+Shuffle = Annotated[bool, typer.Option("--shuffle", help="Read the samples in another order in each epoch.")]
 Readers = Annotated[
     int | None,
-    typer.Option("--readers", metavar="N", help="Loader workers an accelerator, if not the workload's."),
+    define("--readers", "N", "Number of loader workers for each accelerator.", default="the workload's"),
 ]
 Loader = Annotated[
     str,
-    typer.Option(
-        "--loader", metavar="LIBRARY", help="torch, or tensorflow for tfrecords, as MLPerf Storage has it."
+    define(
+        "--loader",
+        "LIBRARY",
+        "Data loader: torch, or tensorflow for tfrecord files as MLPerf Storage reads them.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the data and of orders.")]
-KeepCache = Annotated[bool, typer.Option("--keep-cache", help="Leave the page cache as it is.")]
-NoGenerate = Annotated[bool, typer.Option("--no-generate", help="The data set must be there.")]
-By = Annotated[str, typer.Option("--by", metavar="LIBRARY", help="Of a URL: fsspec or obstore.")]
-HostCount = Annotated[int, typer.Option("--hosts", metavar="N", help="How many take part.")]
-HostNumber = Annotated[int, typer.Option("--host", metavar="I", help="Which of them this is, from 0.")]
+Seed = Annotated[int, define("--seed", "N", "Seed of the generated data and of shuffled orders.")]
+KeepCache = Annotated[
+    bool, typer.Option("--keep-cache", help="Keep the page cache instead of dropping it before each pass.")
+]
+NoGenerate = Annotated[
+    bool, typer.Option("--no-generate", help="Fail when there is no data set instead of generating it.")
+]
+By = Annotated[str, define("--by", "LIBRARY", "Library used to read URLs: fsspec or obstore.")]
+HostCount = Annotated[int, define("--hosts", "N", "Number of hosts that take part.")]
+HostNumber = Annotated[int, define("--host", "I", "Number of this host among them, from 0.")]
 Meet = Annotated[
-    str, typer.Option("--meet", metavar="HOST:PORT", help="Of the first host, which listens there.")
+    str,
+    define("--meet", "HOST:PORT", "Address of the first host, which listens on this port and the next one."),
 ]
-Ssh = Annotated[str, typer.Option("--ssh", metavar="HOST,HOST", help="Run this on these hosts, by ssh.")]
-Remote = Annotated[str, typer.Option("--remote", metavar="COMMAND", help="How headrace is called there.")]
+Ssh = Annotated[str, define("--ssh", "HOST,HOST", "Run the benchmark on these hosts, started through ssh.")]
+Remote = Annotated[str, define("--remote", "COMMAND", "Command that starts headrace on the hosts of --ssh.")]
 ModelName = Annotated[
-    str, typer.Option("--model", metavar="MODEL", help="llama3-8b, llama3-70b, llama3-405b or llama3-1t.")
+    str, define("--model", "MODEL", "Model to save: llama3-8b, llama3-70b, llama3-405b or llama3-1t.")
 ]
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where; a folder of its own is made in it.")]
-ScaleOfSizes = Annotated[float, typer.Option("--scale", metavar="F", help="A factor on all sizes.")]
-Mode = Annotated[str, typer.Option("--mode", metavar="MODE", help="subset: the first 8 ranks; default: all.")]
-Writes = Annotated[int, typer.Option("--writes", metavar="N", help="MLPerf Storage has 10.")]
-Reads = Annotated[int, typer.Option("--reads", metavar="N")]
-Keep = Annotated[bool, typer.Option("--keep", help="Leave the files.")]
+Folder = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER", help="Directory to write to; the benchmark creates a directory of its own in it."
+    ),
+]
+ScaleOfSizes = Annotated[float, define("--scale", "F", "Scale all file sizes by this factor.")]
+Mode = Annotated[
+    str,
+    define("--mode", "MODE", "Ranks that take part: subset for the first 8, default for all of the model."),
+]
+Writes = Annotated[int, define("--writes", "N", "Number of checkpoints to write; MLPerf Storage writes 10.")]
+Reads = Annotated[
+    int, define("--reads", "N", "Number of checkpoints to read back, at most as many as are written.")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Keep the written files instead of deleting them.")]
 Origin = Annotated[
-    str, typer.Option("--origin", metavar="s3://…", help="Where the data set goes; else a store of its own.")
+    str,
+    define(
+        "--origin",
+        "s3://…",
+        "Bucket and prefix where the data set is generated.",
+        default="an object store that the benchmark starts",
+    ),
 ]
 Folders = Annotated[
     list[str] | None,
-    typer.Option(
-        "--folder", metavar="DIR", help="One more way: a mounted folder, such as a NAS; may be repeated."
+    define(
+        "--folder", "DIR", "Mounted directory to compare as one more way, such as a NAS; may be repeated."
     ),
 ]
 Only = Annotated[
     str,
-    typer.Option(
+    define(
         "--only",
-        metavar="WAY,WAY",
-        help="Of local, s3fs-library, obstore, rclone, s3fs-fuse, juicefs, headrace.",
+        "WAY,WAY",
+        "Ways to run: local, s3fs-library, obstore, rclone, s3fs-fuse, juicefs, headrace.",
+        default="all that are installed",
     ),
 ]
-Nodes = Annotated[int, typer.Option("--nodes", metavar="N", help="Hosts of a lab on this machine.")]
-Rate = Annotated[str, typer.Option("--rate", metavar="RATE", help="Of each node's link, such as 1Gbit.")]
+Nodes = Annotated[
+    int, define("--nodes", "N", "Number of nodes of a lab on this machine; 0 runs without a lab.")
+]
+Rate = Annotated[
+    str,
+    define(
+        "--rate", "RATE", "Rate of each lab node's link in bits a second, such as 1Gbit.", default="unlimited"
+    ),
+]
 OriginRate = Annotated[
-    str, typer.Option("--origin-rate", metavar="SIZE", help="Bytes a second of the origin, such as 1GB.")
+    str,
+    define(
+        "--origin-rate",
+        "SIZE",
+        "Rate limit of the origin in bytes a second, such as 1GB.",
+        default="unlimited",
+    ),
 ]
 OriginLatency = Annotated[
-    float, typer.Option("--origin-latency-ms", metavar="MS", help="Of each request to the origin.")
+    float,
+    define("--origin-latency-ms", "MS", "Latency added to each request to the origin, in milliseconds."),
 ]
-CacheSize = Annotated[str, typer.Option("--cache", metavar="SIZE", help="Of each way, on each host.")]
+CacheSize = Annotated[str, define("--cache", "SIZE", "Cache capacity of each way on each host.")]
 Work = Annotated[
-    str, typer.Option("--work", metavar="DIR", help="For caches and mounts: a folder of a disk.")
+    str,
+    define(
+        "--work",
+        "DIR",
+        "Directory on a disk for caches and mounts.",
+        default="the system's temporary directory",
+    ),
 ]
-Price = Annotated[str, typer.Option("--price", metavar="NAME", help="Of the table of prices.")]
-Prices = Annotated[str, typer.Option("--prices", metavar="FILE", help="Another table.")]
+Price = Annotated[str, define("--price", "NAME", "Row of the price table to compute costs with.")]
+Prices = Annotated[
+    str, define("--prices", "FILE", "TOML file with a price table.", default="the table that Headrace brings")
+]
 Report = Annotated[
-    str, typer.Option("--report", metavar="DIR", help="Write compare.html and compare.png there.")
+    str, define("--report", "DIR", "Directory where compare.html and compare.png are written.")
 ]

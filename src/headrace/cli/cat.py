@@ -21,7 +21,10 @@ def cat(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Write a file to stdout. With --json its bytes as base64."""
+    """Write a file to stdout.
+
+    --json prints its bytes as base64.
+    """
     from headrace.cli.request import client_of
 
     with client_of(socket, cache, path) as (client, target):

@@ -22,33 +22,37 @@ if TYPE_CHECKING:
     from headrace.checkpoint.manifest import Head
     from headrace.checkpoint.storage import CheckpointStorage
 
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where the checkpoints are.")]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Directory of the checkpoints, or its URL.")]
 Step = Annotated[
-    int | None, typer.Argument(metavar="STEP", help="The newest when not given.", show_default=False)
+    int | None, typer.Argument(metavar="STEP", help="Step of the checkpoint.", show_default="the newest")
 ]
-ThatStep = Annotated[int, typer.Argument(metavar="STEP")]
-All = Annotated[bool, typer.Option("--all", help="Every checkpoint of the folder.")]
-Last = Annotated[int | None, typer.Option("--last", metavar="N", help="Keep the newest N.")]
-Every = Annotated[
-    int | None, typer.Option("--every", metavar="K", help="Keep steps that are multiples of K too.")
+ThatStep = Annotated[int, typer.Argument(metavar="STEP", help="Step of the checkpoint.")]
+All = Annotated[bool, typer.Option("--all", help="Verify every checkpoint in FOLDER.")]
+Last = Annotated[
+    int | None, options.define("--last", "N", "Number of the newest checkpoints to keep.", default="all")
 ]
+Every = Annotated[int | None, options.define("--every", "K", "Keep the steps that are multiples of K, too.")]
 Drop = Annotated[
-    list[int] | None, typer.Option("--step", metavar="STEP", help="Drop this one; may be repeated.")
+    list[int] | None,
+    options.define("--step", "STEP", "Delete the checkpoint of this step, even if pinned; may be repeated."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")]
-File = Annotated[str, typer.Argument(metavar="FILE", help="The safetensors file to write.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="Path of the safetensors file to write.")]
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="STEP", help="Not the newest, but this one.")
+    int | None, options.define("--step", "STEP", "Step of the checkpoint to export.", default="the newest")
 ]
-Rank = Annotated[int, typer.Option("--rank", metavar="N", help="Whose state, where several ranks saved.")]
+Rank = Annotated[int, options.define("--rank", "N", "Rank whose state to export, if several ranks saved.")]
 Only = Annotated[
-    list[str] | None, typer.Option("--only", metavar="PATTERN", help="Names, as in model.*; may be repeated.")
+    list[str] | None,
+    options.define(
+        "--only", "PATTERN", "Export only tensors whose names match, such as model.*; may be repeated."
+    ),
 ]
 LEAVES_SHOWN_MAX = 1000
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Checkpoints in a folder.", no_args_is_help=True)
+    group = typer.Typer(help="List, verify, export and delete checkpoints.", no_args_is_help=True)
     group.command("list")(list_)
     group.command("show")(show)
     group.command("verify")(verify)
@@ -80,7 +84,7 @@ def list_(folder: Folder, json: options.Json = False) -> None:
 
 
 def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
-    """Print what a checkpoint holds: its tensors and arrays, and the packs that it needs."""
+    """Print the tensors, arrays and packs of a checkpoint."""
     place = _place(folder)
     from headrace.checkpoint.folder import manifest, newest, pinned
 
@@ -118,7 +122,7 @@ def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
 
 
 def verify(folder: Folder, step: Step = None, all_: All = False, json: options.Json = False) -> None:
-    """Read a checkpoint, and hold every byte of it against its checksums."""
+    """Read a checkpoint and compare every byte with its checksums."""
     place = _place(folder)
     if all_ and step is not None:
         raise UsageError("checkpoint verify", why="it is one STEP or --all, not both")
@@ -152,10 +156,10 @@ def prune(
     dry_run: DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Delete checkpoints, and what nobody needs any more: leftovers of saves that were killed, packs without a user.
+    """Delete old checkpoints, and packs that none needs.
 
-    Pinned ones and the newest stay, unless --step names them. Without --last and --step only leftovers go. Saves that
-    are under way are not disturbed.
+    Pinned checkpoints and the newest stay, unless --step names them. Without --last and --step, only the leftovers of
+    killed saves and packs that no checkpoint refers to are deleted. Running saves are not disturbed.
     """
     place = _place(folder)
     from headrace.checkpoint.prune import prune as run
@@ -184,7 +188,10 @@ def export(
     only: Only = None,
     json: options.Json = False,
 ) -> None:
-    """Write the tensors of a checkpoint to one safetensors file. Plain values are left out."""
+    """Write the tensors of a checkpoint to one safetensors file.
+
+    Plain values are left out.
+    """
     place = _place(folder)
     import msgspec
 
@@ -198,7 +205,7 @@ def export(
 
 
 def pin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
-    """Keep a checkpoint, whatever retention says."""
+    """Protect a checkpoint from deletion by retention."""
     place = _place(folder)
     from headrace.checkpoint.folder import head
     from headrace.checkpoint.folder import pin as run
@@ -209,7 +216,7 @@ def pin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
 
 
 def unpin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
-    """Let retention drop a pinned checkpoint again."""
+    """Allow retention to delete a pinned checkpoint again."""
     place = _place(folder)
     from headrace.checkpoint.folder import unpin as run
 

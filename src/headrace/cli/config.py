@@ -14,14 +14,17 @@ from headrace.config.schema import is_secret
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Settings.", no_args_is_help=True)
+    group = typer.Typer(help="Print settings, their sources and their meaning.", no_args_is_help=True)
     group.command("show")(show)
     group.command("explain")(explain)
     app.add_typer(group, name="config")
 
 
 def show(cache: options.Cache = None, config: options.ConfigFile = None, json: options.Json = False) -> None:
-    """Print the settings in force and where each comes from. Secrets are not shown."""
+    """Print the settings in force and the source of each.
+
+    Secrets are masked.
+    """
     import msgspec
 
     from headrace.config.load import load
@@ -36,11 +39,12 @@ def show(cache: options.Cache = None, config: options.ConfigFile = None, json: o
 
 def explain(
     setting: Annotated[
-        str | None, typer.Argument(metavar="SETTING", help="One setting; all when left out.")
+        str | None,
+        typer.Argument(metavar="SETTING", help="Name of the setting.", show_default="all settings"),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Say what settings mean."""
+    """Print the meaning, variable and default of settings."""
     import dataclasses
 
     from headrace.config.describe import settings

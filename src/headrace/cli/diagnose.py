@@ -33,30 +33,38 @@ def register(app: typer.Typer) -> None:
 
 def diagnose(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="The job to start and watch.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="Command that starts the job to watch; put `--` before it."),
     ] = None,
-    pid: Annotated[int | None, typer.Option("--pid", metavar="PID", help="A job that runs.", min=1)] = None,
+    pid: Annotated[
+        int | None, typer.Option("--pid", metavar="PID", help="Process id of a running job to watch.", min=1)
+    ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(
+        options.define(
             "--seconds",
-            metavar="S",
-            help=f"How long to watch: {PID_SECONDS:.0f} a --pid, else {COMMAND_SECONDS:.0f}.",
+            "S",
+            "Seconds to watch.",
+            default=f"{PID_SECONDS:.0f} with --pid, else {COMMAND_SECONDS:.0f}",
         ),
     ] = None,
     rate: Annotated[
-        int, typer.Option("--rate", metavar="HZ", help="Looks a second. More cost more.", min=1, max=200)
+        int,
+        typer.Option(
+            "--rate", metavar="HZ", help="Samples a second; higher rates add overhead.", min=1, max=200
+        ),
     ] = 10,
     timeline: Annotated[
-        str | None, typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev.")
+        str | None, options.define("--timeline", "FILE", "Write a timeline for ui.perfetto.dev to this file.")
     ] = None,
     json: options.Json = False,
 ) -> int:
-    """Say why GPUs wait: watch a training job from outside, and rank what its time is lost to.
+    """Watch a training job and rank the reasons why GPUs wait.
 
-    The job and its loader's workers are sampled without a change to their code; docs/diagnose.md says how. The report
-    comes when the job ends, when the time to watch is over (the job then goes on), or with ^C (which a job that was
-    started here gets too). The exit status is the job's own, 127 or 126 where it can't be started; with --pid it is 0.
+    The command samples the job and its loader's workers from outside, without a change to their code
+    (docs/diagnose.md). It prints the report when the job ends, when the time to watch is over, or at ^C. After the time
+    to watch, the job keeps running; ^C also reaches a job that was started here. The exit status is the job's own, 127
+    or 126 if it can't be started, and 0 with --pid.
     """
     from headrace.diagnose.sampler import Sampler
 

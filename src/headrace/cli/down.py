@@ -29,11 +29,22 @@ def register(app: typer.Typer) -> None:
 
 
 def down(
-    mountpoint: Annotated[str | None, typer.Argument(metavar="MOUNTPOINT", help="What to unmount.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Everything of this user on this host.")] = False,
+    mountpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MOUNTPOINT",
+            help="Mount to end, by its directory; omit it when only one runs on this host.",
+        ),
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="End all nodes, mounts and gateways of this user on this host.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Unmount, and stop the node of the mount."""
+    """Unmount MOUNTPOINT and stop its node.
+
+    Also cleans up after processes that were killed.
+    """
     from headrace.cli.lowered import TO_MOUNT, become_owner
     from headrace.config.load import load
 

@@ -18,7 +18,10 @@ def free(
     detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
-    """Drop clean cached bytes below PATH. The origin is not touched."""
+    """Delete clean cached bytes below PATH, also of pinned files.
+
+    The origin keeps its objects.
+    """
     from headrace.cli.job import run_job
 
     run_job("free", path, socket=socket, cache=cache, as_json=json, detach=detach)

@@ -12,9 +12,9 @@ def register(app: typer.Typer) -> None:
 
 
 def fsck(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
-    """Check all cached bytes.
+    """Compare all cached bytes with their checksums.
 
-    Every block is read and held against its checksum; what is wrong is dropped, and fetched again when it is read.
+    The node deletes each block that does not match. The next read of the block fetches it again.
     """
     from headrace.cli.job import run_job
 

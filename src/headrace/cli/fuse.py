@@ -24,9 +24,9 @@ def fuse(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Mount a running node once more.
+    """Mount the namespace of a running node at one more place.
 
-    Its namespace is at MOUNTPOINT until ^C, SIGTERM or `headrace down`.
+    The mount stays at MOUNTPOINT until ^C, SIGTERM or `headrace down`.
     """
     began_s = time.monotonic()
     from headrace.base.places import check_places

@@ -13,13 +13,15 @@ from headrace.config.sizes import show_size
 if TYPE_CHECKING:
     from headrace.wire.messages import JobRow
 
-Follow = Annotated[bool, typer.Option("--follow", help="Show how far it is until it is over; ^C cancels it.")]
-DetachRetry = Annotated[bool, typer.Option("--detach", help="Don't wait until it is over.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Show progress until the job ends; ^C cancels the job.")
+]
+DetachRetry = Annotated[bool, typer.Option("--detach", help="Return without waiting for the job to end.")]
 FAILED_SHOWN_MAX = 20
 
 
 def register_group(app: typer.Typer) -> None:
-    group = typer.Typer(help="Jobs of the cluster: load, free, pin, unpin.", no_args_is_help=True)
+    group = typer.Typer(help="List, follow, cancel and retry jobs of the cluster.", no_args_is_help=True)
     group.command("list")(list_jobs)
     group.command("show")(show)
     group.command("cancel")(cancel)
@@ -30,7 +32,7 @@ def register_group(app: typer.Typer) -> None:
 def list_jobs(
     socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False
 ) -> None:
-    """Print the jobs that run, and the last 100 that are over."""
+    """Print the running jobs and the last 100 that ended."""
     import msgspec
 
     rows = _rows("", socket, cache)
@@ -47,7 +49,7 @@ def show(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print how far a job is, and what failed."""
+    """Print the progress of a job and the files that failed."""
     import msgspec
 
     if follow:
@@ -75,7 +77,10 @@ def cancel(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """End a job on all nodes; what is done stays done."""
+    """Cancel a job on all nodes.
+
+    Files that it has finished stay as they are.
+    """
     from headrace.cli.request import ask
     from headrace.wire.messages import JobCancel
 
@@ -90,7 +95,10 @@ def retry(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Do again what failed of a job, or all of one that was cancelled."""
+    """Run a job again for the files that failed.
+
+    A cancelled job runs again for all its files.
+    """
     from headrace.cli.request import ask
     from headrace.wire.messages import JobRetry
 

@@ -14,11 +14,42 @@ from headrace.cli.render import print_json, print_rows, say, warn
 from headrace.cli.state import lab_file
 from headrace.lab.lab import Lab, LabPlan
 
-Number = Annotated[int, typer.Argument(metavar="N", help="The node's number, from 1.")]
+Origin = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ORIGIN",
+        help="URL of the data, or a directory.",
+        show_default="an object store with a small data set",
+    ),
+]
+Rate = Annotated[
+    str,
+    options.define(
+        "--rate", "RATE", "Rate of each node's link in each direction, such as 1Gbit.", default="unlimited"
+    ),
+]
+Folder = Annotated[
+    str,
+    options.define(
+        "--folder",
+        "DIR",
+        "Directory for caches, mounts and logs; it is kept at the end.",
+        default="a temporary one",
+    ),
+]
+Zones = Annotated[
+    int, options.define("--zones", "COUNT", "Number of zones to distribute the nodes over; 0 for none.")
+]
+Alone = Annotated[
+    bool, typer.Option("--alone", help="Run independent nodes without etcd, instead of a cluster.")
+]
+Number = Annotated[int, typer.Argument(metavar="NUMBER", help="Number of the node, from 1.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="A cluster on this machine, to try and to break.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Run a cluster on this machine for trials and failure tests.", no_args_is_help=True
+    )
     group.command("up")(up)
     for verb in (status, kill, stop, cont, cut, heal, start, add, down):
         group.command(verb.__name__)(verb)
@@ -26,22 +57,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    origin: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ORIGIN", help="As of `headrace up`; without it, an object store with a small data set."
-        ),
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", metavar="COUNT", help="How many.")] = 4,
-    rate: Annotated[
-        str, typer.Option("--rate", metavar="RATE", help="Of each node's link, each way, such as 1Gbit.")
-    ] = "",
-    cache: Annotated[str, typer.Option("--cache", metavar="SIZE", help="Of each node.")] = "2GiB",
-    folder: Annotated[
-        str, typer.Option("--folder", metavar="DIR", help="For caches, mounts and logs; kept at the end.")
-    ] = "",
-    zones: Annotated[int, typer.Option("--zones", metavar="COUNT", help="Deal the nodes to zones.")] = 0,
-    alone: Annotated[bool, typer.Option("--alone", help="Nodes that know nothing of each other.")] = False,
+    origin: Origin = None,
+    nodes: Annotated[int, options.define("--nodes", "COUNT", "Number of nodes, 64 at most.")] = 4,
+    rate: Rate = "",
+    cache: Annotated[str, options.define("--cache", "SIZE", "Cache capacity of each node.")] = "2GiB",
+    folder: Folder = "",
+    zones: Zones = 0,
+    alone: Alone = False,
     endpoint: options.Endpoint = None,
     region: options.Region = None,
     profile: options.Profile = None,
@@ -49,9 +71,10 @@ def up(
     option: options.OriginOption = None,
     json: options.Json = False,
 ) -> None:
-    """Start an etcd and nodes with mounts; returns when all are ready.
+    """Start an etcd and nodes with mounts on this machine.
 
-    As root each node has a network namespace and a link of its own. `headrace lab down` ends it.
+    The command returns when all nodes are ready. As root, each node has a network namespace and a link of its own.
+    `headrace lab down` ends the lab.
     """
     from headrace.cli.up import origin_options, url_of
     from headrace.config.sizes import parse_size
@@ -81,18 +104,21 @@ def up(
 
 
 def status(json: options.Json = False) -> None:
-    """Print the nodes: which run, and whose link is cut."""
+    """Print the nodes, which of them run, and whose link is cut."""
     _show(_lab(), as_json=json)
 
 
 def kill(
     number: Number,
     only: Annotated[
-        str, typer.Option("--only", metavar="node", help="The daemon alone; the mount stays.")
+        str,
+        options.define(
+            "--only", "node", "Processes to kill: node for the daemon without the mount.", default="all"
+        ),
     ] = "",
     json: options.Json = False,
 ) -> None:
-    """Kill a node's processes (SIGKILL)."""
+    """Kill the processes of a node (SIGKILL)."""
     from headrace.base.errors import UsageError
 
     if only not in ("", "node"):
@@ -102,13 +128,16 @@ def kill(
 
 
 def stop(number: Number, json: options.Json = False) -> None:
-    """Stop a node's processes where they are (SIGSTOP); who reads its mount hangs."""
+    """Suspend the processes of a node (SIGSTOP).
+
+    Readers of its mount block until `headrace lab cont`.
+    """
     _lab().stop(number)
     _show(_lab(), as_json=json)
 
 
 def cont(number: Number, json: options.Json = False) -> None:
-    """Let a stopped node go on (SIGCONT)."""
+    """Resume the processes of a suspended node (SIGCONT)."""
     _lab().cont(number)
     _show(_lab(), as_json=json)
 
@@ -116,35 +145,44 @@ def cont(number: Number, json: options.Json = False) -> None:
 def cut(
     number: Number,
     one_way: Annotated[
-        str, typer.Option("--one-way", metavar="in|out", help="Only what it gets, or what it sends.")
+        str,
+        options.define(
+            "--one-way",
+            "in|out",
+            "Packets to drop: in for those the node receives, out for those it sends.",
+            default="both",
+        ),
     ] = "",
     json: options.Json = False,
 ) -> None:
-    """Drop a node's packets, without a word, until `lab heal`."""
+    """Drop all packets of a node until `headrace lab heal`."""
     _lab().cut(number, one_way=one_way)
     _show(_lab(), as_json=json)
 
 
 def heal(number: Number, json: options.Json = False) -> None:
-    """Let a node's packets through again."""
+    """Restore the link of a node after `headrace lab cut`."""
     _lab().heal(number)
     _show(_lab(), as_json=json)
 
 
 def start(number: Number, json: options.Json = False) -> None:
-    """Start a node again after it was killed."""
+    """Start a node again after `headrace lab kill`."""
     _lab().start(number)
     _show(_lab(), as_json=json)
 
 
 def add(json: options.Json = False) -> None:
-    """Start one more node."""
+    """Add one more node to the lab."""
     _lab().add()
     _show(_lab(), as_json=json)
 
 
 def down(json: options.Json = False) -> None:
-    """End the lab: processes, mounts, namespaces. Nothing happens where there is none."""
+    """End the lab with its processes, mounts and namespaces.
+
+    Succeeds also when no lab runs.
+    """
     Lab(_state_path()).down()
     if json:
         print_json({"down": True})

@@ -21,7 +21,7 @@ def load(
     detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
-    """Fetch everything below PATH into the cache."""
+    """Fetch all files below PATH into the cache."""
     from headrace.cli.job import run_job
 
     wanted = options.job_options(replicas, priority, verify=verify)

@@ -23,13 +23,20 @@ def register(app: typer.Typer) -> None:
 
 def ls(
     path: options.PathOrAll = "/",
-    long: Annotated[bool, typer.Option("-l", "--long", help="Size and time too.")] = False,
-    recursive: Annotated[bool, typer.Option("-R", "--recursive", help="All below it too.")] = False,
+    long: Annotated[
+        bool, typer.Option("-l", "--long", help="Print size in bytes and modification time, too.")
+    ] = False,
+    recursive: Annotated[
+        bool, typer.Option("-R", "--recursive", help="List all directories below PATH, too.")
+    ] = False,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """List a directory. With --json one object a line."""
+    """List a directory.
+
+    --json prints one object a line.
+    """
     from headrace.cli.request import client_of
 
     with client_of(socket, cache, path) as (client, target):

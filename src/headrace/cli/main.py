@@ -19,7 +19,7 @@ COMMANDS = (
     "lab",
 )  # fmt: skip
 
-_HELP = "A cache that keeps GPUs busy: object stores read at local-disk speed."
+_HELP = "Read object stores at local-disk speed, from a cache on NVMe."
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def build_app(first_word: str = "") -> typer.Typer:
 
     @app.callback()
     def top(
-        version: bool = typer.Option(False, "--version", help="Print the version and end."),  # noqa: FBT001
+        version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT001
     ) -> None:
         pass
 

@@ -11,7 +11,7 @@ from headrace.cli.render import print_json, print_rows, say
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Origins attached to a running node.", no_args_is_help=True)
+    group = typer.Typer(help="Attach origins to a running node, list and detach them.", no_args_is_help=True)
     group.command("add")(add)
     group.command("list")(list_)
     group.command("remove")(remove)
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def add(
     path: options.MountPath,
-    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="URL of the data, or a folder.")],
+    origin: Annotated[str, typer.Argument(metavar="ORIGIN", help="URL of the data, or a directory.")],
     endpoint: options.Endpoint = None,
     region: options.Region = None,
     profile: options.Profile = None,
@@ -30,7 +30,10 @@ def add(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Attach ORIGIN at PATH. Kept over a restart, but for secrets given with -o."""
+    """Attach ORIGIN at PATH of the namespace.
+
+    The node attaches it again after a restart, without the secrets that were given with -o.
+    """
     from headrace.cli.request import ask
     from headrace.cli.up import origin_options, url_of
     from headrace.wire.messages import MountAdd
@@ -45,7 +48,7 @@ def add(
 
 
 def list_(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
-    """Print the mount table."""
+    """Print the attached origins and their paths."""
     import msgspec
 
     from headrace.cli.request import ask
@@ -62,7 +65,10 @@ def remove(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Detach what is attached at PATH. The origin is not touched."""
+    """Detach the origin at PATH of the namespace.
+
+    The origin keeps its objects.
+    """
     from headrace.cli.request import ask
     from headrace.wire.messages import MountRemove
 

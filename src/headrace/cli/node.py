@@ -16,7 +16,7 @@ from headrace.cli.state import RunState
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="A node without a mount.", no_args_is_help=True)
+    group = typer.Typer(help="Run a node without a FUSE mount, or drain one.", no_args_is_help=True)
 
     @group.callback()
     def top() -> None:
@@ -37,7 +37,10 @@ def run(
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Run a node with the configured mounts in the foreground, until SIGTERM or ^C."""
+    """Run a node in the foreground, without a FUSE mount.
+
+    It attaches the origins of the configuration, and runs until SIGTERM or ^C.
+    """
     from headrace.base.places import check_places
     from headrace.cli.process import error_of
     from headrace.cli.state import make_run_folder, remove_state, write_state
@@ -83,7 +86,10 @@ def run(
 
 
 def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: options.Json = False) -> None:
-    """Hand over to the other nodes what this one owns, so that it can be ended; it owns nothing any more then."""
+    """Hand this node's data over to the others, to shut it down.
+
+    The node owns no file of the cluster afterwards.
+    """
     from headrace.cli.job import run_job
 
     run_job("drain", "/", socket=socket, cache=cache, as_json=json)

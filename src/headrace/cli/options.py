@@ -2,101 +2,165 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+def define(name: str, metavar: str, help: str, *, default: str | None = None) -> Any:
+    """Declare an option with a value. default: what an omitted option means, where its value does not say it."""
+    return typer.Option(name, metavar=metavar, help=help, show_default=True if default is None else default)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ConfigFile = Annotated[
-    str | None, typer.Option("--config", metavar="FILE", help="One more configuration file.")
+    str | None,
+    define("--config", "FILE", "Configuration file to read after those of the system and the user."),
 ]
 Socket = Annotated[
-    str | None,
-    typer.Option(
-        "--socket", metavar="PATH|URL", help="The node that listens there, or has its REST API there."
-    ),
+    str | None, define("--socket", "PATH|URL", "Unix socket of the node to use, or URL of its REST API.")
 ]
-CacheOf = Annotated[
-    str | None, typer.Option("--cache", metavar="DIR", help="The node that owns this cache folder.")
-]
+CacheOf = Annotated[str | None, define("--cache", "DIR", "Cache directory whose node the command uses.")]
 Cache = Annotated[
     list[str] | None,
-    typer.Option(
-        "--cache", metavar="DIR:SIZE[:TIER]", help="A folder for cache files and its size; may be repeated."
+    define(
+        "--cache",
+        "DIR:SIZE[:TIER]",
+        "Directory for cache files and its capacity, such as /nvme0/headrace:800GiB; may be repeated.",
+        default="the setting cache, or half of the free space in ~/.cache/headrace",
     ),
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="https://HOST:PORT[/NAME]", help="Join the nodes that use this etcd."),
+    define(
+        "--cluster",
+        "https://HOST:PORT[/NAME]",
+        "URL of the etcd that holds the records of the cluster to join.",
+    ),
 ]
 NodeId = Annotated[
-    str | None, typer.Option("--node-id", metavar="NAME", help="This node's name there, if not the host's.")
+    str | None,
+    define(
+        "--node-id",
+        "NAME",
+        "Name of this node in the cluster.",
+        default="the setting node_id, or the name in its certificate, or the host's",
+    ),
 ]
 Listen = Annotated[
-    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where other nodes reach this one.")
+    str | None,
+    define(
+        "--listen",
+        "HOST:PORT",
+        "Address where other nodes reach this one.",
+        default="the setting listen, or the address that leads to etcd, port 7412",
+    ),
 ]
 User = Annotated[
     str | None,
-    typer.Option(
+    define(
         "--user",
-        metavar="NAME[:GROUP]",
-        help="Go on as this user, without rights; for root. Nothing is written then.",
+        "NAME[:GROUP]",
+        "Run as this unprivileged user when root starts the command; nothing can be written then.",
     ),
 ]
-Zone = Annotated[str | None, typer.Option("--zone", metavar="NAME", help="Replicas go to different zones.")]
-_PATH_HELP = "A path below a mountpoint, one of the namespace, or one of the origin."
-Path = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
-PathOrAll = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default="all")]
-MountPath = Annotated[
-    str, typer.Argument(metavar="PATH", help="Where in the namespace, for example /imagenet.")
+Zone = Annotated[
+    str | None,
+    define(
+        "--zone", "NAME", "Failure domain of this node, such as its rack; replicas go to different zones."
+    ),
 ]
-Mountpoint = Annotated[str, typer.Argument(metavar="MOUNTPOINT", help="An empty folder.")]
-Io = Annotated[
+_PATH_HELP = "Path below a mountpoint, in the namespace, or in an origin."
+Path = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
+PathOrAll = Annotated[
+    str, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default="the whole namespace")
+]
+MountPath = Annotated[
     str,
-    typer.Option("--io", metavar="MODE", help="How the kernel reads: auto, passthrough, splice or noopen."),
+    typer.Argument(
+        metavar="PATH", help="Path in the namespace where the origin is attached, such as /imagenet."
+    ),
+]
+Mountpoint = Annotated[
+    str, typer.Argument(metavar="MOUNTPOINT", help="Empty directory where the namespace is mounted.")
+]
+Io = Annotated[
+    str, define("--io", "MODE", "I/O mode of the mount: passthrough, splice, noopen, or auto to choose one.")
 ]
 Write = Annotated[
     str | None,
-    typer.Option(
+    define(
         "--write",
-        metavar="MODE",
-        help="What may be written: off, local, back or through; PATH=MODE for single paths, with commas between.",
+        "MODE",
+        "Write mode: off, local, back, back:2 or through; PATH=MODE sets it for one path, "
+        "and commas separate several.",
+        default="the setting write, or off",
     ),
 ]
-AllowOther = Annotated[bool, typer.Option("--allow-other", help="Other users may read the mount.")]
+AllowOther = Annotated[bool, typer.Option("--allow-other", help="Let other users read the mount.")]
 Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="Address of the object store.")
+    str | None,
+    define(
+        "--endpoint", "URL", "Address of the object store.", default="the cloud's own, or the environment's"
+    ),
 ]
-Region = Annotated[str | None, typer.Option("--region", metavar="NAME", help="Region of the bucket.")]
+Region = Annotated[
+    str | None,
+    define(
+        "--region",
+        "NAME",
+        "Region of the bucket.",
+        default="the region of the environment or the profile, or us-east-1",
+    ),
+]
 Profile = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Profile of the credentials file.")
+    str | None,
+    define(
+        "--profile",
+        "NAME",
+        "Profile in ~/.aws with the credentials to use.",
+        default="AWS_PROFILE, or default",
+    ),
 ]
-Anonymous = Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")]
+Anonymous = Annotated[
+    bool, typer.Option("--anonymous", help="Send no credentials to the origin, as for a public bucket.")
+]
 Replicas = Annotated[
     int | None,
-    typer.Option("--replicas", metavar="N", help="In a cluster: nodes that keep a copy of each file."),
+    define(
+        "--replicas",
+        "N",
+        "Number of nodes of the cluster that keep a copy of each file.",
+        default="the setting replicas",
+    ),
 ]
-JobPriority = Annotated[
-    str, typer.Option("--priority", metavar="P", help="Against other jobs: high, normal or low.")
-]
+JobPriority = Annotated[str, define("--priority", "P", "Priority over other jobs: high, normal or low.")]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Read back what was loaded, and compare it with its checksums.")
+    bool,
+    typer.Option(
+        "--verify", help="Read every fetched file back from disk and compare it with its checksums."
+    ),
 ]
 DetachJob = Annotated[
-    bool, typer.Option("--detach", help="In a cluster: print the job's id and end; the job goes on.")
+    bool, typer.Option("--detach", help="Print the id of the cluster's job and return while the job runs.")
 ]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="As `headrace job list` shows it.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, as `headrace job list` prints it.")]
 OriginOption = Annotated[
     list[str] | None,
-    typer.Option("-o", "--option", metavar="KEY=VALUE", help="An option of the origin; may be repeated."),
+    typer.Option(
+        "-o",
+        "--option",
+        metavar="KEY=VALUE",
+        help="Option of the origin, such as access_key_id=…; KEY=@FILE reads a secret from a file; may be repeated.",
+    ),
 ]
 
 
 def job_options(replicas: int | None, priority: str, *, verify: bool) -> dict[str, str]:
-    """As a job takes them; the node says what it does not understand."""
-    found = {"priority": priority} if priority != "normal" else {}
+    """Return the options of a job as text, for the node to validate."""
+    words = {"priority": priority} if priority != "normal" else {}
     if replicas is not None:
-        found["replicas"] = str(replicas)
+        words["replicas"] = str(replicas)
     if verify:
-        found["verify"] = "true"
-    return found
+        words["verify"] = "true"
+    return words

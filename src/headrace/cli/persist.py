@@ -9,11 +9,13 @@ import typer
 from headrace.cli import options
 
 Wait = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait until the origins have it; else only begin.")
+    bool,
+    typer.Option(
+        "--wait/--no-wait", help="Wait until the origins have all changes (the default), or return at once."
+    ),
 ]
 Forget = Annotated[
-    bool,
-    typer.Option("--forget-conflicts", help="Don't report the conflicts that were there so far any more."),
+    bool, typer.Option("--forget-conflicts", help="Remove the conflicts so far from `headrace status`.")
 ]
 
 
@@ -29,10 +31,10 @@ def persist(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Bring what was written below PATH to its origin now.
+    """Persist the changes below PATH to their origins now.
 
-    It goes there by itself soon after it was written (mode back); this doesn't wait for that, and tells when all is
-    there. Exit status 3 when something could not be persisted; it is tried again.
+    In mode back, the node persists each change by itself after `persist_delay_s`. This command skips that delay, and
+    returns when the origins have all changes. The exit status is 50 when some files failed; the node retries them.
     """
     from headrace.cli.job import run_job
 

@@ -21,7 +21,7 @@ def pin(
     detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
-    """Fetch everything below PATH and never evict it."""
+    """Fetch all files below PATH and never evict them."""
     from headrace.cli.job import run_job
 
     wanted = options.job_options(replicas, priority, verify=verify)

@@ -19,18 +19,23 @@ def register(app: typer.Typer) -> None:
 def rest(
     address: Annotated[
         str | None,
-        typer.Option(
+        options.define(
             "--address",
-            metavar="HOST:PORT",
-            help="Where to listen, beside the unix socket.",
-            show_default="the socket only",
+            "HOST:PORT",
+            "Address where the API listens over TCP, beside its Unix socket.",
+            default="the Unix socket only",
         ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="FILE", help="The token that who asks over TCP shows.")
+        str | None,
+        options.define("--token", "FILE", "File with the bearer token that TCP clients must send."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen without TLS, or without a token.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow to listen beyond loopback without TLS, or without a token or certificates.",
+        ),
     ] = False,
     user: options.User = None,
     socket: options.Socket = None,
@@ -38,10 +43,11 @@ def rest(
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Serve a running node's REST API.
+    """Serve the REST API of a running node.
 
-    At a unix socket beside the node's, for the same user; with --address by TCP, too: with TLS where tls_certificate,
-    tls_key and tls_authority are set, as between nodes. Runs until ^C, SIGTERM or `headrace down --all`.
+    The API listens at a Unix socket beside the node's, for the same user. With --address it listens over TCP, too. It
+    speaks TLS there if tls_certificate, tls_key and tls_authority are set, as between nodes. It runs until ^C, SIGTERM
+    or `headrace down --all`.
     """
     from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target

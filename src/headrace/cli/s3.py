@@ -19,17 +19,22 @@ def register(app: typer.Typer) -> None:
 def s3(
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=DEFAULT_ADDRESS),
+        options.define(
+            "--address", "HOST:PORT", "Address where the gateway listens.", default=DEFAULT_ADDRESS
+        ),
     ] = None,
     credentials: Annotated[
         str | None,
-        typer.Option(
-            "--credentials", metavar="FILE", help="Access keys that may sign, like ~/.aws/credentials."
+        options.define(
+            "--credentials",
+            "FILE",
+            "File of the access keys that may sign requests, in the format of ~/.aws/credentials.",
+            default="a key that the gateway creates",
         ),
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Ask for no key, and listen without TLS also where others reach it."),
+        typer.Option("--insecure", help="Accept unsigned requests, and listen without TLS beyond loopback."),
     ] = False,
     user: options.User = None,
     socket: options.Socket = None,
@@ -37,11 +42,12 @@ def s3(
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Serve a running node's tree by the S3 protocol.
+    """Serve the namespace of a running node to S3 clients.
 
-    A bucket is a folder at the top of the tree, such as the path of a mount; keys are the paths below it. Runs until
-    ^C, SIGTERM or `headrace down --all`. Without --credentials (or s3_credentials) it makes a key at its first start,
-    in a file of the cache folder that only its user can read, and prints the line that sources it.
+    A bucket is a directory at the top of the namespace, such as the path of a mount; keys are the paths below it. The
+    gateway runs until ^C, SIGTERM or `headrace down --all`. Without --credentials (or the setting s3_credentials), it
+    creates an access key at its first start, in a file of the cache directory that only its user can read. It then
+    prints the shell line that sources this file.
     """
     from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target

@@ -21,7 +21,7 @@ def stat(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print what is known of a path."""
+    """Print the attributes of a path, and how much of it is cached."""
     from headrace.base.model import Kind
     from headrace.cli.request import client_of
 

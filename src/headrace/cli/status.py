@@ -20,13 +20,16 @@ def register(app: typer.Typer) -> None:
 
 def status(
     path: Annotated[
-        str | None, typer.Argument(metavar="PATH", help="A path below a mountpoint: the node of that mount.")
+        str | None, typer.Argument(metavar="PATH", help="Path below a mountpoint whose node reports.")
     ] = None,
     socket: options.Socket = None,
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Print what a node holds and does. --json says more."""
+    """Print the state of a node: cache, origins, writes, cluster.
+
+    --json prints all fields.
+    """
     from headrace.cli.request import connection_to
     from headrace.cli.state import read_states
     from headrace.cli.target import find_target

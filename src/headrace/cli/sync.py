@@ -17,7 +17,10 @@ def sync(
     cache: options.CacheOf = None,
     json: options.Json = False,
 ) -> None:
-    """Look at the origin now: what changed below PATH is seen at once."""
+    """Compare the names below PATH with the origin now.
+
+    Readers then see changed objects at once. Otherwise they see them after `sync_interval_s`.
+    """
     from headrace.cli.job import run_job
 
     run_job("sync", path, socket=socket, cache=cache, as_json=json)

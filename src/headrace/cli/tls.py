@@ -15,30 +15,36 @@ if TYPE_CHECKING:
 
 Folder = Annotated[
     str | None,
-    typer.Option(
+    options.define(
         "--folder",
-        metavar="DIR",
-        help="Where the authority lies.",
-        show_default="/etc/headrace/authority, or ~/.config/headrace/authority",
+        "DIR",
+        "Directory of the authority.",
+        default="/etc/headrace/authority, or ~/.config/headrace/authority",
     ),
 ]
-Days = Annotated[float | None, typer.Option("--days", metavar="N", help="How long it is good.")]
+
+
+def _days(default: str) -> Any:
+    return options.define("--days", "N", "Days until the certificate expires, 3650 at most.", default=default)
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Certificates of nodes and clients.", no_args_is_help=True)
+    group = typer.Typer(help="Issue and renew certificates of nodes and clients.", no_args_is_help=True)
     for command in (init, issue, renew, show):
         group.command(command.__name__)(command)
     app.add_typer(group, name="tls")
 
 
 def init(
-    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="The cluster's name.")],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="Name of the cluster.")],
     folder: Folder = None,
-    days: Days = None,
+    days: Annotated[float | None, _days("3650")] = None,
     json: options.Json = False,
 ) -> None:
-    """Make the authority of CLUSTER. One that is there is never replaced. Its key must stay on this host."""
+    """Create the certificate authority of CLUSTER.
+
+    An existing authority is never replaced. Its key must stay on this host.
+    """
     from headrace.config.load import load
     from headrace.identity.authority import AUTHORITY_DAYS, Authority
 
@@ -54,29 +60,35 @@ def init(
 def issue(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="NAME...", help="Ids of nodes, or names of operators, clients or services."),
+        typer.Argument(
+            metavar="NAME", help="Names to certify: ids of nodes, or names of operators, clients or services."
+        ),
     ],
     role: Annotated[
         str,
-        typer.Option(
+        options.define(
             "--role",
-            metavar="ROLE",
-            help="node; operator: may seal records of mounts, pins and jobs, and ask the REST API; client: may ask the "
-            "REST API; service: etcd and its users, no part of Headrace.",
+            "ROLE",
+            "Role that the certificates prove. A node joins the cluster. An operator may sign records of mounts, "
+            "pins and jobs, and use the REST API. A client may use the REST API. A service is etcd or a user of it.",
         ),
     ] = "node",
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host", metavar="HOST", help="A name or address of it, for programs that compare them."
+        options.define(
+            "--host",
+            "HOST",
+            "Host name or address to put into the certificate, for programs that compare it; may be repeated.",
         ),
     ] = None,
-    days: Days = None,
+    days: Annotated[float | None, _days("7")] = None,
     folder: Folder = None,
     json: options.Json = False,
 ) -> None:
-    """Issue a certificate for each NAME: a directory of that name, to be copied to its host. They are good for 7
-    days, unless told otherwise."""
+    """Issue a certificate for each NAME.
+
+    Each certificate and its key are written to a directory of that name, to be copied to its host.
+    """
     from headrace.identity.authority import CERTIFICATE_DAYS
 
     authority = _authority(folder)
@@ -89,14 +101,17 @@ def issue(
 
 def renew(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; all when left out.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Names whose certificates to renew.", show_default="all"),
     ] = None,
-    days: Days = None,
+    days: Annotated[float | None, _days("as many as before")] = None,
     folder: Folder = None,
     json: options.Json = False,
 ) -> None:
-    """Issue certificates again, with new keys, each for as long as before. Who has one takes the new files within a
-    second of their arrival."""
+    """Issue certificates again, with new keys.
+
+    Each is valid for as long as before. Running processes use the new files within a second of their arrival.
+    """
     authority = _authority(folder)
     paths = [_certificate(authority.renew(name, days=days)) for name in names or authority.names()]
     _print(paths, json=json)
@@ -105,12 +120,14 @@ def renew(
 def show(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATH]...", help="Certificates, or directories; those of the authority."),
+        typer.Argument(
+            metavar="PATH", help="Certificate files, or directories of them.", show_default="the authority's"
+        ),
     ] = None,
     folder: Folder = None,
     json: options.Json = False,
 ) -> None:
-    """Say whose certificates are, and when they end."""
+    """Print the owners of certificates, and when they expire."""
     import os
 
     from headrace.identity.authority import certificates_below

@@ -18,7 +18,7 @@ def unpin(
     detach: options.DetachJob = False,
     json: options.Json = False,
 ) -> None:
-    """Let what is below PATH be evicted again."""
+    """Allow pinned files below PATH to be evicted again."""
     from headrace.cli.job import run_job
 
     run_job("unpin", path, socket=socket, cache=cache, as_json=json, detach=detach)

@@ -1,4 +1,4 @@
-"""`headrace up [ORIGIN] [MOUNTPOINT]`: a node, and a mount of its namespace, until ^C."""
+"""Implements `headrace up [ORIGIN] [MOUNTPOINT]`: runs a node and a mount of its namespace until ^C."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def up(
         str | None,
         typer.Argument(
             metavar="ORIGIN",
-            help="The data: s3://bucket/prefix, gs://, az://, https://, file:///folder, or a folder.",
+            help="URL of the data (s3://bucket/prefix, gs://, az://, https://, file:///path), or a directory.",
         ),
     ] = None,
     mountpoint: Annotated[
-        str | None, typer.Argument(metavar="MOUNTPOINT", help="An empty folder to see it at.")
+        str | None, typer.Argument(metavar="MOUNTPOINT", help="Empty directory where the data is mounted.")
     ] = None,
     cache: options.Cache = None,
     endpoint: options.Endpoint = None,
@@ -55,15 +55,15 @@ def up(
     write: options.Write = None,
     user: options.User = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return when ready; end it with `headrace down`.")
+        bool, typer.Option("--detach", help="Return when the mount is ready; `headrace down` ends it.")
     ] = False,
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Mount ORIGIN at MOUNTPOINT, cached.
+    """Run a node, and mount ORIGIN at MOUNTPOINT through its cache.
 
-    Runs a node and a mount of it until ^C, SIGTERM or `headrace down`. Without ORIGIN what is attached is what the
-    configuration names, or `headrace mount add` attached before; without MOUNTPOINT nothing is mounted.
+    Both run until ^C, SIGTERM or `headrace down`. Without ORIGIN, the node attaches the origins of the configuration
+    and those that `headrace mount add` attached before. Without MOUNTPOINT, nothing is mounted.
     """
     began_s = time.monotonic()
     if detach:

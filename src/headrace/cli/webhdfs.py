@@ -23,15 +23,23 @@ def register(app: typer.Typer) -> None:
 def webhdfs(
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="Where to listen.", show_default=DEFAULT_ADDRESS),
+        options.define(
+            "--address", "HOST:PORT", "Address where the gateway listens.", default=DEFAULT_ADDRESS
+        ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="FILE", help="The token that who asks shows.")
+        str | None,
+        options.define(
+            "--token",
+            "FILE",
+            "File with the bearer token that clients must send.",
+            default="a token that the gateway creates",
+        ),
     ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Ask for no token, and listen without TLS also where others reach it."
+            "--insecure", help="Accept requests without a token, and listen without TLS beyond loopback."
         ),
     ] = False,
     user: options.User = None,
@@ -40,10 +48,11 @@ def webhdfs(
     config: options.ConfigFile = None,
     json: options.Json = False,
 ) -> None:
-    """Serve a running node's tree by the WebHDFS protocol, for Hadoop's clients.
+    """Serve the namespace of a running node to Hadoop clients.
 
-    webhdfs://HOST:PORT/a/b is /a/b of the tree. Runs until ^C, SIGTERM or `headrace down --all`. Without --token (or
-    webhdfs_token) it makes a token at its first start, in a file of the cache folder that only its user can read.
+    The gateway speaks WebHDFS: webhdfs://HOST:PORT/a/b is /a/b of the namespace. It runs until ^C, SIGTERM or
+    `headrace down --all`. Without --token (or the setting webhdfs_token), it creates a token at its first start, in a
+    file of the cache directory that only its user can read.
     """
     from headrace.cli.lowered import account_for, start_as
     from headrace.cli.target import find_target
