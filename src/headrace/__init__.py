@@ -1,12 +1,11 @@
-"""Headrace: a distributed cache that keeps GPUs busy."""
+"""Headrace is a distributed cache between training jobs and object stores, on the NVMe disks of GPU hosts."""
 
 from __future__ import annotations
 
 import signal
 from typing import TYPE_CHECKING
 
-# ^C waits until this package is there: in the middle, where msgspec reads types, the process ended by SIGSEGV, one in
-# fifteen times.
+# SIGINT is blocked during this import: it ended the process by SIGSEGV, one time in fifteen, while msgspec read types.
 _blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
 try:
     from headrace.sdk.cache import connect
@@ -27,7 +26,7 @@ async def connect_async(
     socket: str | None = None,
     patience_s: float | None = None,
 ) -> AsyncCache:
-    """As connect, for a program with an event loop."""
+    """Connect as `connect` does, for a program with an event loop."""
     from headrace.sdk.cache_async import connect_async
     from headrace.sdk.node_client import PATIENCE_S
 

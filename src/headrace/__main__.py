@@ -1,4 +1,4 @@
-"""`python -m headrace`."""
+"""Runs the command line by `python -m headrace`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""The demo: a data set in a real object store, read twice through a mount, checked, timed, beside a plain folder.
+"""Runs the demo: reads a data set of a real object store twice through a mount, and beside it a plain directory.
 
-`./dev demo [--size FACTOR] [--json]`. Everything lives in one temporary folder; whatever happens (an error, ^C,
-SIGTERM) the mount, the processes and the folder are gone at the end.
+`./dev demo [--size FACTOR] [--json]` checks every byte and prints the times. All files are in one temporary directory.
+The demo removes the mount, the processes and the directory at its end, also after an error, ^C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class DemoEpoch:
-    """One reading of all files. origin_*: what the node asked of the object store meanwhile; 0 for a plain folder."""
+    """Measures one pass over all files. origin_*: what the node requested meanwhile; 0 for a plain directory."""
 
     name: str
     took_s: float
@@ -64,24 +64,33 @@ class DemoEpoch:
 
 
 class DemoError(HeadraceError):
-    """The demo saw something that must not be: wrong bytes, or no mount."""
+    """Signals that the demo failed: wrong bytes, or no mount."""
 
     code = "internal"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev demo", description="Headrace on a data set of some 300 MB.")
-    parser.add_argument("--size", type=float, default=1.0, metavar="FACTOR", help="1 is some 300 MB")
-    parser.add_argument("--io", default="auto", help="as of `headrace up`")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    """Run the demo with the options of the command line, and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="./dev demo", description="Read a data set of some 300 MB through Headrace."
+    )
+    parser.add_argument(
+        "--size",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="Scale the data set by this factor; 1 (the default) is some 300 MB.",
+    )
+    parser.add_argument("--io", default="auto", help="I/O mode of the mount, as of `headrace up`.")
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
     arguments = parser.parse_args()
-    for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(one, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _interrupt)
     try:
         with contextlib.ExitStack() as undo:
             return run(arguments.size, arguments.io, undo, as_json=arguments.json)
     except KeyboardInterrupt:
-        warn("demo stopped; everything is cleaned up")
+        warn("demo: stopped; mount, processes and files are removed")
         return 130
     except HeadraceError as error:
         warn(f"demo: {error}")
@@ -89,13 +98,13 @@ def main() -> int:
 
 
 def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> int:
-    """undo: takes what is to be cleaned up."""
+    """Run the demo, and return its exit status. undo: the stack that the demo adds its cleanups to."""
     from headrace.testing.servers import ServerMissing, seaweedfs_s3
 
     folder = tempfile.mkdtemp(prefix="headrace-demo-")
     undo.callback(shutil.rmtree, folder, ignore_errors=True)
-    shown = (lambda _line: None) if as_json else say
-    shown("starting an object store (SeaweedFS)")
+    show = (lambda _line: None) if as_json else say
+    show("starting an object store (SeaweedFS)")
     try:
         server = undo.enter_context(seaweedfs_s3())
     except ServerMissing as error:
@@ -111,7 +120,7 @@ def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> i
     ready = undo.enter_context(
         mounted(server.url("train"), mountpoint, folder, io, server.options(), environment)
     )
-    shown(f"headrace up: ready in {ready['ready_s']:.2f} s, io {ready['io']} ({ready['why']})")
+    show(f"headrace up: ready in {ready['ready_s']:.2f} s, io {ready['io']} ({ready['why']})")
     epochs = []
     for name in ("first epoch", "second epoch"):
         before = _origin_counts(environment)
@@ -119,7 +128,7 @@ def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> i
         after = _origin_counts(environment)
         epochs.append(_epoch(name, took_s, sums, after[0] - before[0], after[1] - before[1]))
     _drop_from_memory(plain, sums)
-    for name in ("plain folder, from disk", "plain folder, in memory"):
+    for name in ("plain directory, from disk", "plain directory, in memory"):
         epochs.append(_epoch(name, read_all(plain, sums, label=name, quiet=as_json), sums, 0, 0))
     _show(epochs, ready, as_json=as_json)
     return 0
@@ -128,7 +137,7 @@ def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> i
 def put_data(
     put: Callable[[str, bytes], None], plain: str, size: float, *, quiet: bool
 ) -> dict[str, tuple[int, str]]:
-    """Random files into the object store below train/ and, the same, into a plain folder. Name → (bytes, BLAKE2)."""
+    """Write random files to the object store below train/ and to a plain directory. Returns name → (bytes, BLAKE2)."""
     rng = random.Random(7)
     small = max(1, round(SMALL_COUNT * size))
     large_bytes = max(READ_BYTES, round(LARGE_BYTES * size))
@@ -156,8 +165,8 @@ def put_data(
                 pending.append(pool.submit(put_one, name, data))
                 if len(pending) >= 2 * THREADS:
                     advance(pending.pop(0).result())
-            for one in pending:
-                advance(one.result())
+            for future in pending:
+                advance(future.result())
     return sums
 
 
@@ -165,7 +174,7 @@ def put_data(
 def mounted(
     url: str, mountpoint: str, folder: str, io: str, options: dict[str, str], environment: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """`headrace up` as a process; what it said when it was ready. Unmounted on the way out."""
+    """Run `headrace up` as a process, yield what it prints when it is ready, and unmount at the end."""
     command = module_command("headrace", "up", url, mountpoint, "--io", io, "--json")
     command += ["--cache", f"{os.path.join(folder, 'cache')}:4GiB"]
     command += option_words(options, folder)
@@ -177,7 +186,7 @@ def mounted(
         readable, _, _ = select.select([process.stdout], [], [], READY_WITHIN_S)
         line = process.stdout.readline() if readable else b""
         if not line:
-            raise DemoError("headrace up", why="it did not become ready")
+            raise DemoError("headrace up", why=f"the mount was not ready within {READY_WITHIN_S:.0f} s")
         yield json.loads(line)
     finally:
         process.terminate()
@@ -191,7 +200,7 @@ def mounted(
 
 
 def read_all(folder: str, sums: dict[str, tuple[int, str]], *, label: str, quiet: bool) -> float:
-    """Reads every file once in a shuffled order and checks it; the seconds it took, checking included."""
+    """Read and check every file once, in a shuffled order. Returns the seconds that it took, checksums included."""
     names = sorted(sums)
     random.Random(label).shuffle(names)
 
@@ -202,7 +211,7 @@ def read_all(folder: str, sums: dict[str, tuple[int, str]], *, label: str, quiet
             while part := source.read(READ_BYTES):
                 digest.update(part)
         if digest.hexdigest() != expected:
-            raise DemoError(f"{folder}/{name}", why="its bytes are not those that were put")
+            raise DemoError(f"{folder}/{name}", why="its bytes differ from those that were uploaded")
         return length
 
     with _bar(label, sum(length for length, _ in sums.values()), quiet=quiet) as advance:
@@ -223,17 +232,17 @@ def _epoch(
 
 
 def _origin_counts(environment: dict[str, str]) -> tuple[int, int]:
-    """Bytes and requests that the node has asked of its origins so far."""
+    """Return how many bytes the node has read from its origins so far, and by how many requests."""
     command = module_command("headrace", "status", "--json")
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, timeout=30)
-    if done.returncode != 0:
-        raise DemoError("headrace status", why=f"exit status {done.returncode}")
-    origin = json.loads(done.stdout)["origin"]
+    status = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False, timeout=30)
+    if status.returncode != 0:
+        raise DemoError("headrace status", why=f"exit status {status.returncode}")
+    origin = json.loads(status.stdout)["origin"]
     return int(origin["bytes_read"]), int(origin["requests"])
 
 
 def _drop_from_memory(folder: str, sums: dict[str, tuple[int, str]]) -> None:
-    """The plain files, as the cached ones before the first epoch, are not in the page cache."""
+    """Drop the plain files from the page cache, as the cached files were before the first epoch."""
     for name in sums:
         with open(os.path.join(folder, name), "rb") as source:
             os.fsync(source.fileno())
@@ -242,7 +251,7 @@ def _drop_from_memory(folder: str, sums: dict[str, tuple[int, str]]) -> None:
 
 def _show(epochs: list[DemoEpoch], ready: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        rows = [asdict(one) | {"bytes_s": one.bytes_s, "files_s": one.files_s} for one in epochs]
+        rows = [asdict(epoch) | {"bytes_s": epoch.bytes_s, "files_s": epoch.files_s} for epoch in epochs]
         print_json({"epochs": rows, "verified": True, "ready_s": ready["ready_s"], "io": ready["io"]})
         return
     from rich import box
@@ -259,20 +268,20 @@ def _show(epochs: list[DemoEpoch], ready: dict[str, Any], *, as_json: bool) -> N
     table.add_column("reading")
     for name in ("seconds", "GB/s", "files/s", "from\norigin", "requests", "from\ncache"):
         table.add_column(name, justify="right")
-    for one in epochs:
-        ours = one.name.endswith("epoch")
+    for epoch in epochs:
+        is_mount = epoch.name.endswith("epoch")
         table.add_row(
-            one.name,
-            f"{one.took_s:.2f}",
-            f"{one.bytes_s / 1e9:.2f}",
-            f"{one.files_s:.0f}",
-            show_size(one.origin_bytes) if ours else "",
-            str(one.origin_requests) if ours else "",
-            show_size(max(0, one.bytes_read - one.origin_bytes)) if ours else "",
+            epoch.name,
+            f"{epoch.took_s:.2f}",
+            f"{epoch.bytes_s / 1e9:.2f}",
+            f"{epoch.files_s:.0f}",
+            show_size(epoch.origin_bytes) if is_mount else "",
+            str(epoch.origin_requests) if is_mount else "",
+            show_size(max(0, epoch.bytes_read - epoch.origin_bytes)) if is_mount else "",
         )
     Console().print(table)
     say(
-        "The second epoch is beside the plain folder in memory: both were read just before. "
+        "Compare the second epoch with the plain directory in memory: both were read just before. "
         "Seconds include the checksums."
     )
 
@@ -298,8 +307,8 @@ def _bar(label: str, total_bytes: int, *, quiet: bool) -> Iterator[Advance]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(one, signal.SIG_IGN)  # cleaning up is not to be broken off
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
 

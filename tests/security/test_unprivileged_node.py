@@ -319,7 +319,7 @@ def test_what_can_t_be_is_refused_in_one_line(lowered: Host) -> None:
     (lowered.base / "mnt2").mkdir()
     before = lowered.mounts(), set(lowered.processes())
     for words, why in (
-        (("up", lowered.truth, theirs / "mnt", "--user", USER), "others than root may exchange"),
+        (("up", lowered.truth, theirs / "mnt", "--user", USER), "users other than root may replace"),
         (
             ("up", lowered.truth, lowered.base / "mnt2", "--user", USER, "--cache", f"{full}:1GiB"),
             "to user 0",

@@ -51,13 +51,10 @@ FRAGMENTS = {
     ),
 }
 PENDING = {
-    "__init__.py",
     "bench",
     "checkpoint",
-    "cli",
     "cluster",
     "dataplane",
-    "demo.py",
     "diagnose",
     "entry",
     "http",

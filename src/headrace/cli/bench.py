@@ -1,4 +1,4 @@
-"""`headrace bench training | checkpoint | compare`: what storage does to training on these machines, without a GPU."""
+"""Implements `headrace bench training | checkpoint | compare`: how storage affects training, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.bench.training import TrainingPlan
 
 PACKAGES = ("torch", "numpy", "google_crc32c")
-"""What a run of training needs, in this process or in those of its ranks."""
+"""Packages that training needs, in this process or in those of its ranks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -78,12 +78,12 @@ def training(
     from headrace.bench.storage import where as place_of
     from headrace.cli.up import origin_options
 
-    given = origin_options(
+    origin = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
     plan = bench.TrainingPlan(
         workload=workload,
-        where=place_of(where, given, by=by),
+        where=place_of(where, origin, by=by),
         accelerator=accelerator,
         accelerators=accelerators,
         steps=steps,
@@ -111,11 +111,11 @@ def _run_training(plan: TrainingPlan, *, by_the_rules: bool, as_json: bool) -> N
     if by_the_rules:
         plan = dataclasses.replace(plan, steps=bench.steps_by_the_rules(plan))
     with _bar("data set", quiet=as_json) as progress:
-        found = bench.run(plan, say=_quiet if as_json else say, progress=progress)
-    if found is not None:
-        _show(found, training_page, as_json=as_json)
-        if found.failed:
-            _some_failed()
+        result = bench.run(plan, say=_quiet if as_json else say, progress=progress)
+    if result is not None:
+        _show(result, training_page, as_json=as_json)
+        if result.failed:
+            _exit_for_failed_reads()
 
 
 def _over_ssh(names: str, remote: str) -> NoReturn:
@@ -153,8 +153,8 @@ def checkpoint(
         drop=not keep_cache,
     )
     _end_orderly()
-    found = bench.run(plan, say=_quiet if json else say)
-    _show(found, checkpoint_page, as_json=json)
+    result = bench.run(plan, say=_quiet if json else say)
+    _show(result, checkpoint_page, as_json=json)
 
 
 def compare(
@@ -196,7 +196,7 @@ def compare(
     from headrace.bench.training import TrainingPlan
     from headrace.cli.up import origin_options
 
-    given = origin_options(
+    origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=None, anonymous=False, pairs=option or []
     )
     plan = bench.ComparePlan(
@@ -214,7 +214,7 @@ def compare(
             drop=not keep_cache,
         ),
         origin=origin,
-        options=given,
+        options=origin_settings,
         folders=folder or [],
         only=[name for name in only.split(",") if name],
         nodes=nodes,
@@ -244,15 +244,15 @@ def _run_compare(plan: ComparePlan, report: str, *, as_json: bool) -> None:
 
     _end_orderly()
     with _bar("data set", quiet=as_json) as progress:
-        found = bench.run(plan, say=_quiet if as_json else say, progress=progress)
-    _show(found, text_page, as_json=as_json)
+        result = bench.run(plan, say=_quiet if as_json else say, progress=progress)
+    _show(result, text_page, as_json=as_json)
     if report:
-        for path in write_report(found, report):
+        for path in write_report(result, report):
             warn(f"written: {path}")
 
 
 def _end_orderly() -> None:
-    """SIGTERM is as ^C: all processes and files of the run go."""
+    """Handle SIGTERM and SIGHUP like ^C, which ends the processes of the run and deletes its files."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 
@@ -268,20 +268,20 @@ def _hosts(count: int, number: int, meet: str) -> BenchHosts:
     if count == 1 and not meet:
         return of_slurm(environment_of("SLURM_")) or BenchHosts()
     if count < 1:
-        raise UsageError(f"--hosts {count}", why="1 or more")
+        raise UsageError(f"--hosts {count}", why="the number of hosts is below 1")
     return BenchHosts(count, number, meet)
 
 
-def _show(found: Any, page: Callable[[Any], str], *, as_json: bool) -> None:
+def _show(result: Any, page: Callable[[Any], str], *, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(result))
     else:
-        say(*page(found).splitlines())
+        say(*page(result).splitlines())
 
 
-def _some_failed() -> None:
+def _exit_for_failed_reads() -> None:
     from headrace.cli.exit_codes import SOME_FAILED
 
     warn("some reads failed")
@@ -294,7 +294,7 @@ def _quiet(_line: str) -> None:
 
 @contextmanager
 def _bar(label: str, *, quiet: bool) -> Iterator[Progress]:
-    """On a terminal; it goes when all is done."""
+    """Show a progress bar on a terminal, and remove it when all is done."""
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

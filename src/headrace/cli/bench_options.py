@@ -1,4 +1,4 @@
-"""Options of `headrace bench`."""
+"""Declares the options of `headrace bench`."""
 
 from __future__ import annotations
 

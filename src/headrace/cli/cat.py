@@ -1,4 +1,4 @@
-"""`headrace cat`: a file's bytes, through the cache, without a mount."""
+"""Implements `headrace cat`: writes the bytes of a file, through the cache and without a mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace checkpoint list | show | verify | prune | export | pin | unpin`: a folder of checkpoints, no node."""
+"""Implements `headrace checkpoint list | show | verify | prune | export | pin | unpin`, which need no node."""
 
 from __future__ import annotations
 
@@ -88,32 +88,32 @@ def show(folder: Folder, step: Step = None, json: options.Json = False) -> None:
     place = _place(folder)
     from headrace.checkpoint.folder import manifest, newest, pinned
 
-    found = manifest(place, newest(place) if step is None else step)
-    row = _row(found.head, pinned=found.head.step in pinned(place))
+    saved = manifest(place, newest(place) if step is None else step)
+    row = _row(saved.head, pinned=saved.head.step in pinned(place))
     leaves: list[dict[str, Any]] = [
         {"rank": part.rank, "name": leaf.name, "kind": leaf.kind, "dtype": leaf.dtype, "shape": leaf.shape,
          "size_bytes": leaf.size_bytes}
-        for part in found.body.parts
+        for part in saved.body.parts
         for leaf in part.leaves
     ]  # fmt: skip
-    packs = dict(zip(found.head.packs, found.head.pack_bytes, strict=True))
+    packs = dict(zip(saved.head.packs, saved.head.pack_bytes, strict=True))
     if json:
         print_json(
             {
                 **row,
-                "save": found.head.save,
-                "metadata": found.head.metadata,
+                "save": saved.head.save,
+                "metadata": saved.head.metadata,
                 "packs": packs,
                 "leaves": leaves,
             }
         )
         return
     lines = [(name, str(value)) for name, value in _for_people(row).items() if value != ""]
-    lines += [("metadata", f"{name}: {value}") for name, value in found.head.metadata.items()]
+    lines += [("metadata", f"{name}: {value}") for name, value in saved.head.metadata.items()]
     lines += [("pack", f"{name}, {show_size(size)}") for name, size in packs.items()]
     print_lines(lines)
     for leaf in leaves[:LEAVES_SHOWN_MAX]:
-        rank = f"rank {leaf['rank']}: " if found.head.ranks > 1 else ""
+        rank = f"rank {leaf['rank']}: " if saved.head.ranks > 1 else ""
         say(
             f"  {rank}{leaf['name']}  {leaf['dtype'] or leaf['kind']} {leaf['shape']}, {show_size(leaf['size_bytes'])}"
         )
@@ -125,27 +125,27 @@ def verify(folder: Folder, step: Step = None, all_: All = False, json: options.J
     """Read a checkpoint and compare every byte with its checksums."""
     place = _place(folder)
     if all_ and step is not None:
-        raise UsageError("checkpoint verify", why="it is one STEP or --all, not both")
+        raise UsageError("checkpoint verify", why="STEP and --all exclude each other")
     from headrace.checkpoint.folder import newest, steps
     from headrace.checkpoint.restore import verify as check
 
     rows: list[dict[str, Any]] = []
-    wrong: HeadraceError | None = None
-    for one in steps(place) if all_ else [newest(place) if step is None else step]:
+    first_error: HeadraceError | None = None
+    for number in steps(place) if all_ else [newest(place) if step is None else step]:
         start_s = time.perf_counter()
         try:
-            size, problem = check(place, one), ""
+            size, problem = check(place, number), ""
         except CorruptCheckpointError as error:
-            size, problem, wrong = 0, str(error), wrong or error
+            size, problem, first_error = 0, str(error), first_error or error
         took_s = round(time.perf_counter() - start_s, 3)
-        rows.append({"step": one, "bytes": size, "took_s": took_s, "problem": problem})
+        rows.append({"step": number, "bytes": size, "took_s": took_s, "problem": problem})
         if not json:
             text = problem or f"{show_size(size)} in {took_s:.1f} s, all as it was saved"
-            say(f"step {one}: {text}")
+            say(f"step {number}: {text}")
     if json:
         print_json(rows)
-    if wrong is not None:
-        raise wrong
+    if first_error is not None:
+        raise first_error
 
 
 def prune(
@@ -167,17 +167,22 @@ def prune(
 
     if every is not None and last is None:
         raise UsageError(
-            "checkpoint prune --every", why="it says what to keep beside --last", hint="give --last too"
+            "checkpoint prune --every", why="it adds to what --last keeps", hint="give --last, too"
         )
-    done = run(place, Retention(last, every), also=step or [], dry=dry_run)
-    for one in done.corrupt:
-        warn(f"the manifest of step {one} can't be read: no pack was deleted (drop it by --step {one})")
+    pruned = run(place, Retention(last, every), also=step or [], dry=dry_run)
+    for number in pruned.corrupt:
+        warn(
+            f"no pack was deleted: the manifest of step {number} can't be read (delete it by --step {number})"
+        )
     if json:
-        print_json({"steps": done.steps, "packs": done.packs, "bytes": done.bytes, "corrupt": done.corrupt})
+        print_json(
+            {"steps": pruned.steps, "packs": pruned.packs, "bytes": pruned.bytes, "corrupt": pruned.corrupt}
+        )
         return
-    went = "would go" if dry_run else "deleted"
-    named = f" ({', '.join(map(str, done.steps))})" if done.steps else ""
-    say(f"{went}: {len(done.steps)} checkpoints{named}, {len(done.packs)} packs, {show_size(done.bytes)}")
+    action = "would be deleted" if dry_run else "deleted"
+    numbers = f" ({', '.join(map(str, pruned.steps))})" if pruned.steps else ""
+    size = show_size(pruned.bytes)
+    say(f"{action}: {len(pruned.steps)} checkpoints{numbers}, {len(pruned.packs)} packs, {size}")
 
 
 def export(
@@ -197,11 +202,11 @@ def export(
 
     from headrace.checkpoint.export import export as run
 
-    done = run(place, file, step, rank=rank, only=only or [])
+    exported = run(place, file, step, rank=rank, only=only or [])
     if json:
-        print_json(msgspec.to_builtins(done))
+        print_json(msgspec.to_builtins(exported))
         return
-    say(f"step {done.step}: {done.tensors} tensors, {show_size(done.bytes)} in {file}")
+    say(f"step {exported.step}: {exported.tensors} tensors, {show_size(exported.bytes)} in {file}")
 
 
 def pin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
@@ -210,7 +215,7 @@ def pin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
     from headrace.checkpoint.folder import head
     from headrace.checkpoint.folder import pin as run
 
-    head(place, step)  # it is there
+    head(place, step)  # raises where there is none
     run(place, step)
     print_json({"step": step}) if json else say(f"pinned: step {step}")
 
@@ -221,7 +226,7 @@ def unpin(folder: Folder, step: ThatStep, json: options.Json = False) -> None:
     from headrace.checkpoint.folder import unpin as run
 
     run(place, step)
-    print_json({"step": step}) if json else say(f"not pinned: step {step}")
+    print_json({"step": step}) if json else say(f"unpinned: step {step}")
 
 
 _COLUMNS = ("step", "saved", "kind", "ranks", "full", "data_bytes", "written_bytes", "pinned", "problem")
@@ -263,7 +268,7 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 
 def _place(folder: str) -> CheckpointStorage:
     if "://" not in folder and not os.path.isdir(folder):
-        raise PathNotFoundError(folder, why="no such folder")
+        raise PathNotFoundError(folder, why="no such directory")
     from headrace.checkpoint.storage import place_of
 
     return place_of(folder)

@@ -1,4 +1,4 @@
-"""`headrace config show | explain`."""
+"""Implements `headrace config show | explain`."""
 
 from __future__ import annotations
 
@@ -49,34 +49,38 @@ def explain(
 
     from headrace.config.describe import settings
 
-    found = [one for one in settings() if setting in (None, one.name)]
-    if not found:
-        raise UsageError(f"setting {setting!r}", why="unknown", hint="see `headrace config explain`")
+    rows = [row for row in settings() if setting in (None, row.name)]
+    if not rows:
+        raise UsageError(
+            f"setting {setting!r}", why="there is no such setting", hint="`headrace config explain` lists all"
+        )
     if json:
-        print_rows([dataclasses.asdict(one) for one in found], as_json=True)
+        print_rows([dataclasses.asdict(row) for row in rows], as_json=True)
         return
-    for one in found:
-        say(f"{one.name}" + (f"  [{one.variable}]" if one.variable else ""))
-        say(f"    {one.meaning}")
-        say(f"    default: {one.default.replace('`', '')}")
+    for row in rows:
+        say(f"{row.name}" + (f"  [{row.variable}]" if row.variable else ""))
+        say(f"    {row.meaning}")
+        say(f"    default: {row.default.replace('`', '')}")
 
 
 def _in_words(name: str, value: Any) -> str:
     from headrace.config.sizes import show_size
 
     if name == "cache":
-        return ", ".join(f"{one['folder']}:{show_size(one['capacity_bytes'])}:{one['tier']}" for one in value)
+        return ", ".join(
+            f"{volume['folder']}:{show_size(volume['capacity_bytes'])}:{volume['tier']}" for volume in value
+        )
     if name == "mounts":
         return ", ".join(f"{path} {mount['url']}" for path, mount in value.items()) or "-"
     return show_size(value) if name.endswith(("_bytes", "_bytes_max")) else str(value)
 
 
 def hide_secrets(value: Any, name: str = "") -> Any:
-    """A copy with *** for what must not be shown: by the name of an option, and the password part of a URL."""
+    """Return a copy with *** in place of secrets: options of secret names, and the passwords of URLs."""
     if isinstance(value, dict):
-        return {key: hide_secrets(one, str(key)) for key, one in value.items()}
+        return {key: hide_secrets(item, str(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [hide_secrets(one, name) for one in value]
+        return [hide_secrets(item, name) for item in value]
     if isinstance(value, str):
         if is_secret(name):
             return "***"

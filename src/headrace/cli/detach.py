@@ -1,4 +1,4 @@
-"""`up --detach`: the same command as a process of its own, that outlives us once it is ready."""
+"""Implements `up --detach`: runs the same command as a process that outlives this one once it is ready."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from headrace.cli.render import print_json, say
 
 
 def run_detached(*, as_json: bool) -> None:
-    """Returns when it is ready; otherwise passes its error line and status on. SystemExit."""
+    """Start the command, and return when it is ready.
+
+    Raises SystemExit with its status when it fails, after its error line was printed.
+    """
     words = [word for word in sys.argv[1:] if word not in ("--detach", "--json")]
     if len(words) == len(sys.argv[1:]):
-        raise UsageError("--detach", why="it must be written out")
+        raise UsageError("--detach", why="the option is abbreviated", hint="write --detach in full")
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             module_command("headrace", *words, "--json"),
@@ -33,7 +36,7 @@ def run_detached(*, as_json: bool) -> None:
         except KeyboardInterrupt:
             process.terminate()  # it cleans up after itself
             process.wait()
-            raise CancelledByUserError("stopped before it was ready") from None
+            raise CancelledByUserError("headrace up", why="stopped before it was ready") from None
         if line:
             _show(json.loads(line), process.pid, as_json=as_json)
             return

@@ -1,4 +1,4 @@
-"""`headrace diagnose`: watches a training job from outside, and says why its GPUs wait."""
+"""Implements `headrace diagnose`: watches a training job from outside, and reports why its GPUs wait."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 PID_SECONDS = 30.0
 COMMAND_SECONDS = 300.0
 KILLED_BASE = 128
-"""A shell's way to say which signal ended a program."""
+"""Base to which a shell adds the signal that ended a program."""
 NOT_FOUND, NOT_RUN = 127, 126
-"""A shell's way to say that a program is not there, or can't be executed."""
+"""Statuses of a shell for a program that does not exist, or can't be executed."""
 
 
 def register(app: typer.Typer) -> None:
@@ -70,10 +70,10 @@ def diagnose(
 
     if (pid is None) == (not command):
         raise UsageError(
-            "diagnose", why="it takes either a command or --pid", hint="headrace diagnose -- python train.py"
+            "diagnose", why="give either a command or --pid", hint="headrace diagnose -- python train.py"
         )
     if seconds is not None and not 0 < seconds < math.inf:
-        raise UsageError(f"--seconds {seconds:g}", why="a number above 0")
+        raise UsageError(f"--seconds {seconds:g}", why="the time to watch is not above 0")
     if pid is not None:
         if not os.path.exists(f"/proc/{pid}/stat"):
             raise PathNotFoundError(
@@ -91,7 +91,7 @@ def diagnose(
     except OSError as error:
         warn(f"diagnose: {command[0]}: {_why_not_started(error, command[0])}")
         return NOT_FOUND if error.errno == errno.ENOENT else NOT_RUN
-    signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's word is for the job
+    signal.signal(signal.SIGTERM, lambda *_: job.terminate())  # a scheduler's SIGTERM is meant for the job
     sampler = Sampler(job.pid, _status_of, rate)
     _watch(sampler, seconds or COMMAND_SECONDS, lambda: job.poll() is not None)
     _report(sampler, timeline, as_json=json)
@@ -104,11 +104,11 @@ def _why_not_started(error: OSError, program: str) -> str:
     if error.errno == errno.ENOENT:
         return "the interpreter that its first line names is missing"
     if error.errno == errno.EACCES and os.path.isdir(program):
-        return "it is a directory"
+        return "the path is a directory"
     if error.errno == errno.EACCES:
-        return "it may not be executed (chmod +x, or name its interpreter: python FILE)"
+        return "the file is not executable (chmod +x, or name its interpreter: python FILE)"
     if error.errno == errno.ENOEXEC:
-        return "it is no program (name its interpreter: python FILE)"
+        return "the file is no program (name its interpreter: python FILE)"
     return (error.strerror or str(error)).lower()
 
 
@@ -116,11 +116,11 @@ def _watch(sampler: Sampler, limit_s: float, ended: Any) -> None:
     try:
         sampler.run(ended, limit_s)
     except KeyboardInterrupt:
-        warn("^C: the report of what was seen so far follows")
+        warn("interrupted by ^C: the report covers the time until now")
 
 
 def _end(job: subprocess.Popen[bytes]) -> int:
-    """Waits for the job, which the terminal has told of ^C as well."""
+    """Wait for the job, and pass ^C on. The terminal sends it SIGINT as well."""
     while True:
         try:
             return job.wait()
@@ -143,7 +143,7 @@ def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
         try:
             write_timeline(recording, timeline)
         except OSError as error:
-            warn(f"no time line: {timeline}: {error.strerror}")
+            warn(f"cannot write the timeline {timeline}: {error.strerror}")
     if as_json:
         print_json(value_of(diagnosis))
     else:
@@ -152,7 +152,7 @@ def _report(sampler: Sampler, timeline: str | None, *, as_json: bool) -> None:
 
 
 def _status_of(mountpoint: str) -> dict[str, Any] | None:
-    """Of the node behind a mountpoint, of the only one with ""; None when it doesn't answer."""
+    """Return the status of the node of a mountpoint, "" for the only node; None when it does not answer."""
     from headrace.cli.lowered import owner_of
     from headrace.cli.target import find_target
     from headrace.config.load import load
@@ -169,7 +169,7 @@ def _status_of(mountpoint: str) -> dict[str, Any] | None:
 
     try:
         owner = owner_of(load().config.run_folder)
-        found: dict[str, Any] | None = ask() if owner is None else owner.result_of(ask)
+        status: dict[str, Any] | None = ask() if owner is None else owner.result_of(ask)
     except HeadraceError:
         return None
-    return found
+    return status

@@ -1,4 +1,4 @@
-"""`headrace down`: ends what `up` and `fuse` run, and cleans up after those that were killed."""
+"""Implements `headrace down`: ends what `up` and `fuse` run, and cleans up after killed ones."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def down(
     folder = load().config.run_folder
     become_owner(folder, TO_MOUNT)
     states = read_states(folder)
-    chosen = states if all_ else [_choose(states, mountpoint)]
-    chosen.sort(key=lambda state: state.kind not in NEED_A_NODE)  # before the node they need
+    targets = states if all_ else [_choose(states, mountpoint)]
+    targets.sort(key=lambda state: state.kind not in NEED_A_NODE)  # before the node they need
     ended: list[dict[str, Any]] = []
-    for state in chosen:
-        _end(state, folder, [one for one in states if one.pid != state.pid and one.alive()])
+    for state in targets:
+        _end(state, folder, [other for other in states if other.pid != state.pid and other.alive()])
         ended.append(
             {"kind": state.kind, "pid": state.pid, "mountpoint": state.mountpoint, "socket": state.socket}
         )
@@ -68,41 +68,43 @@ def down(
 
 def _choose(states: list[RunState], mountpoint: str | None) -> RunState:
     if mountpoint is not None:
-        at = os.path.abspath(mountpoint)
-        real = os.path.join(os.path.realpath(os.path.dirname(at)), os.path.basename(at))
+        path = os.path.abspath(mountpoint)
+        real_path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         for state in states:
-            if state.mountpoint in (at, real):
+            if state.mountpoint in (path, real_path):
                 return state
-        raise NodeUnavailableError(f"{mountpoint}", why="nothing of headrace's is mounted there")
+        raise NodeUnavailableError(f"{mountpoint}", why="no mount of Headrace is at this path")
     if not states:
-        raise NodeUnavailableError("nothing to end", why="neither `up` nor `fuse` runs here")
+        raise NodeUnavailableError("nothing to end", why="neither `up` nor `fuse` runs on this host")
     states = [state for state in states if state.kind not in gateways.WORDS] or states
     if len(states) > 1:
         names = ", ".join(state.mountpoint or state.socket for state in states)
-        raise UsageError("several run on this host", why=names, hint="name a MOUNTPOINT, or --all")
+        raise UsageError(
+            "several nodes or mounts run on this host", why=names, hint="give a MOUNTPOINT, or --all"
+        )
     return states[0]
 
 
 def _end(state: RunState, folder: str, others: list[RunState]) -> None:
-    """others: those alive; a dead one's mount or node may be theirs by now."""
+    """End a process and what it runs. others: the live ones, which may own the mount or node of a dead one by now."""
     if state.alive():
         if not end(process_of(state), STOP_WITHIN_S):
             raise DeadlineExceededError(
-                f"process {state.pid} has not ended in {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
+                f"process {state.pid} has not ended within {STOP_WITHIN_S:.0f} s", hint=f"see {state.log}"
             )
         return
     from headrace.cli.supervise import detach
     from headrace.fuse.servers import Role, Servers
 
-    if state.mountpoint and state.mountpoint not in [one.mountpoint for one in others]:
+    if state.mountpoint and state.mountpoint not in [other.mountpoint for other in others]:
         servers = Servers.open(folder, state.mountpoint)
-        for role in Role:  # the holder first: it would start a session again
+        for role in Role:  # the FD store first: it would start a session again
             for pid in servers.pids(role):
                 end(servers.pidfd(role, pid), STOP_WITHIN_S)
         servers.close()
         detach(state.mountpoint)
     if state.kind not in NEED_A_NODE and state.socket not in [
-        one.socket for one in others if one.kind not in NEED_A_NODE
+        other.socket for other in others if other.kind not in NEED_A_NODE
     ]:
         end(listener_of(state.socket), STOP_WITHIN_S)
         drop_socket(state.socket)

@@ -1,6 +1,6 @@
-"""Words of the manual that are not beside a command: examples, and the fields of what --json prints.
+"""Holds the examples of each command, and the fields that it prints with --json.
 
-`--help` and docs/cli.md are made from these; tests hold what is printed against FIELDS.
+`--help` and docs/cli.md are made from these tables; tests compare what commands print with FIELDS.
 """
 
 from __future__ import annotations
@@ -260,17 +260,17 @@ FIELDS: dict[str, tuple[str, ...]] = {
         for verb in ("up", "status", "kill", "stop", "cont", "cut", "heal", "start", "add")
     },
 }
-"""How they are arranged: the head of docs/cli.md, in describe.py."""
+"""Whether a command prints an object or a list: the head of docs/cli.md, in gen_docs.py."""
 
 
 def add_examples(app: typer.Typer) -> None:
-    """Below the help of every command that is registered."""
-    for one in app.registered_commands:
-        _add(one, str(one.name))
+    """Add its examples below the help of every registered command."""
+    for command in app.registered_commands:
+        _add(command, str(command.name))
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            for one in group.typer_instance.registered_commands:
-                _add(one, f"{group.name} {one.name}")
+            for command in group.typer_instance.registered_commands:
+                _add(command, f"{group.name} {command.name}")
 
 
 def _add(command: typer.models.CommandInfo, name: str) -> None:

@@ -1,11 +1,11 @@
-"""The table: error code → exit status of the command line. docs/errors.md is written from it."""
+"""Maps the code of an error to the exit status of the command line. docs/errors.md is made from it."""
 
 from __future__ import annotations
 
 from headrace.base.errors import HeadraceError
 
 SOME_FAILED = 50
-"""A job came to its end, and some files failed."""
+"""A job ended, and some files failed."""
 
 EXIT_CODES: dict[str, int] = {
     "internal": 1,

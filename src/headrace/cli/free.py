@@ -1,4 +1,4 @@
-"""`headrace free`: a job of the node, or of its cluster."""
+"""Implements `headrace free`: a job of the node, or of its cluster, that deletes cached copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace fsck`: a job in the node."""
+"""Implements `headrace fsck`: a job of the node that compares cached bytes with their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace fuse MOUNTPOINT`: one more mount of a node that runs."""
+"""Implements `headrace fuse MOUNTPOINT`: adds a mount to a running node."""
 
 from __future__ import annotations
 
@@ -39,13 +39,17 @@ def fuse(
     check_io(io)
     run_folder = load().config.run_folder
     owner = lowered.owner_of(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
-    found = _look_at(socket, cache) if owner is None else owner.result_of(lambda: _look_at(socket, cache))
-    at = str(found["socket"])
+    node = _describe(socket, cache) if owner is None else owner.result_of(lambda: _describe(socket, cache))
+    node_socket = str(node["socket"])
     state = RunState(
-        kind="fuse", pid=os.getpid(), socket=at, mountpoint=os.path.abspath(mountpoint), log=log_path_of(at)
+        kind="fuse",
+        pid=os.getpid(),
+        socket=node_socket,
+        mountpoint=os.path.abspath(mountpoint),
+        log=log_path_of(node_socket),
     )
-    check_places([], found["urls"], mountpoint)
-    options = MountOptions(io, allow_other, writable=bool(found["writable"]))
+    check_places([], node["urls"], mountpoint)
+    options = MountOptions(io, allow_other, writable=bool(node["writable"]))
     if owner is None:
         supervisor = Supervisor(state, run_folder, config=None, mount=options)
     else:
@@ -60,16 +64,16 @@ def fuse(
     supervisor.run(lambda ready: show_ready(ready, time.monotonic() - began_s, as_json=json))
 
 
-def _look_at(socket: str | None, cache: str | None) -> dict[str, Any]:
-    """What the mount has to know of its node."""
+def _describe(socket: str | None, cache: str | None) -> dict[str, Any]:
+    """Return the socket of the node, the URLs of its origins, and whether it accepts writes."""
     from headrace.base.write_modes import WriteModes
     from headrace.cli.target import find_target
     from headrace.sdk.node_client import connect
 
-    at = find_target(socket, cache).socket
-    client = connect(at, role="cli")
+    node_socket = find_target(socket, cache).socket
+    client = connect(node_socket, role="cli")
     try:
         writable = WriteModes.parse(client.write).any
-        return {"socket": at, "writable": writable, "urls": list(client.mounts().values())}
+        return {"socket": node_socket, "writable": writable, "urls": list(client.mounts().values())}
     finally:
         client.close()

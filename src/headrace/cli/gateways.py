@@ -1,4 +1,4 @@
-"""The gateways of a node. `up` runs those that the settings name: a process each, started again when it ends."""
+"""Runs the gateways of a node: each in a process that `up` restarts, or one in the process of its own command."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class GatewayKind:
-    """word: of the module, headrace.WORD.main, of the command and of the state. setting: where it listens. certificate:
-    the setting by which it speaks TLS."""
+    """Describes one protocol that a node's namespace is served by.
+
+    word: names the command, the field of the state and the module (headrace.WORD.main). setting: the name of the
+    setting with its address. certificate: the name of the setting that turns TLS on.
+    """
 
     word: str
     name: str
@@ -37,7 +40,7 @@ class GatewayKind:
     certificate: str = ""
 
     def how_to_sign(self, credentials: str, url: str) -> str:
-        """Return what a user of this host does to be let in, by a file that the gateway made; "" where it made none."""
+        """Return how a user of this host authenticates by the file that the gateway created; "" if there is none."""
         if not credentials:
             return ""
         if self.word == "s3":
@@ -45,6 +48,7 @@ class GatewayKind:
         return f"token in {credentials}"
 
     def url(self, config: Config, address: object) -> str:
+        """Return the URL of a gateway that listens at the address."""
         if str(address).startswith("unix:"):
             return str(address)
         secure = self.certificate and getattr(config, self.certificate)
@@ -63,8 +67,8 @@ def kind_of(word: str) -> GatewayKind:
     return next(kind for kind in KINDS if kind.word == word)
 
 
-def wanted(config: Config) -> list[GatewayKind]:
-    """Return those that the settings give an address. MissingExtraError where their packages are not installed."""
+def configured_kinds(config: Config) -> list[GatewayKind]:
+    """Return the kinds whose address is set. Raises MissingExtraError when a package of one is not installed."""
     kinds = [kind for kind in KINDS if getattr(config, kind.setting)]
     for kind in kinds:
         require(("httptools",), f"setting {kind.setting}", extra=kind.word)
@@ -72,7 +76,7 @@ def wanted(config: Config) -> list[GatewayKind]:
 
 
 class KeptGateway:
-    """Its clients try again by themselves, so one that ended is started again and nothing else happens."""
+    """Keeps a gateway running: starts its process again when it ends. Clients retry by themselves."""
 
     def __init__(self, kind: GatewayKind, config: Config, socket: str, log_path: str) -> None:
         self.kind = kind
@@ -85,10 +89,11 @@ class KeptGateway:
         return start_gateway(self.kind.name, self.kind.word, self._config, self._socket, self._log_path)
 
     def descriptors(self) -> list[int]:
-        """To wait for."""
+        """Return the descriptors that are readable when `look` has something to do."""
         return [self.child.ready_fd, self.child.exit_fd] if self._running else []
 
     def look(self, ready: list[int]) -> None:
+        """Restart the process when its pause is over, and handle the readable descriptors of a running one."""
         if self.again_at_s is not None and time.monotonic() >= self.again_at_s:
             self.again_at_s = None
             self.child, self._running = self._start(), True
@@ -96,7 +101,7 @@ class KeptGateway:
             return
         try:
             if self.child.ready_fd in ready:
-                self.child.hear()
+                self.child.read_ready()
             if self.child.exit_fd not in ready:
                 return
             why = f"status {self.child.process.wait()}"
@@ -104,7 +109,7 @@ class KeptGateway:
             why = str(error)
         self.stop(1)
         self.again_at_s = time.monotonic() + PAUSE_S
-        warn(f"the {self.kind.name} ended: {why} (started again in {PAUSE_S:.0f} s)")
+        warn(f"the {self.kind.name} ended: {why} (it restarts in {PAUSE_S:.0f} s)")
 
     def stop(self, patience_s: float = STOP_S) -> None:
         if self._running:
@@ -122,20 +127,21 @@ def serve_here(
     ready: Callable[[str, Ready], str],
     json: bool,
 ) -> NoReturn:
-    """A gateway in the command's own process, until it is told to end. socket: the node's. ready: what is said of its
-    URL, and of where it listens."""
-    found = config
+    """Run a gateway in this process until SIGTERM or ^C, then exit the process.
+
+    socket: of the node. ready: returns the line to print, from the gateway's URL and its listening address.
+    """
     if not getattr(config, kind.setting):
-        found = msgspec.structs.replace(config, **{kind.setting: default_address})
+        config = msgspec.structs.replace(config, **{kind.setting: default_address})
     state = RunState(kind=kind.word, pid=os.getpid(), socket=socket)
-    make_run_folder(found.run_folder)
+    make_run_folder(config.run_folder)
 
     def on_ready(bound: Ready) -> None:
-        url = kind.url(found, bound.address)
+        url = kind.url(config, bound.address)
         setattr(state, kind.word, url)
         if bound.credentials:
             state.credentials[kind.word] = bound.credentials
-        write_state(found.run_folder, state)
+        write_state(config.run_folder, state)
         if json:
             about = {"url": url, "credentials": bound.credentials, "socket": state.socket}
             print_json({"ready": True, **about, "pid": state.pid})
@@ -144,9 +150,9 @@ def serve_here(
             if how := kind.how_to_sign(bound.credentials, url):
                 say(how)
 
-    log_to_stderr(found.log_level)
+    log_to_stderr(config.log_level)
     try:
-        serve(found, state.socket, on_ready)
+        serve(config, state.socket, on_ready)
     finally:
-        remove_state(found.run_folder, state.pid)
-    os._exit(0)  # threads of the pool may be waiting for the node
+        remove_state(config.run_folder, state.pid)
+    os._exit(0)  # without joining threads of the pool, which may wait for the node

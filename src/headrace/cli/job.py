@@ -1,4 +1,4 @@
-"""Runs a job, of the node or of its cluster, and shows how far it is: load, free, pin, unpin, sync, persist, fsck."""
+"""Runs a job of the node or of its cluster and shows its progress: load, free, pin, unpin, sync, persist, fsck."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ID_LIMIT_S = 2.0
 
 
 class ShowProgress(Protocol):
-    """Where progress goes."""
+    """Displays the state of a running job."""
 
     def __call__(self, state: JobState) -> None: ...
 
 
 def register(app: typer.Typer) -> None:
-    """The word `job` itself; what it does is in jobs.py."""
+    """Register the group `headrace job`; its commands are in jobs.py."""
     from headrace.cli.jobs import register_group
 
     register_group(app)
@@ -44,16 +44,18 @@ def run_job(
     socket: str | None,
     cache: str | None,
     as_json: bool,
-    wanted: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
     detach: bool = False,
 ) -> None:
-    """Blocks until it is done; ^C cancels it. typer.Exit when files failed. wanted: options of the job. detach: its id
-    is printed, and it goes on."""
+    """Run a job and block until it has ended; ^C cancels it. detach: print its id, and return while it runs.
+
+    Raises typer.Exit with SOME_FAILED when files failed.
+    """
     from headrace.cli.target import find_target
     from headrace.wire.messages import JobStart
 
     target = find_target(socket, cache, path)
-    start = JobStart(kind=kind, path=target.path, options=dict(wanted or {}))
+    start = JobStart(kind=kind, path=target.path, options=dict(options or {}))
     if detach:
         _begin(start, target.socket, as_json=as_json)
     else:
@@ -61,8 +63,11 @@ def run_job(
 
 
 def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool) -> None:
-    """Shows a job until it is over; ^C cancels it, of a cluster by an explicit word: a lost connection means nothing
-    there. name: its kind and path. typer.Exit when files failed."""
+    """Show a job until it has ended; ^C cancels it. name: its kind and path.
+
+    A cluster's job is cancelled by a request, because it survives the loss of this connection. Raises typer.Exit with
+    SOME_FAILED when files failed.
+    """
     from headrace.cli.request import connection_to
     from headrace.wire.messages import JobState
 
@@ -71,7 +76,7 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
     began_s = time.monotonic()
     last: JobState | None = None
     try:
-        with _progress(kind, wanted=not as_json and sys.stderr.isatty()) as show:
+        with _progress(kind, is_shown=not as_json and sys.stderr.isatty()) as show:
             for state in connection.stream(start):
                 assert isinstance(state, JobState)
                 last = state
@@ -82,7 +87,7 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
     except NodeUnavailableError as error:
         if last is None or not last.id:
             raise
-        hint = f"the job goes on: `headrace job show {last.id}` on any node"
+        hint = f"the job keeps running: `headrace job show {last.id}` on any node"
         raise NodeUnavailableError(error.what, why=error.why, hint=hint) from None
     finally:
         connection.close()
@@ -90,7 +95,7 @@ def follow(start: JobStart, socket: str, name: tuple[str, str], *, as_json: bool
     _show_result(kind, path, last, time.monotonic() - began_s, as_json=as_json)
     if last.state == "cancelled":
         raise CancelledByUserError(
-            f"{kind} {path}", why=f"job {last.id} was cancelled; what is done stays done"
+            f"{kind} {path}", why=f"job {last.id} was cancelled; finished files stay as they are"
         )
     if last.failed_files:
         raise typer.Exit(SOME_FAILED)
@@ -110,7 +115,7 @@ def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
         raise UsageError(
             f"{start.kind} --detach",
             why="this node has no cluster, and its jobs end with their command",
-            hint="leave --detach away",
+            hint="omit --detach",
         )
     if as_json:
         print_json({"kind": start.kind, "path": start.path, "took_s": 0.0, **_fields(state)})
@@ -119,7 +124,7 @@ def _begin(start: JobStart, socket: str, *, as_json: bool) -> None:
 
 
 def _id_of(start: JobStart, connection: Connection) -> str:
-    """Of a job that has not told its state yet; "" where it is of this node only, or the node does not answer."""
+    """Return the id of a job before its first state arrived; "" if only this node runs it, or does not answer."""
     from headrace.base.deadline import Deadline
 
     if start.kind == "watch":
@@ -130,10 +135,10 @@ def _id_of(start: JobStart, connection: Connection) -> str:
         return ""
 
 
-def _cancelled(what: str, id: str, socket: str) -> CancelledByUserError:
-    """After ^C: the job is cancelled on return, where closing the connection is not enough."""
+def _cancelled(name: str, id: str, socket: str) -> CancelledByUserError:
+    """Cancel a job after ^C, if closing the connection does not, and return the error to raise."""
     if not id:
-        return CancelledByUserError(what, why="cancelled; what is done stays done")
+        return CancelledByUserError(name, why="cancelled; finished files stay as they are")
     from headrace.cli.request import connection_to
     from headrace.wire.messages import JobCancel
 
@@ -142,7 +147,7 @@ def _cancelled(what: str, id: str, socket: str) -> CancelledByUserError:
         connection.ask(JobCancel(id=id))
     finally:
         connection.close()
-    return CancelledByUserError(what, why="cancelled on all nodes; what is done stays done")
+    return CancelledByUserError(name, why="cancelled on all nodes; finished files stay as they are")
 
 
 def _fields(state: JobState) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
     if as_json:
         print_json({"kind": kind, "path": path, "took_s": round(took_s, 3), **_fields(state)})
         return
-    what = "folders" if kind == "sync" else "files"
+    unit = "directories" if kind == "sync" else "files"
     size = f", {show_size(state.bytes_done)}" if kind != "sync" else ""
     rate = (
         f" ({show_size(state.bytes_done / max(took_s, 1e-3))}/s)"
@@ -165,7 +170,7 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
         else ""
     )
     failed = f", {state.failed_files} failed" if state.failed_files else ""
-    say(f"{kind} {path}: {state.files_done} {what}{size} in {took_s:.1f} s{rate}{failed}")
+    say(f"{kind} {path}: {state.files_done} {unit}{size} in {took_s:.1f} s{rate}{failed}")
     for name, reason in state.failed[:FAILED_SHOWN_MAX]:
         warn(f"{name}: {reason}")
     if len(state.failed) > FAILED_SHOWN_MAX:
@@ -173,14 +178,14 @@ def _show_result(kind: str, path: str, state: JobState, took_s: float, *, as_jso
 
 
 @contextmanager
-def _progress(kind: str, *, wanted: bool) -> Iterator[ShowProgress]:
-    if not wanted:
+def _progress(kind: str, *, is_shown: bool) -> Iterator[ShowProgress]:
+    if not is_shown:
         yield lambda _state: None
         return
     from rich import progress
     from rich.console import Console
 
-    columns = (  # 80 columns hold them: no share in percent, which the bar shows
+    columns = (  # they fit 80 columns; the bar shows the percentage
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
         progress.TextColumn("{task.fields[text]}"),
@@ -191,7 +196,7 @@ def _progress(kind: str, *, wanted: bool) -> Iterator[ShowProgress]:
         task = bar.add_task(kind, total=None, text="listing")
 
         def show(state: JobState) -> None:
-            bytes_s = rate.seen(state.bytes_done, time.monotonic())
+            bytes_s = rate.update(state.bytes_done, time.monotonic())
             total = None if state.listing or kind == "sync" else state.bytes_total
             bar.update(
                 task, completed=state.bytes_done, total=total, text=progress_text(kind, state, bytes_s)
@@ -201,24 +206,25 @@ def _progress(kind: str, *, wanted: bool) -> Iterator[ShowProgress]:
 
 
 class RateMeter:
-    """Bytes a second over the last seconds."""
+    """Measures bytes a second over the last seconds."""
 
     def __init__(self, window_s: float = 5.0) -> None:
         self._window_s = window_s
-        self._seen: deque[tuple[float, int]] = deque()
+        self._samples: deque[tuple[float, int]] = deque()
 
-    def seen(self, bytes_done: int, now_s: float) -> float:
-        self._seen.append((now_s, bytes_done))
-        while len(self._seen) > 2 and now_s - self._seen[0][0] > self._window_s:
-            self._seen.popleft()
-        first_s, first_bytes = self._seen[0]
+    def update(self, bytes_done: int, now_s: float) -> float:
+        """Add a sample, and return the rate over the window."""
+        self._samples.append((now_s, bytes_done))
+        while len(self._samples) > 2 and now_s - self._samples[0][0] > self._window_s:
+            self._samples.popleft()
+        first_s, first_bytes = self._samples[0]
         return (bytes_done - first_bytes) / (now_s - first_s) if now_s > first_s else 0.0
 
 
 def progress_text(kind: str, state: JobState, bytes_s: float) -> str:
-    """Files, bytes and rate; "+" where more may be found."""
+    """Return files, bytes and rate as text, with "+" while the node still lists more files."""
     if kind == "sync":
-        return f"{state.files_done} folders"
+        return f"{state.files_done} directories"
     more = "+" if state.listing else ""
     return (
         f"{state.files_done}/{state.files_total}{more} files, "

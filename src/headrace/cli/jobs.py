@@ -1,4 +1,4 @@
-"""`headrace job list | show | cancel | retry`: jobs of the cluster, from any of its nodes."""
+"""Implements `headrace job list | show | cancel | retry` for the cluster's jobs, from any of its nodes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def cancel(
     from headrace.wire.messages import JobCancel
 
     ask(JobCancel(id=id), socket, cache)
-    print_json({"id": id}) if json else say(f"job {id}: cancelled, if it was not over")
+    print_json({"id": id}) if json else say(f"job {id}: cancelled, if it had not ended")
 
 
 def retry(

@@ -1,4 +1,4 @@
-"""`headrace lab`: a cluster on this machine, to try, to break and to measure."""
+"""Implements `headrace lab`: a cluster on this machine for trials, failure tests and measurements."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def up(
     from headrace.config.sizes import parse_size
     from headrace.lab.network import parse_rate
 
-    given = origin_options(
+    origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -93,7 +93,7 @@ def up(
             cache_bytes=parse_size(cache),
             zones=zones,
             origin=url_of(origin) if origin else "",
-            origin_options=given,
+            origin_options=origin_settings,
             alone=alone,
             folder=folder,
         )
@@ -122,7 +122,7 @@ def kill(
     from headrace.base.errors import UsageError
 
     if only not in ("", "node"):
-        raise UsageError(f"--only {only}", why="unknown", hint="node is all there is")
+        raise UsageError(f"--only {only}", why="unknown process", hint="--only node")
     _lab().kill(number, only_node=only == "node")
     _show(_lab(), as_json=json)
 

@@ -1,4 +1,4 @@
-"""`headrace load`: a job of the node, or of its cluster."""
+"""Implements `headrace load`: a job of the node, or of its cluster, that fetches files."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def load(
     """Fetch all files below PATH into the cache."""
     from headrace.cli.job import run_job
 
-    wanted = options.job_options(replicas, priority, verify=verify)
-    run_job("load", path, socket=socket, cache=cache, as_json=json, wanted=wanted, detach=detach)
+    job = options.job_options(replicas, priority, verify=verify)
+    run_job("load", path, socket=socket, cache=cache, as_json=json, options=job, detach=detach)

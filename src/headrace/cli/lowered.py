@@ -1,7 +1,7 @@
-"""Starting as root, and going on as an unprivileged user (`--user`); and root's commands to such a node.
+"""Starts a node as root and runs it as an unprivileged user (`--user`), and runs root's commands to such a node.
 
-Root makes what only root can, the mount among it, becomes the user, and never is root again. What the user could have
-prepared - state files, sockets, an index - is looked at in that user's name only.
+The process mounts as root, then becomes the user and never is root again. It reads what the user could have prepared
+(state files, sockets, an index) only with that user's rights.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     from headrace.cli.process import MountOptions
 
 TO_MOUNT = frozenset({Capability.SYS_ADMIN})
-"""What `up` and the holder keep of root's rights, to register files, and to unmount."""
+"""The capability that `up` and the FD store keep, to register files and to unmount."""
 
 
 @dataclass(frozen=True, slots=True)
 class RootsMount:
-    """A mount that root made, and nobody serves yet: a look at it waits until somebody does. fds: of
-    `fuse/fd_store.py`. passthrough: of `fuse/session_main.py`."""
+    """Is a mount that root made and that no process serves yet; calls on it block until one does.
+
+    fds: as in `fuse/fd_store.py`. passthrough: as in `fuse/session_main.py`.
+    """
 
     mountpoint: str
     fds: tuple[int, int]
     passthrough: str
 
     def undo(self) -> None:
-        """Where nobody came to serve it."""
+        """Unmount it, when no process came to serve it."""
         from headrace.fuse import device
 
         for fd in self.fds:
@@ -47,7 +49,7 @@ class RootsMount:
 
 
 def account_for(config: Config) -> Account | None:
-    """The user that is asked for; None where this process is that user, or none is. UsageError."""
+    """Return the user to become; None if the settings name none, or this process is that user. Raises UsageError."""
     if not config.user:
         return None
     account = account_of(config.user)
@@ -59,14 +61,16 @@ def account_for(config: Config) -> Account | None:
 
 
 def owner_of(folder: str) -> Account | None:
-    """For a process of root's: the user of the node whose folder it is; None where that is root, or nobody whom root
-    chose."""
+    """Return the user that owns a node's run folder, for a process of root.
+
+    None where the owner is root, or a user that root did not choose.
+    """
     uid = chosen_by_root(folder) if os.geteuid() == 0 else None
     return account_with(uid) if uid else None
 
 
 def become_owner(folder: str, kept: frozenset[Capability] = capabilities.NONE) -> None:
-    """Root's command to a node of another user goes on as that user."""
+    """Switch from root to the user that owns a node's run folder. kept: capabilities to keep."""
     owner = owner_of(folder)
     if owner is not None:
         settle_run_folder(folder)
@@ -74,7 +78,7 @@ def become_owner(folder: str, kept: frozenset[Capability] = capabilities.NONE) -
 
 
 def start_as(account: Account | None, config: Config) -> None:
-    """A gateway is of its node's user. None: as this process is."""
+    """Run a gateway as its node's user; None keeps this process's user. Raises UsageError if the users differ."""
     if account is None:
         return
     owner = owner_of(config.run_folder)
@@ -85,7 +89,7 @@ def start_as(account: Account | None, config: Config) -> None:
 
 
 def hand_over_folders(config: Config, account: Account) -> None:
-    """What the node writes is its user's: caches and the run folder, where root makes them."""
+    """Create the caches and the run folder as root, and make the user their owner."""
     for volume in config.cache:
         hand_over(volume.folder, account.uid, account.gid)
     hand_over(config.run_folder, account.uid, account.gid)
@@ -95,26 +99,28 @@ def hand_over_folders(config: Config, account: Account) -> None:
 
 
 def check_program() -> None:
-    """Refuse where this process's user can't run this program, or may change it: what it has of root's rights would be
-    anybody's who is that user. UsageError."""
+    """Raise UsageError if this process's user can't run this program, or may change it.
+
+    A program that the user may change would give that user the rights that it keeps of root's.
+    """
     if not os.access(sys.executable, os.X_OK) or not os.access(__file__, os.R_OK):
         raise UsageError(
             f"user {os.geteuid()}",
-            why=f"it may not run {sys.executable} or read {os.path.dirname(__file__)}",
+            why=f"the user may not run {sys.executable} or read {os.path.dirname(__file__)}",
             hint="install Headrace where all users can read it",
         )
-    for one in {sys.executable, os.path.dirname(__file__), *sys.path}:
-        place = os.path.realpath(one)
-        if _may_be_changed(place):
+    for path in {sys.executable, os.path.dirname(__file__), *sys.path}:
+        program = os.path.realpath(path)
+        if _may_be_changed(program):
             raise UsageError(
                 f"user {os.geteuid()}",
-                why=f"it may change {place}, which root's rights would run",
+                why=f"the user may change {program}, which would run with rights of root",
                 hint="install Headrace as root",
             )
 
 
 def _may_be_changed(path: str) -> bool:
-    """Whether this user may put something else in a path's place, or into it."""
+    """Return whether this user may replace a path, or write into it."""
     if os.access(path, os.W_OK):
         return True
     while path != "/":
@@ -125,31 +131,32 @@ def _may_be_changed(path: str) -> bool:
 
 
 def mount_as_root(account: Account, mountpoint: str, run_folder: str, options: MountOptions) -> RootsMount:
-    """The mount, made before this process becomes the user. MountError."""
+    """Mount before this process becomes the user. Raises MountError."""
     from headrace.cli.supervise import may_be_served
     from headrace.fuse import device, handover_state, mount, probe
 
     if options.writable:
         raise MountError(
             f"cannot mount at {mountpoint}",
-            why=f"what users write there is kept by root, and the node is of user {account.name}",
-            hint="leave --write or --user out",
+            why=f"only root can store what several users write, and the node runs as user {account.name}",
+            hint="omit --write or --user",
         )
     path = mount.place_of(mountpoint)
     if not only_root_moves(path):
         raise MountError(
             f"cannot mount at {path}",
-            why="others than root may exchange a folder on the way there",
-            hint="name one below folders of root's",
+            why="users other than root may replace a directory of this path",
+            hint="choose a mountpoint below directories of root",
         )
     if not account.result_of(lambda: os.access(os.path.dirname(path), os.X_OK)):
-        raise MountError(f"cannot mount at {path}", why=f"user {account.name} may not go there")
+        raise MountError(f"cannot mount at {path}", why=f"user {account.name} may not enter its directory")
     passthrough = ""
     if options.io in ("auto", "passthrough"):
         probed = probe.probe()
         passthrough = f"{'yes' if probed.works else 'no'} {probed.reason}"
     path = mount.prepare(
-        path, is_served=lambda at: bool(account.result_of(lambda: may_be_served(run_folder, at)))
+        path,
+        is_served=lambda mount_path: bool(account.result_of(lambda: may_be_served(run_folder, mount_path))),
     )
     fds = device.open_device(), handover_state.create()
     device.mount(fds[0], path, allow_other=options.allow_other, server_uid=account.uid)

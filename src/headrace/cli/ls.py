@@ -1,4 +1,4 @@
-"""`headrace ls`: names of the namespace, cached or not."""
+"""Implements `headrace ls`: lists names of the namespace, cached or not."""
 
 from __future__ import annotations
 
@@ -53,31 +53,31 @@ def _walk(client: NodeClient, path: bytes, *, recursive: bool) -> Iterator[tuple
 
     levels = [(path, b"", iter(client.list_path(path)))]
     while levels:
-        path, below, entries = levels[-1]
+        path, prefix, entries = levels[-1]
         entry = next(entries, None)
         if entry is None:
             levels.pop()
             continue
-        yield below + entry.name, entry
+        yield prefix + entry.name, entry
         if recursive and entry.kind is Kind.DIRECTORY:
             path = path.rstrip(b"/") + b"/" + entry.name
-            levels.append((path, below + entry.name + b"/", iter(client.list_path(path))))
+            levels.append((path, prefix + entry.name + b"/", iter(client.list_path(path))))
 
 
 def _row(name: bytes, entry: Entry) -> dict[str, Any]:
     from headrace.base.model import Kind
 
-    folder = entry.kind is Kind.DIRECTORY
+    is_directory = entry.kind is Kind.DIRECTORY
     return {
-        "name": name.decode(errors="backslashreplace") + ("/" if folder else ""),
+        "name": name.decode(errors="backslashreplace") + ("/" if is_directory else ""),
         "kind": entry.kind.name.lower(),
-        "size_bytes": 0 if folder else entry.version.size_bytes,
+        "size_bytes": 0 if is_directory else entry.version.size_bytes,
         "mtime": show_mtime(entry.version.mtime_ns),
     }
 
 
 def show_mtime(mtime_ns: int) -> str | None:
-    """None where the origin knows none: folders of object stores."""
+    """Return a time as text; None where the origin has none, as for directories of object stores."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mtime_ns / 1e9)) if mtime_ns else None
 
 

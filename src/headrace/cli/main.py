@@ -1,4 +1,4 @@
-"""The `headrace` command: finds the command's module, imports only that, turns errors into a line and a status."""
+"""Runs the `headrace` command: imports only the module of the command given, and turns errors into exit statuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HELP = "Read object stores at local-disk speed, from a cache on NVMe."
 
 
 def main() -> int:
-    """The exit status; see docs/errors.md."""
+    """Run the command line, and return its exit status (docs/errors.md)."""
     words = sys.argv[1:]
     if words == ["--version"]:
         from headrace import __version__
@@ -31,7 +31,7 @@ def main() -> int:
         sys.stdout.write(f"headrace {__version__}\n")
         return 0
     try:
-        # not standalone: its errors come to us, and become one line like ours
+        # not standalone: errors of the parser become one line like all others
         status = build_app(words[0] if words else "")(
             args=words or ["--help"], prog_name="headrace", standalone_mode=False
         )
@@ -49,22 +49,24 @@ def main() -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.stderr.write(f"{error}\n")
             return 2
-        ours = _ours(error, words[0] if words else "")
-        if ours is not None:
-            return _report(ours)
-        if type(error).__name__ == "Abort":  # their word for ^C
+        translated = _translate(error, words[0] if words else "")
+        if translated is not None:
+            return _report(translated)
+        if type(error).__name__ == "Abort":  # what the parser raises for ^C
             return 130
         if _trace_wanted():
             raise
         from headrace.cli.render import warn
 
-        warn(f"{type(error).__name__}: {error} (a defect: HEADRACE_TRACE=1 shows where)")
+        warn(
+            f"{type(error).__name__}: {error} (a defect of Headrace: HEADRACE_TRACE=1 prints a trace to report)"
+        )
         return 1
     return 0
 
 
 def build_app(first_word: str = "") -> typer.Typer:
-    """With the one command that is wanted; with all when it is not clear which."""
+    """Build the parser with the command that the first word names; with all commands if it names none."""
     import typer
 
     from headrace.cli.examples import add_examples
@@ -72,7 +74,7 @@ def build_app(first_word: str = "") -> typer.Typer:
     app = typer.Typer(
         help=_HELP,
         add_completion=first_word
-        not in COMMANDS,  # a shell that completes gives no word; others needn't wait for it
+        not in COMMANDS,  # a completing shell gives no word; commands start faster without it
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -110,21 +112,21 @@ def _trace_wanted() -> bool:
     return trace_wanted()
 
 
-def _ours(error: Exception, word: str) -> HeadraceError | None:
-    """Return the error that a foreign one means: a wrong word of the user, or a missing package of an extra."""
-    if hasattr(error, "format_message"):  # the parser's: Click's or Typer's own copy of it
+def _translate(error: Exception, word: str) -> HeadraceError | None:
+    """Return our error for a foreign one: bad usage, a missing extra, or an error of a path; None for others."""
+    if hasattr(error, "format_message"):  # raised by Click, or by Typer's copy of it
         return _usage_error(error)
     if isinstance(error, ModuleNotFoundError):
         from headrace.base.missing_extras import missing_extra_of
 
         return missing_extra_of(error, word, extra=word)
     if isinstance(error, OSError) and isinstance(error.filename, str):
-        return _of_the_system(error, error.filename)
+        return _translate_os_error(error, error.filename)
     return None
 
 
-def _of_the_system(error: OSError, path: str) -> HeadraceError | None:
-    """Return the error of a path that the user named, or that lies below it; None where the cause is another."""
+def _translate_os_error(error: OSError, path: str) -> HeadraceError | None:
+    """Return our error for one of a path that the user gave, or of one below it; None for other causes."""
     kinds: dict[int | None, type[HeadraceError]] = {
         errno.ENOENT: errors.PathNotFoundError,
         errno.ENOTDIR: errors.NotADirectoryPathError,
@@ -143,7 +145,7 @@ def _of_the_system(error: OSError, path: str) -> HeadraceError | None:
 
 
 def _usage_error(error: Any) -> UsageError:
-    """A wrong word of the user as our error."""
+    """Return the UsageError for an error of the parser."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "headrace"
     why = " ".join(str(error.format_message()).split()).rstrip(".")
@@ -153,14 +155,14 @@ def _usage_error(error: Any) -> UsageError:
 
 
 def _status_of(end: SystemExit) -> int:
-    if isinstance(end.__context__, BrokenPipeError):  # Click's way with it
+    if isinstance(end.__context__, BrokenPipeError):  # Click raises SystemExit for it
         _drop_stdout()
         return 0
     return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
 
 
 def _drop_stdout() -> None:
-    """Who read our output has gone; the interpreter must not try to flush it."""
+    """Replace stdout, whose reader has closed it, so that the interpreter does not fail to flush it."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""`headrace mount add | list | remove`: the mount table of a running node."""
+"""Implements `headrace mount add | list | remove` for the mount table of a running node."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def add(
     from headrace.cli.up import origin_options, url_of
     from headrace.wire.messages import MountAdd
 
-    given = origin_options(
+    origin_settings = origin_options(
         endpoint=endpoint, region=region, profile=profile, anonymous=anonymous, pairs=option or []
     )
-    ask(MountAdd(path=path, url=url_of(origin), options=given), socket, cache)
+    ask(MountAdd(path=path, url=url_of(origin), options=origin_settings), socket, cache)
     print_json({"path": path, "url": url_of(origin)}) if json else say(
         f"attached: {url_of(origin)} at {path}"
     )

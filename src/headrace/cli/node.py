@@ -1,4 +1,4 @@
-"""`headrace node run`: a node in this process, for service managers; `headrace node drain`: before one is ended."""
+"""Implements `headrace node run`, a node in this process for service managers, and `headrace node drain`."""
 
 from __future__ import annotations
 
@@ -48,17 +48,19 @@ def run(
     from headrace.node.node import run_node
 
     flags: dict[str, Any] = {"cache": cache, "cluster": cluster, "node_id": node_id, "listen": listen}
-    found = load({**flags, "zone": zone, "user": user}, file=config).config
-    check_places([volume.folder for volume in found.cache], [one.url for one in found.mounts.values()])
-    account = lowered.account_for(found)
+    settings = load({**flags, "zone": zone, "user": user}, file=config).config
+    check_places(
+        [volume.folder for volume in settings.cache], [mount.url for mount in settings.mounts.values()]
+    )
+    account = lowered.account_for(settings)
     if account is not None:
-        lowered.hand_over_folders(found, account)
+        lowered.hand_over_folders(settings, account)
         account.result_of(lowered.check_program)
         account.become()
-    remember_capacity(found)
-    make_run_folder(found.run_folder)
-    state = RunState(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=found.socket_path)
-    state.cache = [volume.folder for volume in found.cache]
+    remember_capacity(settings)
+    make_run_folder(settings.run_folder)
+    state = RunState(kind="node", pid=os.getpid(), node_pid=os.getpid(), socket=settings.socket_path)
+    state.cache = [volume.folder for volume in settings.cache]
     reading, writing = os.pipe()
     failed: list[dict[str, Any]] = []
 
@@ -68,17 +70,17 @@ def run(
         if "error" in answer:
             failed.append(answer)
         elif answer:
-            write_state(found.run_folder, state)
+            write_state(settings.run_folder, state)
             print_json(answer) if json else say(f"ready: {answer['socket']}")
 
-    # daemon: a node that did not start at all says nothing, and nobody waits for it
+    # daemon: a node that did not start writes nothing, and its thread must not delay the exit
     listener = threading.Thread(target=wait_ready, name="ready", daemon=True)
     listener.start()
-    _log_to_stderr(found.log_level)
+    _log_to_stderr(settings.log_level)
     try:
-        status = run_node(found, ready_fd=writing)
+        status = run_node(settings, ready_fd=writing)
     finally:
-        remove_state(found.run_folder, state.pid)
+        remove_state(settings.run_folder, state.pid)
     listener.join(5)
     if failed:
         raise error_of(failed[0])
@@ -96,6 +98,6 @@ def drain(socket: options.Socket = None, cache: options.CacheOf = None, json: op
 
 
 def _log_to_stderr(level: str) -> None:
-    """As the node does by itself, but for the error that this command prints in its own way."""
+    """Log as the node does, except the error that this command prints itself."""
     handler = log_to_stderr(level)
     handler.addFilter(lambda record: not str(record.msg).startswith("node did not start"))

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Declares the options that several commands share."""
 
 from __future__ import annotations
 

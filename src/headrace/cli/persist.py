@@ -1,4 +1,4 @@
-"""`headrace persist`: what was written on this node goes to its origins."""
+"""Implements `headrace persist`: uploads this node's unpersisted changes to their origins."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def persist(
     from headrace.cli.job import run_job
 
     kind = "persist" if wait else "persist-soon"
-    wanted = {"forget_conflicts": "true"} if forget_conflicts else {}
-    run_job(kind, path, socket=socket, cache=cache, as_json=json, wanted=wanted)
+    job = {"forget_conflicts": "true"} if forget_conflicts else {}
+    run_job(kind, path, socket=socket, cache=cache, as_json=json, options=job)

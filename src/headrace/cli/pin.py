@@ -1,4 +1,4 @@
-"""`headrace pin`: a job of the node, or of its cluster."""
+"""Implements `headrace pin`: a job of the node, or of its cluster, that keeps files in the cache."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def pin(
     """Fetch all files below PATH and never evict them."""
     from headrace.cli.job import run_job
 
-    wanted = options.job_options(replicas, priority, verify=verify)
-    run_job("pin", path, socket=socket, cache=cache, as_json=json, wanted=wanted, detach=detach)
+    job = options.job_options(replicas, priority, verify=verify)
+    run_job("pin", path, socket=socket, cache=cache, as_json=json, options=job, detach=detach)

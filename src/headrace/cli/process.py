@@ -1,4 +1,4 @@
-"""Starting a node or a mount holder as a process of its own, and hearing from it that it is ready."""
+"""Starts a node, an FD store or a gateway as a process, and waits until it is ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.config.schema import Config
 
 
 class Child:
-    """A process that says one JSON line on a pipe when it is ready, or why it is not."""
+    """Runs a process that writes one JSON line to a pipe when it is ready, or with the reason why it is not."""
 
     def __init__(
         self,
@@ -33,49 +33,52 @@ class Child:
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self._said = b""
-        self.ready_fd, theirs = os.pipe()
+        self._received = b""
+        self.ready_fd, child_fd = os.pipe()
         log = _open_log(log_path)
         try:
             self.process = subprocess.Popen(
-                module_command(*words, "--ready-fd", str(theirs)),
+                module_command(*words, "--ready-fd", str(child_fd)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(theirs, *pass_fds),
-                start_new_session=True,  # a terminal's ^C is ours alone
+                pass_fds=(child_fd, *pass_fds),
+                start_new_session=True,  # ^C of the terminal reaches this process alone
                 preexec_fn=before_exec,
             )
         finally:
             os.close(log)
-            os.close(theirs)
+            os.close(child_fd)
         self.exit_fd = os.pidfd_open(self.process.pid)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def hear(self) -> dict[str, Any] | None:
-        """When ready_fd is readable: its line, or None when it is not whole yet. Raises the error it reports."""
-        part = os.read(self.ready_fd, 65536)
-        self._said += part
-        if part and b"\n" not in self._said:
+    def read_ready(self) -> dict[str, Any] | None:
+        """Read from a readable ready_fd, and return the line, None until it is complete.
+
+        Raises the error that the process reports, and HeadraceError if it ended without a line.
+        """
+        chunk = os.read(self.ready_fd, 65536)
+        self._received += chunk
+        if chunk and b"\n" not in self._received:
             return None
         self.drop_ready()
-        if b"\n" not in self._said:
+        if b"\n" not in self._received:
             raise HeadraceError(
                 f"the {self.name} process ended before it was ready",
                 why=self._last_words(),
                 hint=f"see {self.log_path}",
             )
-        answer: dict[str, Any] = json.loads(self._said.split(b"\n", 1)[0])
+        answer: dict[str, Any] = json.loads(self._received.split(b"\n", 1)[0])
         if "error" in answer:
             self.stop(5)
             raise error_of(answer)
         return answer
 
     def stop(self, patience_s: float) -> None:
-        """SIGTERM, and SIGKILL when it takes too long."""
+        """Send SIGTERM, and SIGKILL if the process has not ended within patience_s. Returns when it has ended."""
         for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
             if self.process.poll() is None:
                 self.process.send_signal(number)
@@ -105,18 +108,20 @@ class Child:
         with open(self.log_path, "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
             lines = log.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return f"status {self.process.returncode}" + (f", {said[-1]}" if said else "")
+        messages = [line.strip() for line in lines if line.strip()]
+        return f"status {self.process.returncode}" + (f", {messages[-1]}" if messages else "")
 
 
 def start_node(config: Config, log_path: str, *, again: bool) -> Child:
-    """The configuration goes over in memory: it may hold secrets. again: it ran before, and its origins were there:
-    it starts also when they are away now."""
+    """Start a node. again: it ran before, so it starts even if its origins are unreachable now.
+
+    The configuration is passed in memory, because it may hold secrets.
+    """
     return _start_configured("node", ["headrace.node", *["--again"] * again], config, log_path)
 
 
 def start_gateway(name: str, word: str, config: Config, socket: str, log_path: str) -> Child:
-    """name: for messages. word: the module is headrace.WORD.main. socket: of its node."""
+    """Start a gateway. name: for messages. word: names its module, headrace.WORD.main. socket: of its node."""
     return _start_configured(name, [f"headrace.{word}.main", "--socket", socket], config, log_path)
 
 
@@ -132,14 +137,14 @@ def _start_configured(name: str, words: list[str], config: Config, log_path: str
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """io: how the kernel reads. writable: of a node whose settings let something be written."""
+    """Holds how to mount. io: the I/O mode. writable: whether the settings of the node permit writes."""
 
     io: str
     allow_other: bool
     writable: bool
 
 
-def start_holder(
+def start_fd_store(
     mountpoint: str,
     socket: str,
     log_path: str,
@@ -150,9 +155,12 @@ def start_holder(
     passthrough: str | None = None,
     mounted: bool = False,
 ) -> Child:
-    """fds, lock_fd: of `fuse/fd_store.py`. mounted: they are, and what served them is dead; then it says nothing when
-    it is ready. passthrough: of `fuse/session_main.py`, where this process is an unprivileged user's but for
-    CAP_SYS_ADMIN: of all that it starts, the holder alone has that, too. None: rights are as they are."""
+    """Start the FD store of a mount. fds, lock_fd: as in `fuse/fd_store.py`.
+
+    mounted: the mount exists and its processes are dead; the FD store then reports nothing when it is ready.
+    passthrough: as in `fuse/session_main.py`, where this process has only CAP_SYS_ADMIN of root's rights. Of all
+    processes that it starts, only the FD store receives that capability. None: rights stay as they are.
+    """
     words = ["headrace.fuse.fd_store", "--mountpoint", mountpoint, "--socket", socket]
     words += ["--io", options.io, "--lock-fd", str(lock_fd)]
     if mounted:
@@ -173,7 +181,7 @@ def start_holder(
 
 
 def error_of(answer: dict[str, Any]) -> HeadraceError:
-    """The error a child reported, as the class it was."""
+    """Return the error that a child reported, as its own class."""
     kind = error_classes().get(str(answer["error"]), HeadraceError)
     return kind(str(answer.get("what", "")), why=str(answer.get("why", "")), hint=str(answer.get("hint", "")))
 

@@ -1,4 +1,4 @@
-"""Prints one value as a table for people or as JSON for programs. Rich is imported only for people."""
+"""Prints a value as a table for people, or as JSON for programs. Only tables import Rich."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headrace.base.printable import printable
 
 
 def say(*lines: str) -> None:
-    """Lines for people, on stdout. Each stays one, and steers no terminal, whatever names are in it."""
+    """Print lines to stdout, with control characters escaped: no name in them adds a line or steers a terminal."""
     _write(*map(printable, lines))
 
 
 def warn(line: str) -> None:
-    """A line on stderr, with our name before it."""
+    """Print a line to stderr, prefixed with the name of the program."""
     sys.stderr.write(f"headrace: {printable(line)}\n")
     sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:
-    """One line, bytes that aren't UTF-8 escaped."""
+    """Print a value as one line of JSON; bytes that aren't UTF-8 are escaped."""
     _write(json.dumps(value, default=_jsonable))
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Sequence[str] = ()) -> None:
-    """Columns are the keys of the first row. right: names of the columns to align right."""
+    """Print rows as a table, whose columns are the keys of the first row. right: columns to align right."""
     if as_json:
         print_json(rows)
         return
@@ -50,14 +50,14 @@ def print_rows(rows: Sequence[Mapping[str, Any]], *, as_json: bool, right: Seque
 
 
 def print_lines(lines: Sequence[tuple[str, str]]) -> None:
-    """Each a name and its text."""
+    """Print each name and its text, aligned."""
     width = max((len(name) for name, _ in lines), default=0)
     for name, text in lines:
         say(f"{name:<{width}}  {text}".rstrip())
 
 
 def print_tree(tree: Mapping[str, Any], *, as_json: bool) -> None:
-    """A tree as `a.b  value` lines."""
+    """Print a tree as lines of `a.b  value`."""
     if as_json:
         print_json(tree)
         return

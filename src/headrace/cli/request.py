@@ -1,4 +1,4 @@
-"""One question, or a client, to the node that a command means."""
+"""Connects to the node that a command selects, for one request or as a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.wire.messages import Answer, Message
 
 
 def ask(request: Message, socket: str | None, cache: str | None) -> Answer:
-    """Blocks; raises the HeadraceError that the node answers."""
+    """Send a request, and block until the answer. Raises the HeadraceError that the node answers."""
     connection = connection_to(find_target(socket, cache).socket)
     try:
         return connection.ask(request)
@@ -22,26 +22,26 @@ def ask(request: Message, socket: str | None, cache: str | None) -> Answer:
 
 
 def connection_to(where: str) -> Connection:
-    """where: a node's socket, or REST APIs of nodes of other hosts."""
+    """Connect to the socket of a node, or to REST APIs of nodes on other hosts."""
     if "://" not in where and not where.startswith("unix:"):
         return Connection(where, role="cli")
     from headrace.sdk.remote.node import RemoteConnection
 
-    return cast(Connection, RemoteConnection(where))  # it has the calls that commands make
+    return cast(Connection, RemoteConnection(where))  # it implements the calls that commands make
 
 
 def client_at(where: str) -> NodeClient:
-    """As connection_to."""
+    """Return a client of the node, as `connection_to` connects."""
     if "://" not in where and not where.startswith("unix:"):
         return connect(where, role="cli")
     from headrace.sdk.remote.node import RemoteClient
 
-    return cast(NodeClient, RemoteClient(where))  # it has the calls that ls, stat and cat make
+    return cast(NodeClient, RemoteClient(where))  # it implements the calls that ls, stat and cat make
 
 
 @contextmanager
 def client_of(socket: str | None, cache: str | None, path: str) -> Iterator[tuple[NodeClient, Target]]:
-    """A client of that node, closed at the end, and where PATH is in its namespace."""
+    """Yield a client of the selected node, and PATH in its namespace. Closes the client at the end."""
     target = find_target(socket, cache, path)
     client = client_at(target.socket)
     try:

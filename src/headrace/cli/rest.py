@@ -1,4 +1,4 @@
-"""`headrace rest`: the REST API of a running node, in this process."""
+"""Implements `headrace rest`: serves the REST API of a running node, in this process."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def rest(
     from headrace.rest.main import serve
 
     flags = {"rest_address": address, "rest_token": token, "rest_insecure": insecure or None}
-    found = load({**flags, "user": user}, file=config).config
-    start_as(account_for(found), found)
+    settings = load({**flags, "user": user}, file=config).config
+    start_as(account_for(settings), settings)
     serve_here(
         kind_of("rest"),
-        found,
+        settings,
         find_target(socket, cache).socket,
         serve,
         default_address=DEFAULT_ADDRESS,

@@ -1,4 +1,4 @@
-"""`headrace s3`: the tree of a running node by the S3 protocol, in this process."""
+"""Implements `headrace s3`: serves a running node's namespace to S3 clients, in this process."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def s3(
     from headrace.s3.main import serve
 
     flags = {"s3_address": address, "s3_credentials": credentials, "s3_insecure": insecure or None}
-    found = load({**flags, "user": user}, file=config).config
-    start_as(account_for(found), found)
+    settings = load({**flags, "user": user}, file=config).config
+    start_as(account_for(settings), settings)
     serve_here(
         kind_of("s3"),
-        found,
+        settings,
         find_target(socket, cache).socket,
         serve,
         default_address=DEFAULT_ADDRESS,
         ready=lambda url, bound: (
             f"ready: {url}"
-            + ("" if found.s3_credentials or bound.credentials else " (no signatures are asked for)")
+            + ("" if settings.s3_credentials or bound.credentials else " (unsigned requests are accepted)")
         ),
         json=json,
     )

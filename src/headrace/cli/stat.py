@@ -1,4 +1,4 @@
-"""`headrace stat`: what is known of one path."""
+"""Implements `headrace stat`: prints the attributes of a path."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def stat(
         }
         if entry.kind is Kind.FILE:
             row.update(client.file_state(entry.id))
-            del row["socket"]  # of the node that was asked
+            del row["socket"]  # the node that answered
     print_tree(row, as_json=json)

@@ -1,7 +1,7 @@
-"""State files in the run folder: what runs on this host, so that `down` and the other commands find it.
+"""Keeps state files in the run folder, by which `down` and other commands find what runs on this host.
 
-One file a supervising process (`up`, `fuse`, `node run`), named by its pid, replaced as a whole, removed at its end.
-One whose process was killed stays behind and says what to clean up.
+Each supervising process (`up`, `fuse`, `node run`) has one file, named by its pid. The process replaces it as a whole,
+and removes it at its end. The file of a killed process stays, and names what to clean up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def make_run_folder(folder: str) -> None:
-    """StoreError when it can't be made."""
+    """Create the run folder, private to this user. Raises StoreError when it can't."""
     try:
         make_private(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -51,6 +51,7 @@ def make_run_folder(folder: str) -> None:
 
 
 def write_state(folder: str, state: RunState) -> None:
+    """Replace the state file of a process as a whole."""
     state.began = began_at(state.pid)
     path = _path(folder, state.pid)
     with open(path + ".new", "wb", opener=private) as out:
@@ -59,6 +60,7 @@ def write_state(folder: str, state: RunState) -> None:
 
 
 def remove_state(folder: str, pid: int) -> None:
+    """Remove the state file of a process, if there is one."""
     try:
         os.unlink(_path(folder, pid))
     except FileNotFoundError:
@@ -66,37 +68,37 @@ def remove_state(folder: str, pid: int) -> None:
 
 
 def remove_replaced(folder: str, state: RunState) -> None:
-    """What dead processes left of the mount, or of the node, that this one has now."""
-    for one in read_states(folder):
-        same = one.mountpoint == state.mountpoint if state.mountpoint else one.socket == state.socket
-        if same and one.pid != state.pid and not one.alive():
-            remove_state(folder, one.pid)
+    """Remove the state files that dead processes left for the mount or node of this state."""
+    for other in read_states(folder):
+        same = other.mountpoint == state.mountpoint if state.mountpoint else other.socket == state.socket
+        if same and other.pid != state.pid and not other.alive():
+            remove_state(folder, other.pid)
 
 
 def lab_file(folder: str) -> str:
-    """Where the lab that was started with this run folder has its state."""
+    """Return the path of the state of the lab that was started with this run folder."""
     return os.path.join(folder, "lab", "lab.json")
 
 
 def lab_states(folder: str) -> list[RunState]:
-    """Of the nodes of a lab, each of which has a run folder of its own."""
+    """Return the states of a lab's running nodes, each of which has a run folder of its own."""
     if not os.path.exists(lab_file(folder)):
         return []
     from headrace.lab import state as lab
 
-    found = lab.read(lab_file(folder))
-    numbers = found.nodes if found is not None else []
+    record = lab.read(lab_file(folder))
+    if record is None:
+        return []
     return [
-        one
-        for number in numbers
-        if found is not None
-        for one in read_states(os.path.join(found.folder, f"node-{number}"))
-        if one.alive() or answers(one.socket)
+        state
+        for number in record.nodes
+        for state in read_states(os.path.join(record.folder, f"node-{number}"))
+        if state.alive() or answers(state.socket)
     ]
 
 
 def drop_socket(socket_path: str) -> None:
-    """A node that was killed leaves its socket behind, and what it read past its disks; one that lives keeps it."""
+    """Remove the socket and the spill directory of a node that was killed; those of a live node stay."""
     if not answers(socket_path):
         try:
             os.unlink(socket_path)
@@ -106,7 +108,7 @@ def drop_socket(socket_path: str) -> None:
 
 
 def process_of(state: RunState) -> int:
-    """A descriptor (pidfd_open(2)) of the process that wrote a state; -1: it has ended."""
+    """Return a pidfd (pidfd_open(2)) of the process that wrote a state; -1 if it has ended."""
     try:
         fd = os.pidfd_open(state.pid)
     except OSError:
@@ -118,14 +120,14 @@ def process_of(state: RunState) -> int:
 
 
 def listener_of(socket_path: str) -> int:
-    """A descriptor of the process of this user that listens there; -1 for none."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
-        one.settimeout(1)
+    """Return a pidfd of the process of this user that listens at a socket; -1 for none."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(1)
         try:
-            one.connect(socket_path)
+            connection.connect(socket_path)
         except OSError:
             return -1
-        pid, uid, _ = peer_of(one)
+        pid, uid, _ = peer_of(connection)
         try:
             return os.pidfd_open(pid) if uid == os.geteuid() else -1
         except OSError:
@@ -133,7 +135,7 @@ def listener_of(socket_path: str) -> int:
 
 
 def send(process: int, number: int) -> None:
-    """A signal to a process by its descriptor, which is closed; -1: to none."""
+    """Send a signal to a process by its pidfd, and close the pidfd. Does nothing for -1."""
     if process < 0:
         return
     try:
@@ -145,7 +147,7 @@ def send(process: int, number: int) -> None:
 
 
 def end(process: int, within_s: float) -> bool:
-    """Have a process end itself, by its descriptor, which is closed. False: it has not, in that time."""
+    """Send SIGTERM to a process by its pidfd, and close the pidfd. Returns False if it did not end within the time."""
     if process < 0:
         return True
     watch = os.dup(process)

@@ -1,4 +1,4 @@
-"""`headrace status`: what the node holds and does, and which mounts it has on this host."""
+"""Implements `headrace status`: prints the state of a node, and its mounts on this host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.cli.render import print_json, print_lines
 from headrace.config.sizes import show_size
 
 AWAY_S = 1.0
-"""An origin that failed a call or two is not called away."""
+"""An origin is shown as away after it has failed for this long."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,8 @@ def status(
     from headrace.config.load import load
     from headrace.wire.messages import Report, StatusAsk
 
-    at = find_target(socket, cache, path).socket
-    connection = connection_to(at)
+    node_socket = find_target(socket, cache, path).socket
+    connection = connection_to(node_socket)
     try:
         answer = connection.ask(StatusAsk())
     finally:
@@ -45,14 +45,14 @@ def status(
     assert isinstance(answer, Report)
     sessions = [
         {
-            "mountpoint": one.mountpoint,
-            "io": one.io,
-            "why": one.why,
-            "pid": one.pid,
-            "session_pid": one.session_pid,
+            "mountpoint": state.mountpoint,
+            "io": state.io,
+            "why": state.why,
+            "pid": state.pid,
+            "session_pid": state.session_pid,
         }
-        for one in read_states(load().config.run_folder)
-        if one.socket == at and one.mountpoint
+        for state in read_states(load().config.run_folder)
+        if state.socket == node_socket and state.mountpoint
     ]
     report = {**answer.status, "sessions": sessions}
     if json:
@@ -78,43 +78,46 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
         ),
     ]
     for folder in cache["disks_full"]:
-        lines.append(("", f"the disk of {folder} is full: nothing new is cached there until there is room"))
+        lines.append(
+            ("", f"the disk of {folder} is full: the node caches nothing new there until space is free")
+        )
     for folder in cache.get("disks_too_small", ()):
-        lines.append(("", f"the disk of {folder} is smaller than the capacity that was given for it"))
+        lines.append(("", f"the disk of {folder} is smaller than its configured capacity"))
     if cache.get("spilled_bytes"):
-        lines.append(("", f"{show_size(cache['spilled_bytes'])} read past the disks, which take nothing"))
+        lines.append(
+            ("", f"{show_size(cache['spilled_bytes'])} read without caching, as no disk accepts writes")
+        )
     for mount in report["mounts"]:
-        asked = report["origin"]["mounts"][mount["path"]]
+        origin = report["origin"]["mounts"][mount["path"]]
         lines.append(("origin", f"{mount['path']}  {mount['url']}"))
         lines.append(
             (
                 "",
-                f"{show_size(asked['bytes_read'])} in {asked['requests']} requests, {asked['errors']} errors",
+                f"{show_size(origin['bytes_read'])} in {origin['requests']} requests, {origin['errors']} errors",
             )
         )
-        lines += _away_lines(asked)
+        lines += _away_lines(origin)
     wrong, corrupt = (report["origin"]["checksums"][name] for name in ("files_wrong", "files_corrupt"))
     if wrong or corrupt:
-        lines.append(
-            ("", f"{wrong} files came with wrong bytes and were read again, {corrupt} never came right")
-        )
+        lines.append(("", f"{wrong} files came with wrong bytes and were read again, {corrupt} stayed wrong"))
     lines += _scrub_lines(report.get("scrub") or {})
     lines.append(
-        ("fills", f"{fill['in_flight']} requests in flight, {fill['concurrency']:.0f} at most just now")
+        ("fills", f"{fill['in_flight']} requests in flight, the window allows {fill['concurrency']:.0f}")
     )
     lines += _write_lines(report.get("write") or {})
     lines += _cluster_lines(report)
     lines += _gateway_lines(report["gateways"])
-    for one in report["sessions"]:
-        lines += [("mount", one["mountpoint"]), ("", f"io {one['io']}, pid {one['pid']}"), ("", one["why"])]
+    for session in report["sessions"]:
+        lines += [("mount", session["mountpoint"]), ("", f"io {session['io']}, pid {session['pid']}")]
+        lines.append(("", session["why"]))
     return lines
 
 
-def _away_lines(asked: dict[str, Any]) -> list[tuple[str, str]]:
-    if not asked["waiting"] and asked["away_s"] < AWAY_S:
+def _away_lines(origin: dict[str, Any]) -> list[tuple[str, str]]:
+    if not origin["waiting"] and origin["away_s"] < AWAY_S:
         return []
-    line = f"away for {_duration(asked['away_s'])} ({asked['trouble']}), {asked['waiting']} calls wait"
-    return [("", f"{line}, next try in {asked['next_try_s']:.1f} s" if asked["waiting"] else line)]
+    line = f"away for {_duration(origin['away_s'])} ({origin['trouble']}), {origin['waiting']} calls wait"
+    return [("", f"{line}, next try in {origin['next_try_s']:.1f} s" if origin["waiting"] else line)]
 
 
 def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:
@@ -124,7 +127,7 @@ def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:
     line += f"{show_size(scrub['bytes_s'])} a second"
     lines = [("scrub", line)]
     if scrub["passes"]:
-        lines.append(("", f"the last whole pass ended {scrub['last_pass_ended']}"))
+        lines.append(("", f"the last complete pass ended {scrub['last_pass_ended']}"))
     if scrub["files_damaged"]:
         lines.append(("", f"{scrub['files_damaged']} files damaged, {scrub['files_repaired']} fetched again"))
         lines += [("damaged", path) for path in scrub["last_damaged"]]
@@ -134,29 +137,31 @@ def _scrub_lines(scrub: dict[str, Any]) -> list[tuple[str, str]]:
 def _write_lines(write: dict[str, Any]) -> list[tuple[str, str]]:
     if not write:
         return []
-    waiting = f"{write['dirty']} names, {show_size(write['dirty_bytes'])} not yet persisted"
+    backlog = f"{write['dirty']} names, {show_size(write['dirty_bytes'])} not yet persisted"
     if write["dirty"]:
-        waiting += f", the oldest for {_duration(write['oldest_s'])}"
-    lines = [("writes", f"{write['mode']}; {waiting}")]
+        backlog += f", the oldest for {_duration(write['oldest_s'])}"
+    lines = [("writes", f"{write['mode']}; {backlog}")]
     if write["slowed_s"]:
-        lines.append(("", f"persisting is behind: writers wait {write['slowed_s']:.2f} s for each file"))
+        lines.append(
+            ("", f"uploads are behind: writers are delayed by {write['slowed_s']:.2f} s for each file")
+        )
     if "copies_on" in write:
         lines.append(
             ("copies", f"on {', '.join(write['copies_on']) or 'no other node: writers wait for the origin'}")
         )
     lines += [("failed", f"{path}: {error}") for path, error in write["errors"]]
-    for one in write["conflicts"]:
-        kept = f"ours is {one['kept']}" if one["kept"] else "it was not removed"
-        lines.append(("conflict", f"{one['path']}: {one['why']}; {kept}"))
+    for conflict in write["conflicts"]:
+        outcome = f"this node's version is {conflict['kept']}" if conflict["kept"] else "it was not removed"
+        lines.append(("conflict", f"{conflict['path']}: {conflict['why']}; {outcome}"))
     return lines
 
 
 def _gateway_lines(gateways: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The operations that were asked for most, the first eight."""
+    """Return the lines of each gateway, with its eight most frequent operations."""
     lines = []
-    for one in gateways:
-        lines.append((one["kind"], f"{one['address']}, pid {one['pid']}"))
-        rows = sorted(one["operations"].items(), key=lambda row: -row[1]["requests"])
+    for gateway in gateways:
+        lines.append((gateway["kind"], f"{gateway['address']}, pid {gateway['pid']}"))
+        rows = sorted(gateway["operations"].items(), key=lambda row: -row[1]["requests"])
         for operation, row in rows[:8]:
             lines.append(
                 (
@@ -169,13 +174,13 @@ def _gateway_lines(gateways: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    cluster, peers, moved = report["cluster"], report["peers"], report["rebalance"]
+    cluster, peers, rebalance = report["cluster"], report["peers"], report["rebalance"]
     if not cluster:
         return []
     lines = [("cluster", f"{cluster['name']}, this is {cluster['node']} at {cluster['address']}")]
     if cluster["taking_over"]:
         lines.append(
-            ("", f"persists what was written by {', '.join(cluster['taking_over'])}, gone from the cluster")
+            ("", f"failover: persists the files of {', '.join(cluster['taking_over'])}, out of the cluster")
         )
     trouble = cluster["membership"].get("trouble", "")
     lines.append(("", trouble or f"epoch {cluster['epoch']}, {len(cluster['members'])} nodes"))
@@ -194,17 +199,17 @@ def _cluster_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             f"{show_size(report['cache']['borrowed_bytes'])} borrowed",
         )
     )
-    if moved:
-        state = "going on" if moved["running"] else "none going on"
-        size = show_size(moved["bytes_handed_over"])
-        lines.append(("moves", f"{state}; {moved['files_handed_over']} files, {size} handed over"))
+    if rebalance:
+        state = "running" if rebalance["running"] else "none running"
+        size = show_size(rebalance["bytes_handed_over"])
+        lines.append(("moves", f"{state}; {rebalance['files_handed_over']} files, {size} handed over"))
     return lines
 
 
 def _duration(seconds: float) -> str:
-    whole = int(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    return f"{whole // 3600} h" if whole < 172_800 else f"{whole // 86_400} days"
+    seconds = int(seconds)
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7200:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3600} h" if seconds < 172_800 else f"{seconds // 86_400} days"

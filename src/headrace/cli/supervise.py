@@ -1,8 +1,8 @@
-"""What `up` and `fuse` do while they run: start node and holder, start a dead node again, end both in order.
+"""Supervises the processes of `up` and `fuse`: starts node and FD store, restarts a dead node, ends both in order.
 
-One thread, one `select` over: our signals, the ready pipes, the exit of each process. The holder looks after its
-sessions by itself; a holder that was killed was replaced by its session, and we follow the new one. When both were
-killed we start another holder: we have kept the descriptors of the mount, so no reader has seen an error.
+One thread waits by one `select` for signals, ready pipes and the exit of each process. The FD store restarts its
+session. A session replaces an FD store that was killed, and the supervisor then follows the new one. If both were
+killed, the supervisor starts another FD store: it keeps the descriptors of the mount, so no reader sees an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import CancelledByUserError, DeadlineExceededError, HeadraceError
 from headrace.base.trusted_owner import only_root_moves
-from headrace.cli.gateways import KeptGateway, wanted
-from headrace.cli.process import Child, MountOptions, start_holder, start_node
+from headrace.cli.gateways import KeptGateway, configured_kinds
+from headrace.cli.process import Child, MountOptions, start_fd_store, start_node
 from headrace.cli.render import warn
 from headrace.cli.state import (
     RunState,
@@ -39,16 +39,18 @@ if TYPE_CHECKING:
 READY_WITHIN_S = 60.0
 STEADY_S = 30.0
 BACKOFF_S_MAX = 10.0
-HOLDER_STOP_S = 10.0
+FD_STORE_STOP_S = 10.0
 REPLACED_WITHIN_S = 5.0
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 NODE_STOP_S = 20.0
 
 
 class Supervisor:
-    """config: the node to run; None: it runs elsewhere and listens at `state.socket`. state: written to run_folder
-    when all is ready. mounted: by root, before this process became another user. Takes the signals SIGTERM, SIGINT and
-    SIGHUP of the process over."""
+    """Runs a node, its mount and its gateways until a signal arrives. Handles SIGTERM, SIGINT and SIGHUP.
+
+    config: of the node to run; None if the node runs already and listens at `state.socket`. state: written to
+    run_folder when all is ready. mounted: the mount that root made before this process became another user.
+    """
 
     def __init__(
         self,
@@ -66,9 +68,9 @@ class Supervisor:
         self._mount = mount
         self._mounted = mounted
         self._node: Child | None = None
-        self._holder: Child | None = None
+        self._fd_store: Child | None = None
         self._gateways: list[KeptGateway] = []
-        self._holder_fd = -1
+        self._fd_store_exit_fd = -1
         self._mount_fds: tuple[int, int] | None = None
         self._servers: Servers | None = None
         self._stopping = False
@@ -77,12 +79,14 @@ class Supervisor:
         self._again_at_s: float | None = None
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(one, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
 
     def run(self, on_ready: Callable[[RunState], None]) -> None:
-        """Until a signal, or until somebody else unmounts. Everything it started has ended on return, also when it
-        raises."""
+        """Run until a signal, or until the mount is unmounted by another program.
+
+        All processes that it started have ended when it returns or raises.
+        """
         try:
             self._start()
             write_state(self._run_folder, self.state)
@@ -99,7 +103,7 @@ class Supervisor:
     # ------------------------------------------------------------ start
 
     def _start(self) -> None:
-        kinds = wanted(self._config) if self._config is not None else []
+        kinds = configured_kinds(self._config) if self._config is not None else []
         if self._config is not None:
             self._start_node()
         if self.state.mountpoint:
@@ -112,18 +116,18 @@ class Supervisor:
             else:
                 self.state.mountpoint = mount.prepare(  # while the node starts
                     self.state.mountpoint,
-                    is_served=lambda at: may_be_served(self._run_folder, at),
+                    is_served=lambda path: may_be_served(self._run_folder, path),
                 )
                 self._mount_fds = device.open_device(), handover_state.create()
         if self._node is not None:
             self._await_node()
         if self.state.mountpoint:
-            self._holder = self._start_holder(mounted=False)
-            answer = self._await(self._holder)
-            self.state.holder_pid = int(str(answer.get("pid", self._holder.pid)))
+            self._fd_store = self._start_fd_store(mounted=False)
+            answer = self._await(self._fd_store)
+            self.state.holder_pid = int(str(answer.get("pid", self._fd_store.pid)))
             self.state.session_pid = int(str(answer.get("session_pid", 0)))
             self.state.io, self.state.why = str(answer.get("io", "")), str(answer.get("why", ""))
-            self._holder_fd = self._holder.exit_fd
+            self._fd_store_exit_fd = self._fd_store.exit_fd
         for kind in kinds:
             assert self._config is not None
             gateway = KeptGateway(kind, self._config, self.state.socket, self.state.log)
@@ -134,7 +138,7 @@ class Supervisor:
                 self.state.credentials[kind.word] = str(answer["credentials"])
 
     def _await_node(self) -> None:
-        """A damaged index may end a node by a signal (LMDB asserts, and maps it): once more with a new one."""
+        """Wait for the node. Restart it once with a new index if it crashed: LMDB crashes on a damaged index."""
         assert self._node is not None
         try:
             self._await(self._node)
@@ -150,13 +154,13 @@ class Supervisor:
 
         assert self._config is not None
         assert self._node is not None
-        warn(f"the node crashed (status {self._node.process.returncode}); its index is put aside")
+        warn(f"the node crashed (status {self._node.process.returncode}); it restarts with a new index")
         mark_index_corrupt(self._config)
 
-    def _start_holder(self, *, mounted: bool) -> Child:
+    def _start_fd_store(self, *, mounted: bool) -> Child:
         assert self._mount_fds is not None
         assert self._servers is not None
-        return start_holder(
+        return start_fd_store(
             self.state.mountpoint,
             self.state.socket,
             self.state.log,
@@ -180,8 +184,8 @@ class Supervisor:
                 [child.ready_fd, self._wake], [], [], max(0.0, until_s - time.monotonic())
             )
             if self._stopping:
-                raise CancelledByUserError("stopped before it was ready")
-            if child.ready_fd in ready and (answer := child.hear()) is not None:
+                raise CancelledByUserError(f"headrace {self.state.kind}", why="stopped before it was ready")
+            if child.ready_fd in ready and (answer := child.read_ready()) is not None:
                 return answer
             if not ready:
                 raise DeadlineExceededError(
@@ -192,13 +196,13 @@ class Supervisor:
     # ------------------------------------------------------------ while it runs
 
     def _step(self) -> None:
-        fds = [self._wake, self._holder_fd]
+        fds = [self._wake, self._fd_store_exit_fd]
         if self._node is not None:
             fds += [self._node.ready_fd, self._node.exit_fd]
         for gateway in self._gateways:
             fds += gateway.descriptors()
         dues_s = [self._again_at_s, *(gateway.again_at_s for gateway in self._gateways)]
-        due_s = [one for one in dues_s if one is not None]
+        due_s = [due for due in dues_s if due is not None]
         wait_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
         ready, _, _ = select.select([fd for fd in fds if fd >= 0], [], [], wait_s)
         if self._stopping:
@@ -207,26 +211,26 @@ class Supervisor:
             os.read(self._wake, 64)
         for gateway in self._gateways:
             gateway.look(ready)
-        if self._holder_fd in ready:
-            self._on_holder_gone()
+        if self._fd_store_exit_fd in ready:
+            self._on_fd_store_ended()
         elif self._again_at_s is not None and time.monotonic() >= self._again_at_s:
             self._again_at_s = None
             self._start_node(again=True)
             write_state(self._run_folder, self.state)
         elif self._node is not None and self._node.ready_fd in ready:
-            self._hear_again()
+            self._read_ready_again()
         elif self._node is not None and self._node.exit_fd in ready:
-            self._on_node_gone(f"status {self._node.process.wait()}")
+            self._on_node_ended(f"status {self._node.process.wait()}")
 
-    def _hear_again(self) -> None:
+    def _read_ready_again(self) -> None:
         assert self._node is not None
         try:
-            if self._node.hear() is not None:
+            if self._node.read_ready() is not None:
                 warn("the node is ready again")
         except HeadraceError as error:
-            self._on_node_gone(str(error))
+            self._on_node_ended(str(error))
 
-    def _on_node_gone(self, why: str) -> None:
+    def _on_node_ended(self, why: str) -> None:
         assert self._node is not None
         self._node.stop(1)
         steady = time.monotonic() - self._node_began_s > STEADY_S
@@ -236,18 +240,20 @@ class Supervisor:
         self._node = None
         pause_s = min(BACKOFF_S_MAX, 0.1 * 2.0 ** min(self._deaths, 8))
         self._again_at_s = time.monotonic() + pause_s
-        warn(f"the node ended: {why} (started again in {pause_s:.1f} s)")
+        warn(f"the node ended: {why} (it restarts in {pause_s:.1f} s)")
 
-    def _on_holder_gone(self) -> None:
-        """Its session replaces a holder that was killed, and we do when that is dead too; where nothing is mounted
-        any more, we are done."""
-        os.close(self._holder_fd)
-        if self._holder is not None:
-            self._holder.process.wait()
-            self._holder.drop_ready()
-            self._holder.exit_fd = -1
-            self._holder = None
-        self._holder_fd = -1
+    def _on_fd_store_ended(self) -> None:
+        """Follow the FD store that the session started, or start one if the session is dead, too.
+
+        Stops the supervisor if nothing is mounted any more.
+        """
+        os.close(self._fd_store_exit_fd)
+        if self._fd_store is not None:
+            self._fd_store.process.wait()
+            self._fd_store.drop_ready()
+            self._fd_store.exit_fd = -1
+            self._fd_store = None
+        self._fd_store_exit_fd = -1
         from headrace.fuse import device
         from headrace.fuse.servers import Role
 
@@ -256,20 +262,20 @@ class Supervisor:
         while device.mounted_at(self.state.mountpoint) is not None:
             if self._stopping:
                 return
-            # A session that the holder began just before it died takes its lock a moment after its fork: only what two
-            # rounds find is so. Else both looks may miss it, and a second session would serve the mount beside it.
+            # A session that the FD store forked just before it died takes its lock a moment later. So a result counts
+            # only if two rounds agree; one look could miss that session, and start a second one on the same mount.
             pid = _first(self._servers.pids(Role.HOLDER))
             session_pid = _first(self._servers.pids(Role.SESSION))
             if before != (pid, session_pid):
                 before = pid, session_pid
             elif pid:
-                self._holder_fd = self._servers.pidfd(Role.HOLDER, pid)
+                self._fd_store_exit_fd = self._servers.pidfd(Role.HOLDER, pid)
             elif not session_pid:
-                self._holder = self._start_holder(mounted=True)
-                self._holder_fd, pid = self._holder.exit_fd, self._holder.pid
-            elif time.monotonic() > until_s:  # it should have; the next round does it
+                self._fd_store = self._start_fd_store(mounted=True)
+                self._fd_store_exit_fd, pid = self._fd_store.exit_fd, self._fd_store.pid
+            elif time.monotonic() > until_s:  # the session did not start one; the next round does
                 send(self._servers.pidfd(Role.SESSION, session_pid), signal.SIGKILL)
-            if self._holder_fd >= 0:
+            if self._fd_store_exit_fd >= 0:
                 self.state.holder_pid = pid
                 write_state(self._run_folder, self.state)
                 return
@@ -280,18 +286,18 @@ class Supervisor:
     # ------------------------------------------------------------ end
 
     def _stop(self) -> None:
-        """A signal more changes nothing: this takes as long as it takes."""
+        """End all processes in order. Further signals do not interrupt it."""
         self._stopping = True
         for gateway in self._gateways:
             gateway.stop()
-        if self._holder is not None:
-            self._holder.stop(HOLDER_STOP_S)
-        elif self._holder_fd >= 0:
+        if self._fd_store is not None:
+            self._fd_store.stop(FD_STORE_STOP_S)
+        elif self._fd_store_exit_fd >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._holder_fd, signal.SIGTERM)
-            select.select([self._holder_fd], [], [], HOLDER_STOP_S)
+                signal.pidfd_send_signal(self._fd_store_exit_fd, signal.SIGTERM)
+            select.select([self._fd_store_exit_fd], [], [], FD_STORE_STOP_S)
         for fd in self._mount_fds or ():
-            os.close(fd)  # else who still has a file of it open would wait for ever
+            os.close(fd)  # an open one would block users of the mount for ever
         if self._servers is not None:
             self._servers.close()
         if self.state.mountpoint and (self.state.holder_pid or self._mounted is not None):
@@ -304,12 +310,12 @@ class Supervisor:
 
 
 def _first(pids: list[int]) -> int:
-    """0: there is none."""
+    """Return the first process id; 0 for none."""
     return pids[0] if pids else 0
 
 
 def may_be_served(run_folder: str, mountpoint: str) -> bool:
-    """Of a mount that was made by another run folder nothing is known."""
+    """Return whether a process serves a mount; True if it was made with another run folder, and can't be known."""
     from headrace.fuse.servers import Servers
 
     if all(state.mountpoint != mountpoint for state in read_states(run_folder)):
@@ -322,11 +328,11 @@ def may_be_served(run_folder: str, mountpoint: str) -> bool:
 
 
 def detach(mountpoint: str) -> None:
-    """What is left of a mount of ours goes, whoever still uses it."""
+    """Unmount what is left of a mount of Headrace, even if it is in use."""
     from headrace.fuse import device
 
-    left = device.mounted_at(mountpoint)
+    mounted = device.mounted_at(mountpoint)
     if os.geteuid() and not only_root_moves(mountpoint):
-        return  # the path was read in a folder of this user's, and might lead elsewhere by now
-    if left is not None and left.fstype == "fuse.headrace":
+        return  # the path comes from a folder that this user writes, and may lead elsewhere by now
+    if mounted is not None and mounted.fstype == "fuse.headrace":
         device.unmount(mountpoint, detach=True)

@@ -1,4 +1,4 @@
-"""`headrace sync`: a job in the node."""
+"""Implements `headrace sync`: a job of the node that compares listings with the origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which node a command means, and which path of its namespace."""
+"""Selects the node that a command uses, and translates PATH to its namespace."""
 
 from __future__ import annotations
 
@@ -17,79 +17,82 @@ if TYPE_CHECKING:
     from headrace.wire.messages import MountRow
 
 
-CHOOSE = "choose by a PATH below a mountpoint, or --cache DIR"
+CHOOSE = "choose one by a PATH below a mountpoint, or by --cache DIR"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """socket: of the node, or REST APIs of nodes of other hosts. path: in its namespace."""
+    """Names a node and a path. socket: of the node, or REST APIs of other hosts. path: in its namespace."""
 
     socket: str
     path: str = "/"
 
 
 def find_target(socket: str | None, cache: str | None, path: str | None = None) -> Target:
-    """The node is that of --socket or --cache, else of the mountpoint that PATH is below, else the one whose origin
-    PATH is in, else the only one; where none runs here, those of the setting `nodes`. --socket may name REST APIs, too.
-    NodeUnavailableError when there is none, UsageError when there are several. A process of root's becomes the user of
-    such a node (`lowered`)."""
+    """Return the first node that exists of: the node of --socket or --cache, the node whose mount has PATH, the node
+    whose origin has PATH, the only node of this host, the nodes of the setting `nodes`.
+
+    --socket may name REST APIs, too. Raises NodeUnavailableError when there is no node, UsageError when there are
+    several. A process of root becomes the user of the node (`lowered`).
+    """
     if socket is not None and ("://" in socket or socket.startswith("unix:")):
         return Target(socket, _namespace_path(path))
     loaded = load()
     run_folder = loaded.config.run_folder
     become_owner(run_folder if socket is None else os.path.dirname(os.path.abspath(socket)))
     states = [state for state in read_states(run_folder) if state.alive() or answers(state.socket)]
-    below = _below_mountpoint(path, [*states, *lab_states(run_folder)])
-    chosen = socket
-    if chosen is None and cache is not None:
-        chosen = socket_path_of(run_folder, cache.split(":", 1)[0])
-    if below is not None:
-        return below if chosen is None else Target(chosen, below.path)
-    running = [chosen] if chosen is not None else running_sockets(run_folder, states)
-    within = _within_origin(path, running)
-    if within is not None:
-        return within
+    mounted = _below_mountpoint(path, [*states, *lab_states(run_folder)])
+    node_socket = socket
+    if node_socket is None and cache is not None:
+        node_socket = socket_path_of(run_folder, cache.split(":", 1)[0])
+    if mounted is not None:
+        return mounted if node_socket is None else Target(node_socket, mounted.path)
+    running = [node_socket] if node_socket is not None else running_sockets(run_folder, states)
+    attached = _within_origin(path, running)
+    if attached is not None:
+        return attached
     if path is not None and "://" in path:
-        raise UsageError(path, why="no node that runs here has this origin", hint="see `headrace mount list`")
+        raise UsageError(
+            path, why="no node on this host has this origin", hint="`headrace mount list` prints its origins"
+        )
     if not running and loaded.config.nodes:
         return Target(loaded.config.nodes, _namespace_path(path))
     return Target(select_node(running, loaded, states, hint=CHOOSE), _namespace_path(path))
 
 
 def _below_mountpoint(path: str | None, states: list[RunState]) -> Target | None:
-    """Without a look at the file system, which may be the one that hangs."""
+    """Return the target of the innermost mount that has PATH, without a call on the file system, which may hang."""
     if path is None or "://" in path:
         return None
-    whole = os.path.abspath(path)
+    path = os.path.abspath(path)
     best: Target | None = None
     longest = 0
     for state in states:
-        at = state.mountpoint
-        if at and (whole == at or whole.startswith(at.rstrip("/") + "/")) and len(at) > longest:
-            best, longest = Target(state.socket, "/" + whole[len(at) :].strip("/")), len(at)
+        top = state.mountpoint
+        if top and (path == top or path.startswith(top.rstrip("/") + "/")) and len(top) > longest:
+            best, longest = Target(state.socket, "/" + path[len(top) :].strip("/")), len(top)
     return best
 
 
 def _within_origin(path: str | None, running: list[str]) -> Target | None:
-    """A URL, or an absolute path of a folder that is an origin. Of several nodes that have it, none."""
+    """Return the target whose origin has PATH, a URL or an absolute path. UsageError if several nodes have it."""
     if path is None or not ("://" in path or path.startswith("/")):
         return None
     url = (path if "://" in path else f"file://{os.path.normpath(path)}").rstrip("/")
-    found = []
+    targets = []
     for socket in running:
         for row in _mount_rows(socket):
             if url == row.url or url.startswith(row.url.rstrip("/") + "/"):
-                inner = url[len(row.url.rstrip("/")) :].strip("/")
-                found.append(
-                    (len(row.url), Target(socket, f"{row.path.rstrip('/')}/{inner}".rstrip("/") or "/"))
-                )
-    longest = max((length for length, _ in found), default=0)
-    best = [target for length, target in found if length == longest]
+                rest = url[len(row.url.rstrip("/")) :].strip("/")
+                namespace_path = f"{row.path.rstrip('/')}/{rest}".rstrip("/") or "/"
+                targets.append((len(row.url), Target(socket, namespace_path)))
+    longest = max((length for length, _ in targets), default=0)
+    best = [target for length, target in targets if length == longest]
     if len({target.socket for target in best}) > 1:
         raise UsageError(
             path,
             why="several nodes on this host have this origin",
-            hint="choose by --cache DIR or --socket PATH",
+            hint="choose one by --cache DIR or --socket PATH",
         )
     return best[0] if best else None
 

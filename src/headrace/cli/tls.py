@@ -1,4 +1,4 @@
-"""`headrace tls init | issue | renew | show`: an authority of a cluster, and certificates for its nodes and clients."""
+"""Implements `headrace tls init | issue | renew | show` for a cluster's authority and its certificates."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def init(
     from headrace.config.load import load
     from headrace.identity.authority import AUTHORITY_DAYS, Authority
 
-    made = Authority.make(
+    authority = Authority.make(
         _folder_of(folder),
         cluster,
         days=AUTHORITY_DAYS if days is None else days,
         form=load().config.tls_identity,
     )
-    _print([made.path], json=json)
+    _print([authority.path], json=json)
 
 
 def issue(
@@ -132,10 +132,10 @@ def show(
 
     from headrace.identity.authority import certificates_below
 
-    shown: list[str] = []
+    certificates: list[str] = []
     for path in paths or [_folder_of(folder)]:
-        shown += [path] if os.path.isfile(path) else certificates_below(path)
-    _print(shown, json=json)
+        certificates += [path] if os.path.isfile(path) else certificates_below(path)
+    _print(certificates, json=json)
 
 
 def _authority(folder: str | None) -> Authority:

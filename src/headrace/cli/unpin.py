@@ -1,4 +1,4 @@
-"""`headrace unpin`: a job of the node, or of its cluster."""
+"""Implements `headrace unpin`: a job of the node, or of its cluster, that makes files evictable again."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def up(
 
 
 def _prepare_account(config: Config) -> Account | None:
-    """The user to go on as, who can; None: this process's own."""
+    """Return the user to become, after checking that it can run the node; None keeps this process's user."""
     account = lowered.account_for(config)
     if account is None:
         check_has_origin(config)
@@ -118,7 +118,7 @@ def _check_as_user(config: Config) -> None:
 
 
 def _opened_with_the_mount(loaded: Loaded) -> Config:
-    """A mount that others may read, and what its node hands out, are one, unless the settings say otherwise."""
+    """Return the settings with `open_to_others` on, as --allow-other implies, unless they set it."""
     import msgspec
 
     if loaded.sources["open_to_others"] != "default":
@@ -133,27 +133,32 @@ def _ready(state: RunState, config: Config, took_s: float, *, as_json: bool) -> 
 
 
 def load_with_origin(
-    origin: str | None, given: dict[str, str], flags: dict[str, Any], *, file: str | None
+    origin: str | None, origin_settings: dict[str, str], flags: dict[str, Any], *, file: str | None
 ) -> Loaded:
-    """The configuration, with ORIGIN attached at the top of the namespace. flags: settings by name."""
+    """Return the configuration, with ORIGIN attached at the top of the namespace. flags: settings by name."""
     import msgspec
 
     from headrace.config.load import load
     from headrace.config.schema import MountConfig
 
-    if origin is None and given:
-        raise UsageError("options of an origin", why="there is no ORIGIN to use them for")
+    if origin is None and origin_settings:
+        names = ", ".join(sorted(origin_settings))
+        raise UsageError(
+            f"options {names}", why="no ORIGIN is given that they belong to", hint="give an ORIGIN"
+        )
     loaded = load(flags, file=file)
     if origin is None:
         return loaded
-    mounts = {**loaded.config.mounts, "/": MountConfig(url=url_of(origin), options=given)}
+    mounts = {**loaded.config.mounts, "/": MountConfig(url=url_of(origin), options=origin_settings)}
     return Loaded(msgspec.structs.replace(loaded.config, mounts=mounts), loaded.sources)
 
 
 def check_has_origin(config: Config) -> None:
-    """UsageError where a node would have nothing to serve: no ORIGIN, no configured or remembered mount, no cluster.
-    Who runs a gateway attaches origins later."""
-    if config.mounts or config.cluster or gateways.wanted(config):
+    """Raise UsageError if a node would have nothing to serve: no ORIGIN, no configured or remembered mount, no cluster.
+
+    A node with a gateway is allowed to start, since clients of the gateway may attach origins later.
+    """
+    if config.mounts or config.cluster or gateways.configured_kinds(config):
         return
     from headrace.node.cache import remembers_mounts
 
@@ -168,11 +173,11 @@ def check_has_origin(config: Config) -> None:
 def _supervisor(
     config: Config, mountpoint: str | None, *, url: str, mount: MountOptions, account: Account | None
 ) -> Supervisor:
-    """account: the user that this process is from then on."""
+    """Return the supervisor, after this process has mounted as root and become the user of account, if there is one."""
     from headrace.base.places import check_places
 
     folders = [volume.folder for volume in config.cache]
-    check_places(folders, [one.url for one in config.mounts.values()], mountpoint)
+    check_places(folders, [origin.url for origin in config.mounts.values()], mountpoint)
     if account is None:
         return _supervisor_of(config, mountpoint, url=url, mount=mount, mounted=None)
     if not mountpoint:
@@ -217,31 +222,33 @@ def _supervisor_of(
 
 
 def too_large(config: Config) -> list[str]:
-    """A line for each cache folder that was given more than its disk has."""
+    """Return a line for each cache directory whose capacity exceeds the size of its disk."""
     from headrace.config.load import disk_bytes
     from headrace.config.sizes import show_size
 
     return [
-        f"WARNING: cache {volume.folder} has {show_size(room)}, its disk's size, and not {show_size(wanted)}"
+        f"WARNING: cache {volume.folder} is limited to its disk of {show_size(disk)}, not {show_size(capacity)}"
         for volume in config.cache
-        if (wanted := volume.capacity_bytes) > (room := disk_bytes(volume.folder))
+        if (capacity := volume.capacity_bytes) > (disk := disk_bytes(volume.folder))
     ]
 
 
 def log_path_of(socket_path: str) -> str:
+    """Return the path of the log that a node and its mounts share."""
     return os.path.splitext(socket_path)[0] + ".log"
 
 
 def check_io(io: str) -> None:
+    """Raise UsageError if there is no such I/O mode."""
     if io not in IO_MODES:
-        raise UsageError(f"--io {io}", why="unknown", hint=f"one of {', '.join(IO_MODES)}")
+        raise UsageError(f"--io {io}", why="unknown I/O mode", hint=f"one of {', '.join(IO_MODES)}")
 
 
 def url_of(origin: str) -> str:
-    """A folder may be given by its path. UsageError for a URL with one slash: it would name a folder."""
+    """Return the URL of an origin that may be a directory's path. Raises UsageError for a URL with a single slash."""
     scheme, colon, rest = origin.partition(":")
     if colon and rest.startswith("/") and not rest.startswith("//") and scheme.isalnum():
-        raise UsageError(origin, why="a URL has two slashes", hint=f"write {scheme}://{rest.lstrip('/')}")
+        raise UsageError(origin, why="the URL needs two slashes", hint=f"write {scheme}://{rest.lstrip('/')}")
     if origin.startswith(("/", "./", "../", "~/")) or origin in (".", ".."):
         return "file://" + os.path.abspath(os.path.expanduser(origin))
     return origin
@@ -250,24 +257,29 @@ def url_of(origin: str) -> str:
 def origin_options(
     *, endpoint: str | None, region: str | None, profile: str | None, anonymous: bool, pairs: list[str]
 ) -> dict[str, str]:
-    """The flags and every -o key=value as one table, files read; UsageError for a word that is no pair, and for a
-    secret that is given literally."""
+    """Return the flags and every -o KEY=VALUE as one table, with the contents of files in place of @FILE.
+
+    Raises UsageError for an option that is no pair, and for a secret that is given literally.
+    """
     from headrace.config.secret_options import option_of_command
 
-    found = {}
+    table = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise UsageError("-o option", why="not KEY=VALUE", hint="for example -o region=eu-central-1")
-        found[key] = option_of_command(key, value)
-    named = {"endpoint": endpoint, "region": region, "profile": profile}
-    found.update({key: value for key, value in named.items() if value is not None})
+            raise UsageError(
+                "-o option", why="it is not KEY=VALUE", hint="for example -o region=eu-central-1"
+            )
+        table[key] = option_of_command(key, value)
+    flags = {"endpoint": endpoint, "region": region, "profile": profile}
+    table.update({key: value for key, value in flags.items() if value is not None})
     if anonymous:
-        found["anonymous"] = "true"
-    return found
+        table["anonymous"] = "true"
+    return table
 
 
 def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
+    """Print what runs and where: mount, gateways, I/O mode."""
     if as_json:
         import msgspec
 
@@ -277,12 +289,12 @@ def show_ready(state: RunState, took_s: float, *, as_json: bool) -> None:
             del fields["credentials"]
         print_json({"ready": True, "ready_s": round(took_s, 3), **fields})
         return
-    what = (
+    place = (
         f"{state.url or 'the namespace'} at {state.mountpoint}"
         if state.mountpoint
         else f"node at {state.socket}"
     )
-    say(f"ready in {took_s:.2f} s: {what}")
+    say(f"ready in {took_s:.2f} s: {place}")
     for word in gateways.WORDS:
         if url := getattr(state, word):
             say(f"{word}: {url}")

@@ -1,4 +1,4 @@
-"""`headrace webhdfs`: the tree of a running node by the WebHDFS protocol, in this process."""
+"""Implements `headrace webhdfs`: serves a running node's namespace to Hadoop clients, in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.config.schema import Config
 
 DEFAULT_ADDRESS = "127.0.0.1:9870"
-"""The port is that of HDFS, which clients take where none is named."""
+"""The port of HDFS, which clients use by default."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,17 +60,17 @@ def webhdfs(
     from headrace.webhdfs.main import serve
 
     flags = {"webhdfs_address": address, "webhdfs_token": token, "webhdfs_insecure": insecure or None}
-    found = load({**flags, "user": user}, file=config).config
-    start_as(account_for(found), found)
+    settings = load({**flags, "user": user}, file=config).config
+    start_as(account_for(settings), settings)
     serve_here(
         kind_of("webhdfs"),
-        found,
+        settings,
         find_target(socket, cache).socket,
         serve,
         default_address=DEFAULT_ADDRESS,
         ready=lambda url, bound: (
             f"ready: {'s' * url.startswith('https')}webhdfs://{bound.address}"
-            + (" (whoever reaches it may do everything)" if _is_open(found) else "")
+            + (" (everyone who reaches it may do everything)" if _is_open(settings) else "")
         ),
         json=json,
     )

@@ -213,7 +213,7 @@ def test_a_load_shows_its_progress_and_control_c_breaks_it_off(make_host: MakeHo
         pass
     os.close(ours)
     assert load.wait(10) == 130
-    assert b"cancelled; what is done stays done" in seen
+    assert b"cancelled; finished files stay as they are" in seen
     assert b"Traceback" not in seen
     wait_until(lambda: one.json("status")["fill"]["in_flight"] == 0)
     up.process.terminate()

@@ -43,5 +43,5 @@ def test_more_than_the_disk_has_is_said(host: Host) -> None:
     status = host.json("status")["cache"]
     assert status["disks_too_small"] == [str(host.cache)]
     assert status["capacity_bytes"] < 900 << 40
-    assert "smaller than the capacity" in host.ok("status")
+    assert "smaller than its configured capacity" in host.ok("status")
     host.assert_right()

@@ -73,10 +73,10 @@ def test_secrets_are_hidden() -> None:
 
 def test_rate_is_of_the_last_seconds() -> None:
     rate = RateMeter(window_s=5)
-    assert rate.seen(0, 10.0) == 0
-    assert rate.seen(100, 11.0) == 100
+    assert rate.update(0, 10.0) == 0
+    assert rate.update(100, 11.0) == 100
     for second in range(12, 40):
-        last = rate.seen(100, float(second))
+        last = rate.update(100, float(second))
     assert last == 0
 
 
@@ -94,4 +94,4 @@ def test_progress_fits_80_columns_beside_a_bar() -> None:
     text = progress_text("unpin", state, 999e6)
     assert text == "1234567/9999999+ files, 123 TiB/999 TiB+, 953 MiB/s"
     assert len("unpin  " + text + "  00:00:00") <= 72
-    assert progress_text("sync", state, 0) == "1234567 folders"
+    assert progress_text("sync", state, 0) == "1234567 directories"
