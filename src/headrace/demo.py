@@ -128,7 +128,7 @@ def run(size: float, io: str, undo: contextlib.ExitStack, *, as_json: bool) -> i
         after = _origin_counts(environment)
         epochs.append(_epoch(name, took_s, sums, after[0] - before[0], after[1] - before[1]))
     _drop_from_memory(plain, sums)
-    for name in ("plain directory, from disk", "plain directory, in memory"):
+    for name in ("plain, from disk", "plain, in memory"):
         epochs.append(_epoch(name, read_all(plain, sums, label=name, quiet=as_json), sums, 0, 0))
     _show(epochs, ready, as_json=as_json)
     return 0
@@ -281,7 +281,7 @@ def _show(epochs: list[DemoEpoch], ready: dict[str, Any], *, as_json: bool) -> N
         )
     Console().print(table)
     say(
-        "Compare the second epoch with the plain directory in memory: both were read just before. "
+        "Compare the second epoch with the plain files in memory: both were read just before. "
         "Seconds include the checksums."
     )
 
