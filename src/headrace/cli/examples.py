@@ -116,145 +116,76 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "lab down": ("headrace lab down",),
 }
 
-_JOB = (
-    *("kind", "path", "took_s", "done", "files_done", "files_total", "bytes_done", "bytes_total"),
-    *("failed_files", "failed", "listing", "id", "state"),
-)
-_JOB_ROW = (
-    *("id", "kind", "path", "options", "node", "state", "attempt", "files_done", "files_total", "bytes_done"),
-    *("bytes_total", "failed_files", "failed", "listing", "bytes_s", "eta_s", "took_s", "files_by_node"),
-)
-_READY = (
-    *(
-        "ready",
-        "ready_s",
-        "kind",
-        "pid",
-        "socket",
-        "cache",
-        "mountpoint",
-        "url",
-        "s3",
-        "webhdfs",
-        "rest",
-        "io",
-        "why",
-    ),
-    *("node_pid", "holder_pid", "session_pid", "log"),
-)
 
-_LAB = ("node", "address", "running", "cut", "pids", "mountpoint", "zone")
+def _fields(names: str) -> tuple[str, ...]:
+    """Return the names of fields, separated by spaces."""
+    return tuple(names.split())
 
-_CHECKPOINT = (
-    *("step", "saved", "kind", "ranks", "full", "data_bytes", "written_bytes", "pinned", "problem"),
+
+_JOB = _fields(
+    "kind path took_s done files_done files_total bytes_done bytes_total failed_files failed listing id state"
 )
+_JOB_ROW = _fields(
+    "id kind path options node state attempt files_done files_total bytes_done bytes_total failed_files "
+    "failed listing bytes_s eta_s took_s files_by_node"
+)
+_READY = _fields(
+    "ready ready_s kind pid socket cache mountpoint url s3 webhdfs rest io why node_pid holder_pid "
+    "session_pid log"
+)
+_LAB = _fields("node address running cut pids mountpoint zone")
+_CHECKPOINT = _fields("step saved kind ranks full data_bytes written_bytes pinned problem")
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "up": _READY,
-    "fuse": _READY,
-    "s3": ("ready", "url", "socket", "pid"),
-    "rest": ("ready", "url", "socket", "pid"),
-    "webhdfs": ("ready", "url", "socket", "pid"),
-    "down": ("kind", "pid", "mountpoint", "socket"),
-    "ls": ("name", "kind", "size_bytes", "mtime"),
-    "stat": ("path", "kind", "id", "size_bytes", "mtime", "cached", "version", "origin"),
-    "cat": ("path", "base64"),
-    **dict.fromkeys(("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain"), _JOB),
-    "status": (
-        *(
-            "node",
-            "cache",
-            "index",
-            "origin",
-            "mounts",
-            "scrub",
-            "fill",
-            "peers",
-            "write",
-            "cluster",
-            "rebalance",
-        ),
-        *("sessions", "gateways"),
+    **dict.fromkeys(("up", "fuse"), _READY),
+    "s3": _fields("ready url socket pid"),
+    "rest": _fields("ready url socket pid"),
+    "webhdfs": _fields("ready url socket pid"),
+    "down": _fields("kind pid mountpoint socket"),
+    "ls": _fields("name kind size_bytes mtime"),
+    "stat": _fields("path kind id size_bytes mtime cached version origin"),
+    "cat": _fields("path base64"),
+    **dict.fromkeys(
+        ("load", "free", "pin", "unpin", "sync", "persist", "fsck", "node drain", "job retry"), _JOB
     ),
-    "job list": _JOB_ROW,
-    "job show": _JOB_ROW,
-    "job cancel": ("id",),
-    "job retry": _JOB,
-    "mount add": ("path", "url"),
-    "mount list": ("path", "url", "sync_interval_s"),
-    "mount remove": ("path",),
-    "node run": ("ready", "socket", "pid"),
+    "status": _fields(
+        "node cache index origin mounts scrub fill peers write cluster rebalance sessions gateways"
+    ),
+    **dict.fromkeys(("job list", "job show"), _JOB_ROW),
+    "job cancel": _fields("id"),
+    "mount add": _fields("path url"),
+    "mount list": _fields("path url sync_interval_s"),
+    "mount remove": _fields("path"),
+    "node run": _fields("ready socket pid"),
     "checkpoint list": _CHECKPOINT,
     "checkpoint show": (*_CHECKPOINT, "save", "metadata", "packs", "leaves"),
-    "checkpoint verify": ("step", "bytes", "took_s", "problem"),
-    "checkpoint prune": ("steps", "packs", "bytes", "corrupt"),
-    "checkpoint export": ("step", "file", "tensors", "bytes", "left_out"),
-    "checkpoint pin": ("step",),
-    "checkpoint unpin": ("step",),
-    "bench training": (
-        *(
-            "called",
-            "workload",
-            "format",
-            "where",
-            "accelerator",
-            "accelerators",
-            "hosts",
-            "readers",
-            "batch",
-        ),
-        *(
-            "compute_s",
-            "sizes",
-            "times",
-            "shuffle",
-            "files",
-            "samples",
-            "dataset_bytes",
-            "memory_bytes",
-            "steps",
-        ),
-        *("epochs", "au", "au_needed", "passed", "failed", "page_cache", "rules", "notes"),
+    "checkpoint verify": _fields("step bytes took_s problem"),
+    "checkpoint prune": _fields("steps packs bytes corrupt"),
+    "checkpoint export": _fields("step file tensors bytes left_out"),
+    "checkpoint pin": _fields("step"),
+    "checkpoint unpin": _fields("step"),
+    "bench training": _fields(
+        "called workload format where accelerator accelerators hosts readers batch compute_s sizes times "
+        "shuffle files samples dataset_bytes memory_bytes steps epochs au au_needed passed failed page_cache "
+        "rules notes"
     ),
-    "bench compare": (
-        *("called", "workload", "origin", "nodes", "rate_bits_s", "origin_bytes_s", "origin_latency_s"),
-        *("dataset_bytes", "price", "ways", "notes"),
+    "bench compare": _fields(
+        "called workload origin nodes rate_bits_s origin_bytes_s origin_latency_s dataset_bytes price ways "
+        "notes"
     ),
-    "bench checkpoint": (
-        *(
-            "called",
-            "model",
-            "mode",
-            "folder",
-            "scale",
-            "ranks",
-            "ranks_of_model",
-            "files",
-            "checkpoint_bytes",
-        ),
-        *("full_bytes", "writes", "reads", "page_cache", "notes"),
+    "bench checkpoint": _fields(
+        "called model mode folder scale ranks ranks_of_model files checkpoint_bytes full_bytes writes reads "
+        "page_cache notes"
     ),
-    "config show": ("setting", "value", "from"),
-    "config explain": ("name", "variable", "default", "meaning"),
+    "config show": _fields("setting value from"),
+    "config explain": _fields("name variable default meaning"),
     **dict.fromkeys(
-        ("tls init", "tls issue", "tls renew", "tls show"), ("file", "who", "names", "ends", "left_s")
+        ("tls init", "tls issue", "tls renew", "tls show"), _fields("file who names ends left_s")
     ),
-    "diagnose": (
-        *(
-            "healthy",
-            "wall_s",
-            "before_s",
-            "steps_share",
-            "causes",
-            "cores",
-            "gpus",
-            "steps",
-            "samples",
-            "places",
-        ),
-        *("moments", "missing"),
+    "diagnose": _fields(
+        "healthy wall_s before_s steps_share causes cores gpus steps samples places moments missing"
     ),
-    "lab down": ("down",),
+    "lab down": _fields("down"),
     **{
         f"lab {verb}": _LAB
         for verb in ("up", "status", "kill", "stop", "cont", "cut", "heal", "start", "add")
