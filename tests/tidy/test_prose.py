@@ -62,7 +62,6 @@ PENDING = {
     "integrations",
     "jobs",
     "lab",
-    "namespace",
     "node",
     "origin",
     "peer",

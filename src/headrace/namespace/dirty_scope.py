@@ -1,7 +1,7 @@
-"""Which folders a node says to have written in: its record in the cluster. Values only.
+"""Describe the directories in which a node has dirty names, as its record in the cluster does. Values only.
 
-A record names folders, not files, and is bounded: of very many it says what they have in common, "ask me about all
-below this".
+A record names directories, not files, and its size is bounded. When there are too many directories, the record names
+a common ancestor instead, which stands for everything below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BYTES_MAX = 64 << 10
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """Paths percent-encoded: any bytes are names. folders: each alone; below: with all below them."""
+    """Hold the JSON record of a node. Paths are percent-encoded, because names are any bytes. `folders` are single
+    directories; `below` are directories with everything below them."""
 
     folders: list[str] = []
     below: list[str] = []
@@ -29,20 +30,22 @@ class _Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DirtyScope:
+    """A bounded set of directories: `folders` are single directories, `below` stand for whole subtrees."""
+
     folders: frozenset[bytes] = frozenset()
     below: frozenset[bytes] = frozenset()
 
     @classmethod
     def of(cls, folders: set[bytes], below: set[bytes]) -> DirtyScope:
-        """The least that covers all of them and is within the bounds."""
-        found = cls(frozenset(folders), frozenset(below))._least()
-        while not found._is_small:
-            found = found._coarser()._least()
-        return found
+        """Return the smallest scope that covers all these directories and keeps the bounds of a record."""
+        scope = cls(frozenset(folders), frozenset(below))._without_redundant()
+        while not scope._is_small:
+            scope = scope._with_deepest_merged()._without_redundant()
+        return scope
 
     @classmethod
     def decode(cls, raw: bytes) -> DirtyScope:
-        """ClusterUnavailableError for nonsense."""
+        """Parse a record. Raise ClusterUnavailableError if it is invalid."""
         try:
             record = decode_json(raw, _Record)
         except msgspec.MsgspecError as error:
@@ -55,39 +58,45 @@ class DirtyScope:
         return msgspec.json.encode(_Record(sorted(map(quote, self.folders)), sorted(map(quote, self.below))))
 
     def covers(self, folder: bytes) -> bool:
+        """Return whether the scope includes this directory."""
         return folder in self.folders or self.covers_below(folder)
 
     def __bool__(self) -> bool:
         return bool(self.folders or self.below)
 
     def covers_below(self, folder: bytes) -> bool:
-        """And whatever may be below it."""
-        return bool(self.below) and any(one in self.below for one in _way_up(folder))
+        """Return whether the scope includes this directory and everything below it."""
+        return bool(self.below) and any(path in self.below for path in _with_ancestors(folder))
 
-    def _least(self) -> DirtyScope:
-        below = frozenset(one for one in self.below if one == b"/" or not self.covers_below(split(one)[0]))
+    def _without_redundant(self) -> DirtyScope:
+        """Drop the directories that another entry covers already."""
+        below = frozenset(
+            path for path in self.below if path == b"/" or not self.covers_below(split(path)[0])
+        )
         least = DirtyScope(frozenset(), below)
-        return DirtyScope(frozenset(one for one in self.folders if not least.covers(one)), below)
+        return DirtyScope(frozenset(path for path in self.folders if not least.covers(path)), below)
 
     @property
     def _is_small(self) -> bool:
         names = [*self.folders, *self.below]
-        return len(names) <= NAMES_MAX and sum(len(one) + 4 for one in names) <= BYTES_MAX
+        return len(names) <= NAMES_MAX and sum(len(path) + 4 for path in names) <= BYTES_MAX
 
-    def _coarser(self) -> DirtyScope:
-        """The deepest ones go into what they lie in."""
-        depth = max(_depth(one) for one in (*self.folders, *self.below))
-        deepest = {one for one in (*self.folders, *self.below) if _depth(one) == depth}
-        return DirtyScope(self.folders - deepest, (self.below - deepest) | {split(one)[0] for one in deepest})
+    def _with_deepest_merged(self) -> DirtyScope:
+        """Replace the deepest directories by their parents, with everything below these."""
+        depth = max(_depth(path) for path in (*self.folders, *self.below))
+        deepest = {path for path in (*self.folders, *self.below) if _depth(path) == depth}
+        return DirtyScope(
+            self.folders - deepest, (self.below - deepest) | {split(path)[0] for path in deepest}
+        )
 
 
 def _depth(path: bytes) -> int:
     return 0 if path == b"/" else path.count(b"/")
 
 
-def _way_up(path: bytes) -> list[bytes]:
-    way = [path]
+def _with_ancestors(path: bytes) -> list[bytes]:
+    paths = [path]
     while path != b"/":
         path = split(path)[0]
-        way.append(path)
-    return way
+        paths.append(path)
+    return paths

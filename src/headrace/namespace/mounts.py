@@ -1,4 +1,4 @@
-"""The mount table: which origin answers for which prefix of the namespace. Longest prefix wins."""
+"""Map each prefix of the namespace to the origin that answers for it. The longest prefix wins."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from headrace.origin.origin import Origin
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """path: "/" or "/a/b". sync_interval_s: how old a listing may be before the origin is asked again. circuit: of the
-    origin."""
+    """An origin attached to the namespace.
+
+    `path` is "/" or like "/a/b". `sync_interval_s` is the age at which a listing is fetched from the origin again.
+    `circuit` is the circuit breaker of the origin.
+    """
 
     path: str
     url: str
@@ -23,25 +26,31 @@ class Mount:
 
 
 MOUNT_PATH_BYTES_MAX = 511
-"""A key of the index."""
+"""The longest key of the index."""
 
 
 def normal_path(path: str) -> str:
-    """Absolute, no double, trailing or dot components. UsageError otherwise."""
+    """Return the path without double or trailing slashes. Raise UsageError if it is relative, has dot components, or
+    is too long."""
     parts = [part for part in path.split("/") if part]
     if not path.startswith("/") or any(part in (".", "..") for part in parts):
         raise UsageError(
-            f"mount path {path!r}", why="it must be absolute, without . and ..", hint="for example /imagenet"
+            f"mount path {path!r}",
+            why="it is not absolute, or has a component . or ..",
+            hint="use a path like /imagenet",
         )
-    whole = "/" + "/".join(parts)
-    if len(os.fsencode(whole)) > MOUNT_PATH_BYTES_MAX or "\0" in whole:
+    normalized = "/" + "/".join(parts)
+    if len(os.fsencode(normalized)) > MOUNT_PATH_BYTES_MAX or "\0" in normalized:
         raise UsageError(
-            f"mount path {path[:80]!r}…", why=f"it has {MOUNT_PATH_BYTES_MAX} bytes at most, no zeros"
+            f"mount path {path[:80]!r}…",
+            why=f"it is longer than {MOUNT_PATH_BYTES_MAX} bytes or contains a NUL",
         )
-    return whole
+    return normalized
 
 
 class MountTable:
+    """The mounts of a node, by path."""
+
     def __init__(self) -> None:
         self._mounts: dict[str, Mount] = {}
 
@@ -49,20 +58,20 @@ class MountTable:
         if mount.path in self._mounts:
             raise PathExistsError(
                 f"mount {mount.path}",
-                why=f"{self._mounts[mount.path].url} is attached there",
-                hint="remove it first",
+                why=f"{self._mounts[mount.path].url} is attached at this path",
+                hint="remove that mount first",
             )
         self._mounts[mount.path] = mount
 
     def remove(self, path: str) -> Mount:
         if path not in self._mounts:
             raise PathNotFoundError(
-                f"mount {path}", why="nothing is attached there", hint="see `headrace mount list`"
+                f"mount {path}", why="no origin is attached at this path", hint="see `headrace mount list`"
             )
         return self._mounts.pop(path)
 
     def find(self, path: str) -> tuple[Mount, str] | None:
-        """The mount that answers for a path, and the key below its origin; None above all mounts."""
+        """Return the mount that answers for a path, and the key below its origin; None above all mounts."""
         probe = path
         while True:
             mount = self._mounts.get(probe)
@@ -73,13 +82,13 @@ class MountTable:
             probe = probe.rsplit("/", 1)[0] or "/"
 
     def below(self, path: str) -> list[str]:
-        """Names directly below a path that lead to (nested) mounts."""
+        """Return the names directly below a path that lead to (nested) mounts."""
         prefix = path.rstrip("/") + "/"
         return sorted(
             {
-                at[len(prefix) :].split("/", 1)[0]
-                for at in self._mounts
-                if at.startswith(prefix) and at != path
+                mount_path[len(prefix) :].split("/", 1)[0]
+                for mount_path in self._mounts
+                if mount_path.startswith(prefix) and mount_path != path
             }
         )
 

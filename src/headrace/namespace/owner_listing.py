@@ -1,4 +1,5 @@
-"""What other nodes know of names: each directory has an owner, who lists it at its origin once for all."""
+"""Fetch listings and single names from the node that owns a directory. The owner lists it at the origin once for all
+nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class OwnerListingClient:
-    """namespace/tree.py's SharedNames. timeout_s: of a listing as a whole; a single name has a tenth of it."""
+    """Implement `SharedNames` of namespace/tree.py with calls to peers. `timeout_s` bounds one listing; the lookup of
+    a single name gets a tenth of it."""
 
     def __init__(
         self,
@@ -54,11 +56,12 @@ class OwnerListingClient:
         try:
             return await self._peers.lookup(owner, path, name, epoch=self._view().epoch, deadline=deadline)
         except HeadraceError as error:
-            log.info("directory's owner did not tell path=%s error=%s", os.fsdecode(path), error)
+            log.info("lookup at the owner of the directory failed path=%s error=%s", os.fsdecode(path), error)
             return None
 
     def _owner(self, path: bytes) -> NodeInfo | None:
-        """The first owner that answers; None: this node comes before any other that does."""
+        """Return the first owner that can be reached; None if this node comes before it in the ring, or none can be
+        reached."""
         for owner in self._view().owners(path, replicas=self._replicas):
             if owner.id == self._me:
                 return None

@@ -1,9 +1,9 @@
-"""Names that other nodes wrote, over what the origins have, in the index.
+"""Lay pending names of other nodes over the origin's names in the index.
 
-The index says of a name what is to be seen; what the origin has beneath is kept here, for other nodes that ask this one
-about the origin, and is what shows again when a listing finds it there. The rows of a folder are asked for before its
-listing begins (`take`): a name that its writer has persisted by then is in the listing, so it never goes in between.
-No I/O but the index.
+The index holds what users see of a name. This module keeps the row of the origin beneath it: peers that list the
+origin through this node need it, and it shows again once a listing finds the name there. A node fetches the pending
+rows of a directory before it lists the directory (`take`). A name that its writer has persisted by then is in that
+listing, so the name never disappears in between. The only I/O is that of the index.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from headrace.store.index import Index
 from headrace.wire.peer_messages import NameRow
 
 Rows = dict[bytes, NameRow | None]
-"""What names mean, other than at the origin; None: nothing, they are removed."""
+"""Names whose meaning differs from the origin's; None marks a removed name."""
 Changed = list[tuple[FileId, bytes]]
 
 
 @dataclass(slots=True)
 class DirectoryRows:
-    """rows: what is shown. base: what the origin has under each. leaving: rows that their writers don't name any more:
-    shown until a listing that began after that. put: when this node itself changed what the origin has under one, by a
-    count: a listing that began before says nothing of it."""
+    """The pending rows of one directory.
+
+    - `rows`: the rows that users see.
+    - `base`: the origin's row under each of them.
+    - `leaving`: names that their writers don't report any more. They stay visible until a listing completes that
+      began after that.
+    - `put`: the sequence number of this node's own last change under a name. A listing that began before it has older
+      data.
+    """
 
     rows: Rows = field(default_factory=dict)
     base: Rows = field(default_factory=dict)
@@ -34,7 +40,7 @@ class DirectoryRows:
 
 
 class PendingRows:
-    """By folder. kept: names of a folder that are mounts."""
+    """The pending rows of all directories. `kept` returns the names of a directory that are mounts."""
 
     def __init__(self, index: Index, kept: Callable[[bytes], set[bytes]]) -> None:
         self._index = index
@@ -43,7 +49,8 @@ class PendingRows:
         self._puts = 0
 
     def take(self, folder: bytes, directory: FileId, rows: Rows) -> Changed:
-        """These are the rows from now on; the index shows them on return. The names that mean something else now."""
+        """Replace the pending rows of a directory, and show them in the index. Return the names whose meaning
+        changed."""
         overlay = self._folders.get(folder)
         if overlay is None:
             if not rows:
@@ -60,13 +67,13 @@ class PendingRows:
         return self._apply(overlay, directory, new)
 
     def apply(self, folder: bytes, directory: FileId) -> Changed:
-        """All rows that are not leaving are what the index shows, on return."""
+        """Write all rows of a directory that are not leaving to the index. Return the names whose meaning changed."""
         overlay = self._folders.get(folder)
         return [] if overlay is None else self._apply_but(overlay, directory, overlay.leaving)
 
     def apply_over(self, beneath: OriginListing, directory: FileId) -> Changed:
-        """The same when a listing has all its pages: with rows that are leaving since it began, of which it was taken
-        too early to know what the origin has; but not where this node itself put something since."""
+        """Do the same when a listing has all its pages, and include rows that started to leave during it: the listing
+        began too early to know the origin's state of them. Skip names that this node itself has put since."""
         overlay = self._folders.get(beneath.folder)
         if overlay is None:
             return []
@@ -100,23 +107,24 @@ class PendingRows:
         return before is None or before.kind is not Kind.FILE or before.version != version_of(row)
 
     def put(self, folder: bytes, name: bytes, row: NameRow | None) -> None:
-        """This node put that to the origin, or removed what was there; it may be in another one's place, whose rows are
-        still shown. Other nodes that ask for the listing are told so."""
+        """Record that this node put `row` to the origin, or removed the name (None). The node may have done so in
+        place of the writer, whose rows are still shown. Peers that list the directory through this node get the new
+        row."""
         overlay = self._folders.get(folder)
         if overlay is not None and name in overlay.base:
             overlay.base[name] = row
             overlay.put[name] = self._puts = self._puts + 1
 
     def listing(self, folder: bytes) -> OriginListing:
-        """To be made before a listing of the origin begins, after `take`."""
+        """Return the state for a listing of the origin. Call it after `take`, before the listing begins."""
         overlay = self._folders.get(folder)
         names = (set(), set()) if overlay is None else _names(overlay)
         return OriginListing(self._folders, folder, *names, puts=self._puts)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ queries
 
     def is_leaving(self, folder: bytes) -> bool:
-        """Whether a listing is needed to know what some names are now."""
+        """Return whether only a new listing can show what some names of the directory are now."""
         overlay = self._folders.get(folder)
         return overlay is not None and bool(overlay.leaving)
 
@@ -124,12 +132,13 @@ class PendingRows:
         return folder in self._folders
 
     def row(self, folder: bytes, name: bytes) -> tuple[NameRow | None] | None:
-        """What a name is shown as, whatever the origin has; None: as the origin has it."""
+        """Return the row that a name is shown as, in a tuple; None if it is shown as the origin has it."""
         overlay = self._folders.get(folder)
         return None if overlay is None or name not in overlay.rows else (overlay.rows[name],)
 
     def at_origin(self, folder: bytes, children: Iterable[Entry], *, only: bytes = b"") -> Iterator[NameRow]:
-        """What the origin has, of the children that the index shows. only: of this name."""
+        """Yield the origin's rows of a directory, given its children in the index. With `only`, yield the row of that
+        name."""
         overlay = self._folders.get(folder)
         base = {} if overlay is None else overlay.base
         for child in children:
@@ -139,8 +148,11 @@ class PendingRows:
 
 
 class OriginListing:
-    """One listing of what the origin has of a folder. leaving: as it shows them. names: of all rows at its begin. puts:
-    the count by then."""
+    """One listing of a directory at its origin, in progress.
+
+    `leaving` are the names that left before it began, which it shows as the origin has them. `names` are the other
+    pending names at its start; `puts` is the sequence number at its start.
+    """
 
     def __init__(
         self,
@@ -159,26 +171,27 @@ class OriginListing:
 
     @property
     def is_bare(self) -> bool:
-        """Nobody wrote anything there."""
+        """Return whether the directory has no pending rows."""
         return self.folder not in self._folders
 
     def rest(self, rows: Iterable[NameRow]) -> list[NameRow]:
-        """Of a page, what nobody wrote over."""
+        """Return the rows of a page that no pending row covers, and remember the others as the origin's state."""
         overlay = self._folders.get(self.folder)
         rows = [row for row in rows if not row.token.startswith(PREFIX)]
         if overlay is None:
             return rows
-        found = []
+        uncovered = []
         for row in rows:
             if row.name not in overlay.rows or row.name in self.leaving:
-                found.append(row)
+                uncovered.append(row)
             elif overlay.put.get(row.name, 0) <= self.puts:
                 overlay.base[row.name] = row
                 self._unseen.discard(row.name)
-        return found
+        return uncovered
 
     def end(self) -> None:
-        """All pages are in the index; those that were leaving mean what the origin has."""
+        """Finish the listing, when all its pages are in the index. Names that were leaving when it began show the
+        origin's state now."""
         overlay = self._folders.get(self.folder)
         if overlay is None:
             return

@@ -1,5 +1,5 @@
-"""Folders in which other nodes wrote something: each is looked at soon, one at a time, and again when it is told of
-meanwhile."""
+"""Queue the directories in which other nodes changed names. Each is refreshed soon, one refresh at a time, and again
+if a change arrives meanwhile."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from headrace.base.errors import HeadraceError
 log = logging.getLogger(__name__)
 
 BELOW_PAUSE_S = 0.5
-"""Between two looks for all folders below one."""
+"""The pause between two scans for all directories below a path."""
 
 
 class RefreshQueue:
-    """see: makes the index right for a folder. below: the folders of the index at and below one; gives others their
-    turn."""
+    """Refresh directories in background tasks. `refresh` makes the index right for one directory. `below` yields the
+    directories of the index at and below a path, and lets other tasks run in between."""
 
     def __init__(
-        self, see: Callable[[bytes], Awaitable[None]], below: Callable[[bytes], AsyncIterator[bytes]]
+        self, refresh: Callable[[bytes], Awaitable[None]], below: Callable[[bytes], AsyncIterator[bytes]]
     ) -> None:
-        self._see = see
+        self._refresh = refresh
         self._below = below
         self._again: dict[bytes, bool] = {}
-        """Folders that are looked at; whether they were told of since."""
+        """Directories that are being refreshed; whether a change arrived since the refresh began."""
         self._tops: set[bytes] = set()
-        self._looking: asyncio.Task[None] | None = None
+        self._scan: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, folder: bytes) -> None:
@@ -36,12 +36,12 @@ class RefreshQueue:
             self._again[folder] = True
             return
         self._again[folder] = False
-        self._spawn(self._see_until_quiet(folder))
+        self._spawn(self._refresh_until_quiet(folder))
 
     def add_below(self, top: bytes) -> None:
         self._tops.add(top)
-        if self._looking is None or self._looking.done():
-            self._looking = self._spawn(self._look_below())
+        if self._scan is None or self._scan.done():
+            self._scan = self._spawn(self._scan_below())
 
     @property
     def busy(self) -> bool:
@@ -51,18 +51,18 @@ class RefreshQueue:
         for task in self._tasks:
             task.cancel()
 
-    async def _see_until_quiet(self, folder: bytes) -> None:
+    async def _refresh_until_quiet(self, folder: bytes) -> None:
         try:
-            await self._see(folder)
+            await self._refresh(folder)
             while self._again[folder]:
                 self._again[folder] = False
-                await self._see(folder)
+                await self._refresh(folder)
         except HeadraceError as error:
-            log.info("what others wrote is not seen path=%s error=%s", os.fsdecode(folder), error)
+            log.info("refresh of pending names failed path=%s error=%s", os.fsdecode(folder), error)
         finally:
             del self._again[folder]
 
-    async def _look_below(self) -> None:
+    async def _scan_below(self) -> None:
         while self._tops:
             tops, self._tops = self._tops, set()
             for top in tops:
@@ -79,4 +79,4 @@ class RefreshQueue:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("what others wrote is not seen", exc_info=task.exception())
+            log.error("refresh of pending names failed", exc_info=task.exception())

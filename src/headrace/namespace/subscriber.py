@@ -1,7 +1,7 @@
-"""What other nodes wrote and have not persisted yet: whom to ask about a folder, and what they said last.
+"""Follow other writers' pending names: which nodes to query about a directory, and their last answers.
 
-Each writer's record says in which folders it has such names (`cover.py`). The writer is asked; when it does not answer,
-one that holds copies of what it wrote. What was told once is asked for again by its changes only.
+Each writer's record names the directories in which it has pending names (`dirty_scope.py`). The node queries the
+writer, or one of its replicas if the writer does not answer. After a first full answer it requests only the changes.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ log = logging.getLogger(__name__)
 
 ASK_LIMIT_S = 10.0
 SETTLE_LIMIT_S = 3600.0
-"""The writer persists a file of any size first; while it lives it is waited for."""
+"""The writer first persists the file, of any size. The node waits as long as the writer lives."""
 COPIES = "copies"
 LISTED_S = 5.0
-"""By then the records that were listed were heard of, too."""
+"""After this time the watch has delivered the records that were listed."""
 ENDED_S = 5.0
-"""By then all folders were looked at again in which one wrote whose record is gone."""
+"""After this time all directories of a writer whose record was deleted have been refreshed."""
 
 
 @dataclass(slots=True)
 class WriterRows:
-    """What a writer, or a holder of its copies (node), said of a folder."""
+    """The answer of a writer, or of a replica (`node`), about a directory. `state` marks it, for later requests of
+    changes."""
 
     node: str = ""
     state: str = ""
@@ -49,8 +50,15 @@ class WriterRows:
 
 
 class DirtyNamesSubscriber:
-    """on_stirred: to be set; told of a folder, and whether of all below it too, that what other nodes have there may be
-    another thing than before. mirrored: to be set; what copies that this node has say of a folder of a writer's."""
+    """Answer which pending names other nodes have in a directory.
+
+    Set these attributes before `start`:
+
+    - `on_stirred`: called with a directory, and whether everything below it is meant, when pending names there may
+      have changed.
+    - `mirrored`: returns the entries of a writer's directory that this node holds as a replica.
+    - `on_own_gone`: called when this node's own record was deleted.
+    """
 
     def __init__(
         self,
@@ -67,54 +75,56 @@ class DirtyNamesSubscriber:
         self.mirrored: Callable[[str, bytes], list[PendingEntry]] = lambda writer, path: []
         self.on_stirred: Callable[[bytes, bool], None] = lambda path, below: None
         self.on_own_gone: Callable[[], None] = lambda: None
-        """To be set: this node's own record is gone."""
-        self._covers: dict[str, DirtyScope] = {}
+        self._scopes: dict[str, DirtyScope] = {}
         self._holders: dict[str, list[str]] = {}
-        self._told: dict[tuple[str, bytes], WriterRows] = {}
-        self._asking: dict[tuple[str, bytes], asyncio.Lock] = {}
-        self._here: set[str] = set()
+        self._answers: dict[tuple[str, bytes], WriterRows] = {}
+        self._locks: dict[tuple[str, bytes], asyncio.Lock] = {}
+        self._present: set[str] = set()
         self._listed: dict[str, DirtyScope] = {}
         self._listed_s = float("-inf")
         self._ended: dict[str, tuple[DirtyScope, float]] = {}
-        """Who is gone, and was persisted in its place: where it wrote, and when its record went; monotonic."""
+        """Writers that left and were failed over: their scope, and when their record was deleted (monotonic clock)."""
 
     async def start(self) -> None:
-        await self._records.follow(f"{COPIES}/", self._hear_holders)
-        await self._records.follow(f"{PREFIX}/", self._hear)
+        await self._records.follow(f"{COPIES}/", self._on_replicas)
+        await self._records.follow(f"{PREFIX}/", self._on_scope)
 
-    # ------------------------------------------------------------ who
+    # ------------------------------------------------------------ writers
 
     async def catch_up(self) -> None:
-        """Whoever is named in the records now is asked, from now on. What is heard of them meanwhile may be older."""
-        found = await self._records.list(f"{PREFIX}/")
+        """Read the writers' records directly, instead of waiting for the watch. Events that arrive later may be
+        older."""
+        records = await self._records.list(f"{PREFIX}/")
         self._listed_s = time.monotonic()
-        self._listed = {key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in found.items()}
+        self._listed = {
+            key.removeprefix(f"{PREFIX}/"): DirtyScope.decode(raw) for key, raw in records.items()
+        }
 
-    def _hear(self, key: str, raw: bytes | None) -> None:
+    def _on_scope(self, key: str, raw: bytes | None) -> None:
         writer = key.removeprefix(f"{PREFIX}/")
         if writer == self._me:
             if raw is None:
                 self.on_own_gone()
             return
-        before = self._covers.pop(writer, DirtyScope())
+        before = self._scopes.pop(writer, DirtyScope())
         try:
-            now = DirtyScope() if raw is None else DirtyScope.decode(raw)
+            after = DirtyScope() if raw is None else DirtyScope.decode(raw)
         except ClusterUnavailableError as error:
-            log.warning("record not understood error=%s", error)
+            log.warning("record of pending names is invalid writer=%s error=%s", writer, error)
             return
-        if now:
-            self._covers[writer] = now
+        if after:
+            self._scopes[writer] = after
         elif writer not in self._view().nodes:
             self._ended[writer] = before, time.monotonic()
-        for told in [one for one in self._told if one[0] == writer and not now.covers(one[1])]:
-            del self._told[told]
-            self._asking.pop(told, None)
-        for folder in before.folders ^ now.folders:
+        for query in [query for query in self._answers if query[0] == writer and not after.covers(query[1])]:
+            del self._answers[query]
+            self._locks.pop(query, None)
+        for folder in before.folders ^ after.folders:
             self.on_stirred(folder, False)
-        for folder in before.below ^ now.below:
+        for folder in before.below ^ after.below:
             self.on_stirred(folder, True)
 
-    def _hear_holders(self, key: str, raw: bytes | None) -> None:
+    def _on_replicas(self, key: str, raw: bytes | None) -> None:
         try:
             holders = [] if raw is None else decode_json(raw, list[str])
         except msgspec.MsgspecError:
@@ -122,110 +132,114 @@ class DirtyNamesSubscriber:
         self._holders[key.removeprefix(f"{COPIES}/")] = holders
 
     def on_view(self) -> None:
-        """Of who went, or came back, others are asked."""
-        here = set(self._view().nodes)
-        for writer in (here ^ self._here) & self._covers.keys():
+        """Mark the names of writers that left or returned as changed: another node answers for them now."""
+        present = set(self._view().nodes)
+        for writer in (present ^ self._present) & self._scopes.keys():
             self.stir_all(writer)
-        self._here = here
+        self._present = present
 
     def stir_all(self, writer: str) -> None:
-        """Everything that is known of a writer may be another thing now."""
-        cover = self._covers.get(writer, DirtyScope())
-        for folder in cover.folders:
+        """Mark all pending names of a writer as changed."""
+        scope = self._scopes.get(writer, DirtyScope())
+        for folder in scope.folders:
             self.on_stirred(folder, False)
-        for folder in cover.below:
+        for folder in scope.below:
             self.on_stirred(folder, True)
 
     def writers(self, folder: bytes) -> list[str]:
-        """Who has such names in a folder, by the records."""
-        found = {writer for writer, cover in self._covers.items() if cover.covers(folder)}
+        """Return the nodes whose records name this directory, sorted, without this node."""
+        ids = {writer for writer, scope in self._scopes.items() if scope.covers(folder)}
         if time.monotonic() < self._listed_s + LISTED_S:
-            found |= {writer for writer, cover in self._listed.items() if cover.covers(folder)}
-        return sorted(found - {self._me})
+            ids |= {writer for writer, scope in self._listed.items() if scope.covers(folder)}
+        return sorted(ids - {self._me})
 
     def any_gone(self, folder: bytes) -> bool:
+        """Return whether a writer of this directory left the cluster, now or within the last ENDED_S."""
         nodes, now_s = self._view().nodes, time.monotonic()
         self._ended = {
-            writer: (cover, ended_s)
-            for writer, (cover, ended_s) in self._ended.items()
+            writer: (scope, ended_s)
+            for writer, (scope, ended_s) in self._ended.items()
             if now_s < ended_s + ENDED_S
         }
         return any(writer not in nodes for writer in self.writers(folder)) or any(
-            cover.covers(folder) for cover, _ in self._ended.values()
+            scope.covers(folder) for scope, _ in self._ended.values()
         )
 
     def sources(self, writer: str) -> list[NodeInfo]:
-        """Whom to ask for what a writer wrote, in order; not this node itself."""
+        """Return the nodes that can answer for a writer, best first, without this node."""
         nodes = self._view().nodes
         ids = [writer, *self._holders.get(writer, [])]
-        able = [nodes[id] for id in ids if id in nodes and id != self._me]
-        return [node for node in able if self._peers.usable(node)]
+        members = [nodes[id] for id in ids if id in nodes and id != self._me]
+        return [node for node in members if self._peers.usable(node)]
 
     def holds(self, writer: str) -> bool:
-        """Whether this node is to have copies of what the writer wrote."""
+        """Return whether this node is assigned as a replica of the writer."""
         return self._me in self._holders.get(writer, [])
 
-    # ------------------------------------------------------------ what
+    # ------------------------------------------------------------ names
 
     async def rows(self, folder: bytes) -> Rows:
-        """What the names of a folder mean where it is not what the origin has, as its writers say now. Of a writer whom
-        nobody can speak for: what it said last while it is in the cluster, else nothing."""
-        found: Rows = {}
+        """Return the names of a directory that differ from the origin, as their writers report them now. If no node
+        can answer for a writer, use its last answer while it is a member of the cluster, and nothing afterwards."""
+        merged: Rows = {}
         for writer in self.writers(folder):
-            rows = await self._ask(writer, folder)
+            rows = await self._query(writer, folder)
             if writer not in self.writers(folder):
-                continue  # the origin has all of it by now
+                continue  # the writer has persisted all of it meanwhile
             for name, row in rows.items():
-                if row is not None or name not in found:
-                    found[name] = row
-        return found
+                if row is not None or name not in merged:
+                    merged[name] = row
+        return merged
 
-    async def _ask(self, writer: str, folder: bytes) -> Rows:
-        """One question about a folder at a time: its answers build on one another."""
-        lock = self._asking.setdefault((writer, folder), asyncio.Lock())
+    async def _query(self, writer: str, folder: bytes) -> Rows:
+        """Query a writer's names in a directory, one query at a time: each answer builds on the one before."""
+        lock = self._locks.setdefault((writer, folder), asyncio.Lock())
         async with lock:
-            return await self._ask_first(writer, folder)
+            return await self._query_sources(writer, folder)
 
-    async def _ask_first(self, writer: str, folder: bytes) -> Rows:
+    async def _query_sources(self, writer: str, folder: bytes) -> Rows:
         key = (writer, folder)
-        told = self._told.setdefault(key, WriterRows())
+        answer = self._answers.setdefault(key, WriterRows())
         for node in self.sources(writer):
             if node.id != writer and self.holds(writer):
-                break  # the copies here are as good
+                break  # this node's own replica is as recent
             try:
-                return await self._ask_node(node, writer, folder, told)
+                return await self._query_node(node, writer, folder, answer)
             except HeadraceError as error:
                 log.info(
-                    "not told what was written node=%s path=%s error=%s", node.id, os.fsdecode(folder), error
+                    "query of pending names failed node=%s path=%s error=%s",
+                    node.id,
+                    os.fsdecode(folder),
+                    error,
                 )
         if self.holds(writer):
-            own = self._told[key] = WriterRows(self._me)
-            _take_in(own.rows, writer, self.mirrored(writer, folder))
+            own = self._answers[key] = WriterRows(self._me)
+            _merge(own.rows, writer, self.mirrored(writer, folder))
             return own.rows
         if writer not in self._view().nodes and not self._holders.get(writer):
-            self._told.pop(key, None)
+            self._answers.pop(key, None)
             return {}
-        return told.rows
+        return answer.rows
 
-    async def _ask_node(self, node: NodeInfo, writer: str, folder: bytes, told: WriterRows) -> Rows:
+    async def _query_node(self, node: NodeInfo, writer: str, folder: bytes, answer: WriterRows) -> Rows:
         deadline = Deadline.after(ASK_LIMIT_S)
-        since = told.state if told.node == node.id else ""
+        since = answer.state if answer.node == node.id else ""
         while True:
-            answer = await self._peers.ask_written(node, ListPending(writer, folder, since), deadline)
-            if answer.whole:
-                told.rows = {}
-            told.node, told.state, since = node.id, answer.state, answer.state
-            _take_in(told.rows, writer, answer.names)
-            if not answer.more:
-                return told.rows
+            page = await self._peers.ask_written(node, ListPending(writer, folder, since), deadline)
+            if page.whole:
+                answer.rows = {}
+            answer.node, answer.state, since = node.id, page.state, page.state
+            _merge(answer.rows, writer, page.names)
+            if not page.more:
+                return answer.rows
 
     async def settle(self, path: bytes, version: Version) -> Version | None:
-        """What the origin has of a file that another node wrote, which is persisted on return; None: it never came
-        there. HeadraceError: nobody can tell just now."""
-        written = PendingVersion.parse(version.token)
-        if written is None:
+        """Return the origin's version of a file that another node wrote; the writer persists it first. Return None if
+        the file never reached the origin. Raise HeadraceError if no node can answer now."""
+        pending = PendingVersion.parse(version.token)
+        if pending is None:
             return version
-        for node in self.sources(written.writer):
+        for node in self.sources(pending.writer):
             settled = await self._peers.settle(
                 node, ResolveVersion(path, version.token), Deadline.after(SETTLE_LIMIT_S)
             )
@@ -233,16 +247,18 @@ class DirtyNamesSubscriber:
         return None
 
 
-def _take_in(rows: Rows, writer: str, names: list[PendingEntry]) -> None:
-    for one in names:
-        if one.means == EntryState.ORIGIN:
-            rows.pop(one.name, None)
+def _merge(rows: Rows, writer: str, names: list[PendingEntry]) -> None:
+    """Apply a page of entries to the rows."""
+    for entry in names:
+        if entry.means == EntryState.ORIGIN:
+            rows.pop(entry.name, None)
         else:
-            rows[one.name] = None if one.means == EntryState.HIDDEN else row_of(writer, one)
+            rows[entry.name] = None if entry.means == EntryState.HIDDEN else row_of(writer, entry)
 
 
-def row_of(writer: str, one: PendingEntry) -> NameRow:
-    if one.means == EntryState.DIRECTORY:
-        return NameRow(one.name, int(Kind.DIRECTORY), 0, 0, "")
-    token = PendingVersion(writer, one.inode, one.ctime_ns).token
-    return NameRow(one.name, int(Kind.FILE), one.size_bytes, one.mtime_ns, token)
+def row_of(writer: str, entry: PendingEntry) -> NameRow:
+    """Return the row of a pending entry: of a file with the token of the pending version."""
+    if entry.means == EntryState.DIRECTORY:
+        return NameRow(entry.name, int(Kind.DIRECTORY), 0, 0, "")
+    token = PendingVersion(writer, entry.inode, entry.ctime_ns).token
+    return NameRow(entry.name, int(Kind.FILE), entry.size_bytes, entry.mtime_ns, token)

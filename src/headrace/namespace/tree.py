@@ -1,9 +1,9 @@
-"""Names: making the index say what the origins say.
+"""Keep the index of names in step with the origins.
 
-The index is the tree; this module keeps its directories fresh. A directory is listed whole, once, however many ask
-(single-flight), and is good for its mount's sync interval. A lookup doesn't wait for the listing of a huge
-directory: after LISTING_PATIENCE_S it asks for its one name.
-All calls run on the node's loop, the only writer of the index.
+The index is the tree, and this module keeps its directories fresh. One listing serves all callers that need the
+directory (single-flight), and is valid for the sync interval of its mount. A lookup does not wait for the listing of
+a huge directory: after LISTING_PATIENCE_S it asks the origin for its one name. All calls run on the node's loop, the
+only writer of the index.
 """
 
 from __future__ import annotations
@@ -42,42 +42,42 @@ from headrace.wire.peer_messages import NameRow, Names
 log = logging.getLogger(__name__)
 
 STALE_NS = 1
-"""A listing that was taken and must be taken again; 0 is one that never was."""
+"""Marks a listing that exists but must be repeated; 0 marks a directory that was never listed."""
 LISTING_PATIENCE_S = 0.5
 STALE_EXTENSION_S = 5.0
-"""When the origin is away, an old listing goes on being used; it is asked again after this long."""
+"""How long the node uses an old listing, when the origin is unavailable, before it tries again."""
 
 NAMES_A_PAGE = 1000
-OTHERS_ASKED_MAX = 64
-"""Folders of which other nodes are asked at one time, what they wrote there."""
+WRITER_QUERIES_MAX = 64
+"""The number of directories whose writers the node queries at the same time."""
 
 
 class SharedNames(Protocol):
-    """What other nodes of the cluster know of directories."""
+    """Names that other nodes of the cluster list at the origin, each as the owner of some directories."""
 
     def ours(self, path: bytes) -> bool:
-        """Whether this node is the owner, or the first that answers."""
+        """Return whether this node is the directory's owner, or the first owner that can be reached."""
         ...
 
     def listing(self, path: bytes, *, anew: bool) -> AsyncIterator[Names] | None:
-        """From the directory's owner; None when that is this node, or nobody that answers. HeadraceError while it
-        is read: the owner can't tell."""
+        """Return the owner's listing in pages; None if this node is the owner, or no owner can be reached. Reading it
+        raises HeadraceError if the owner fails."""
         ...
 
     async def lookup(self, path: bytes, name: bytes) -> Names | None:
-        """One name, likewise; None: ask the origin."""
+        """Return one name from the owner; None if the caller must ask the origin."""
         ...
 
 
 class OthersNames(Protocol):
-    """What other nodes wrote and have not persisted yet."""
+    """Pending names: names that other nodes wrote and have not persisted yet."""
 
     async def rows(self, folder: bytes) -> Rows:
-        """Asks them. Never fails: who does not answer has nothing, or what it said last."""
+        """Query the writers. Never fail: for a writer that does not answer, use its last answer or nothing."""
         ...
 
     def any_gone(self, folder: bytes) -> bool:
-        """Whether one that wrote in a folder is gone: what it put there last it may have told nobody of."""
+        """Return whether a writer of this directory left the cluster, perhaps before it published its last names."""
         ...
 
 
@@ -85,8 +85,11 @@ NamesChanged = Callable[[list[tuple[FileId, bytes]]], None]
 
 
 class Namespace:
-    """on_changed: told the names that no longer mean what they did. shared: asks the nodes that own a directory.
-    others: asks those that wrote in it."""
+    """The tree of names that this node serves.
+
+    `on_changed` is called with the names whose meaning changed. `shared` queries the nodes that own a directory.
+    `others` queries the nodes that wrote in it.
+    """
 
     def __init__(
         self,
@@ -100,22 +103,22 @@ class Namespace:
     ) -> None:
         self._shared = shared
         self._others = others
-        self._overlays = PendingRows(
+        self._pending_rows = PendingRows(
             index, lambda path: set(map(os.fsencode, mounts.below(os.fsdecode(path))))
         )
-        self._stirs = RefreshQueue(self._see_others, self._folders_below)
-        self._asking_others = asyncio.Semaphore(OTHERS_ASKED_MAX)
+        self._refreshes = RefreshQueue(self._refresh_pending, self._directories_below)
+        self._writer_queries = asyncio.Semaphore(WRITER_QUERIES_MAX)
         self._index = index
         self._mounts = mounts
         self._timeout_s = timeout_s
         self._on_changed = on_changed
         self.unsure: list[Collection[bytes]] = []
-        """Where this node puts something, or did, and does not know yet whether the origin has it."""
+        """Paths of this node's uploads whose result at the origin is not known yet."""
         self._listings: SingleFlight[tuple[FileId, bool], None] = SingleFlight()
 
     async def lookup(self, parent: FileId, name: bytes, *, for_peer: bool = False) -> None:
-        """The index is right for (parent, name) on return. for_peer: a peer asks us as the owner, so no other one is
-        asked."""
+        """Make the index right for (parent, name). With `for_peer`, a peer asks this node as the owner, so this node
+        asks no other peer."""
         if self.is_fresh(parent):
             return
         listing = asyncio.ensure_future(self.list(parent, for_peer=for_peer))
@@ -128,66 +131,68 @@ class Namespace:
             await self._lookup_alone(parent, name, for_peer=for_peer)
         except (OriginUnavailableError, DeadlineExceededError):
             if self._index.fresh_until_ns(parent) == 0:
-                raise  # else the old listing says what there is, as in `list`
+                raise  # otherwise the old listing serves, as in `list`
 
     async def list(self, directory: FileId, *, for_peer: bool = False) -> None:
-        """The index has the directory's whole listing, fresh, on return."""
+        """Make sure that the index has a whole and fresh listing of the directory."""
         if not self.is_fresh(directory):
             try:
                 await self.relist(directory, for_peer=for_peer)
             except (OriginUnavailableError, DeadlineExceededError):
                 if self._index.fresh_until_ns(directory) == 0:
                     raise
-                log.warning("origin is away, using the old listing directory=%x", directory)
+                log.warning("origin is unavailable, using the old listing directory=%x", directory)
                 self._index.set_fresh_until(directory, _in_s(STALE_EXTENSION_S))
 
     async def resolve(self, path: bytes) -> Entry:
-        """PathNotFoundError, NotADirectoryPathError."""
-        found = self._index.entry(ROOT_ID)
+        """Return the entry at a path. Raise PathNotFoundError or NotADirectoryPathError."""
+        entry = self._index.entry(ROOT_ID)
         for name in [part for part in path.split(b"/") if part]:
-            assert found is not None
-            if found.kind is not Kind.DIRECTORY:
-                raise NotADirectoryPathError(os.fsdecode(path), why="a part of it is a file")
-            await self.lookup(found.id, name)
-            found = self._index.lookup(found.id, name)
-            if found is None:
-                raise PathNotFoundError(os.fsdecode(path), why="no such file at its origin")
-        assert found is not None
-        return found
+            assert entry is not None
+            if entry.kind is not Kind.DIRECTORY:
+                raise NotADirectoryPathError(os.fsdecode(path), why="a component of the path is a file")
+            await self.lookup(entry.id, name)
+            entry = self._index.lookup(entry.id, name)
+            if entry is None:
+                raise PathNotFoundError(os.fsdecode(path), why="the origin has no such file")
+        assert entry is not None
+        return entry
 
     def locate(self, id: FileId) -> tuple[Mount, str, Entry]:
-        """Where a file's bytes are. PathNotFoundError when the id names nothing any more."""
+        """Return the mount, the key at its origin, and the entry of a file. Raise StaleIdError if the id is no longer
+        valid."""
         entry, path = self._index.entry(id), self._index.path_of(id)
-        found = self._mounts.find(os.fsdecode(path)) if path is not None else None
-        if entry is None or found is None:
+        location = self._mounts.find(os.fsdecode(path)) if path is not None else None
+        if entry is None or location is None:
             raise StaleIdError(
-                f"file {id:x}", why="it was replaced or removed at its origin", hint="open it again"
+                f"file {id:x}", why="the file was replaced or removed at its origin", hint="open it again"
             )
-        return found[0], found[1], entry
+        return location[0], location[1], entry
 
     async def relist(self, directory: FileId, *, for_peer: bool = False) -> None:
-        """Lists again, or waits for the listing that is under way. The old one stays when this one fails."""
+        """List the directory again, or wait for the listing in progress. A failure leaves the old listing in
+        place."""
         direct = for_peer or self._owned(directory)
         await self._listings.run(
             (directory, direct), lambda: self._list_now(directory, direct=direct, anew=False)
         )
 
     async def refresh(self, directory: FileId, *, for_peer: bool = False) -> None:
-        """Lists again, however fresh the index is, by a listing that begins now: one under way may have read
-        past what changed. The old listing stays good when this one fails."""
+        """List the directory again, however fresh the index is, with a listing that begins now: one in progress may
+        have read past the change. A failure leaves the old listing in place."""
         direct = for_peer or self._owned(directory)
         await self._listings.run_anew(
             (directory, direct), lambda: self._list_now(directory, direct=direct, anew=True)
         )
 
     async def claim(self, path: bytes, version: Version) -> Entry:
-        """A file that a peer names with its version, which the index takes from it where it knows nothing else: a
-        wrong version is found by the origin at the first read. VersionChangedError when the origin has another one,
-        PathNotFoundError for what no mount answers for."""
+        """Return the entry of a file that a peer names with its version. If the index has no newer knowledge, it
+        adopts that version; the first read at the origin detects a wrong one. Raise VersionChangedError if the origin
+        has another version, PathNotFoundError if no mount answers for the path."""
         entry = self._known(path)
         if entry is not None and entry.version == version and entry.kind is Kind.FILE:
             return entry
-        parent, name = self._claim_folder(path)
+        parent, name = self._ensure_parent(path)
         if entry is not None or self.is_fresh(parent):
             await self._lookup_alone(parent, name, for_peer=True)
             entry = self._index.lookup(parent, name)
@@ -195,12 +200,13 @@ class Namespace:
                 raise VersionChangedError(os.fsdecode(path), why="the origin has another version")
             return entry
         id, _ = self._index.put_file(parent, name, version)
-        found = self._index.entry(id)
-        assert found is not None
-        return found
+        adopted = self._index.entry(id)
+        assert adopted is not None
+        return adopted
 
     def claim_directory(self, path: bytes) -> FileId:
-        """A directory that a peer names. PathNotFoundError for what no mount answers for."""
+        """Return the id of a directory that a peer names. Raise PathNotFoundError if no mount answers for the
+        path."""
         if self._mounts.find(os.fsdecode(path)) is None:
             raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
         directory = ROOT_ID
@@ -209,19 +215,20 @@ class Namespace:
         return directory
 
     def expire(self, path: bytes) -> None:
-        """Listings at and below a path that were taken are stale."""
+        """Mark the existing listings at and below a path as stale."""
         entry = self._known(path)
         if entry is not None and entry.kind is Kind.DIRECTORY:
             self._index.expire_all(entry.id, to_ns=STALE_NS)
 
     async def relist_below(self, path: bytes, *, below: bool = True) -> None:
-        """Lists again what was listed at and below a path, or at it only. What fails is listed when somebody looks."""
+        """List again what was listed at a path and, with `below`, below it. A listing that fails is repeated at the
+        next access."""
         top = self._known(path)
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
         while pending:
             directory = pending.pop()
             if self._index.fresh_until_ns(directory) == 0:
-                continue  # nobody looked
+                continue  # never listed
             try:
                 await self.relist(directory)
             except HeadraceError as error:
@@ -231,11 +238,11 @@ class Namespace:
             pending.extend(e.id for e in self._index.children(directory) if e.kind is Kind.DIRECTORY)
 
     def known(self, path: bytes) -> Entry | None:
-        """What the index has at a path; nobody is asked."""
+        """Return the entry that the index has at a path, without any request."""
         return self._known(path)
 
     def paths_of(self, names: Iterable[tuple[FileId, bytes]]) -> Iterator[bytes]:
-        """Of names in directories that are still there."""
+        """Yield the paths of names whose directories still exist."""
         folders: dict[FileId, bytes | None] = {}
         for parent, name in names:
             if parent not in folders:
@@ -245,27 +252,27 @@ class Namespace:
                 yield folder.rstrip(b"/") + b"/" + name
 
     def place_of(self, path: bytes) -> tuple[Mount, str] | None:
-        """The mount that answers for a path, and the key there; None above all mounts."""
+        """Return the mount that answers for a path, and the key at its origin; None above all mounts."""
         return self._mounts.find(os.fsdecode(path))
 
     def together(self) -> AbstractContextManager[None]:
-        """What is told within is one commit of the index. Nothing may be waited for."""
+        """Return a context that commits all changes within it to the index at once. Do not await inside it."""
         return self._index.batch()
 
     def _without_own(self, directory: FileId, path: bytes, page: ListPage) -> ListPage:
-        """A page, but for what is new in it and perhaps of this node's own putting: that may be removed here by now, by
-        who could not know that the origin has it."""
-        perhaps = {split(one)[1] for paths in self.unsure for one in paths if split(one)[0] == path}
-        own = {name for name in perhaps if self._index.lookup(directory, name) is None}
+        """Return the page without new names that this node may have uploaded itself. Such a name may be removed here
+        already, by a caller that could not know that the origin has it."""
+        uploading = {split(child)[1] for paths in self.unsure for child in paths if split(child)[0] == path}
+        own = {name for name in uploading if self._index.lookup(directory, name) is None}
         if not own:
             return page
-        objects = (one for one in page.objects if os.fsencode(one.key.rpartition("/")[2]) not in own)
+        objects = (info for info in page.objects if os.fsencode(info.key.rpartition("/")[2]) not in own)
         return ListPage(
             tuple(objects), tuple(name for name in page.directories if os.fsencode(name) not in own)
         )
 
     def was_put(self, path: bytes, version: Version, attributes: Attributes | None = None) -> None:
-        """This node put a file there: the index has it on return."""
+        """Record in the index that this node put a file to the origin."""
         *folders, name = [part for part in path.split(b"/") if part]
         directory = ROOT_ID
         with self._index.batch():
@@ -274,77 +281,77 @@ class Namespace:
             self._index.outdate(directory, name)
             self._index.put_file(directory, name, version, attributes)
         row = NameRow(name, int(Kind.FILE), version.size_bytes, version.mtime_ns, version.token)
-        self._overlays.put(split(path)[0], name, row)
+        self._pending_rows.put(split(path)[0], name, row)
 
     def was_made(self, path: bytes) -> None:
-        """This node made a folder there: so does the index."""
+        """Record in the index that this node created a directory at the origin."""
         directory = ROOT_ID
         with self._index.batch():
             for part in [part for part in path.split(b"/") if part]:
                 self._index.outdate(directory, part)
                 directory = self._index.ensure_directory(directory, part)
         folder, name = split(path)
-        self._overlays.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
+        self._pending_rows.put(folder, name, NameRow(name, int(Kind.DIRECTORY), 0, 0, ""))
 
     def was_removed(self, path: bytes, *, folder: bool = False) -> None:
-        """This node removed what was there, with all below it: so does the index. folder: it was one, also when the
-        index did not know it yet."""
+        """Record in the index that this node removed a path with everything below it. `folder`: it was a directory,
+        even if the index did not know it."""
         above, name = split(path)
         parent = self._known(above)
         if parent is not None and name:
             self._index.outdate(parent.id, name, folder=folder)
             self._index.remove(parent.id, name)
-        self._overlays.put(above, name, None)
+        self._pending_rows.put(above, name, None)
 
     def look_again(self, path: bytes) -> None:
-        """The next who asks for a name of the folder that a path is in has it listed."""
+        """Expire the listing of the directory that contains a path."""
         self.look_again_in(path.rpartition(b"/")[0] or b"/")
 
     def look_again_in(self, path: bytes) -> None:
-        """The same of the folder itself."""
+        """Expire the listing of a directory; the next lookup in it lists it again."""
         folder = self._known(path)
         if folder is not None and self._index.fresh_until_ns(folder.id):
             self._index.set_fresh_until(folder.id, STALE_NS)
 
     async def refresh_path(self, path: bytes) -> None:
-        """As `refresh`; nothing for a directory that was never listed, or is none any more."""
+        """Refresh a directory by path. Do nothing if it was never listed or is no directory any more."""
         folder = self._known(path)
         if folder is not None and self._index.fresh_until_ns(folder.id):
             await self.refresh_for_names(path)
 
     async def refresh_for_names(self, path: bytes) -> None:
-        """The index knows the names of a folder as other nodes and the origin have them now, on return. Nothing for a
-        folder that neither has."""
+        """Make the index show the names of a directory as the other nodes and the origin have them now. Do nothing
+        for a directory that neither has."""
         tried: FileId | None = None
-        while (found := self._known(path)) is not None and found.kind is Kind.DIRECTORY:
+        while (entry := self._known(path)) is not None and entry.kind is Kind.DIRECTORY:
             try:
-                await self.refresh(found.id)
-            except StaleIdError:  # its parent was listed meanwhile: it is gone, or another one
-                if found.id == tried:
+                await self.refresh(entry.id)
+            except StaleIdError:  # a listing of its parent removed or replaced it meanwhile
+                if entry.id == tried:
                     raise
-                tried = found.id
+                tried = entry.id
             else:
                 return
 
     def names(self, directory: FileId) -> Iterator[Names]:
-        """What a peer is told of a directory, of which the index has the listing. In pages."""
+        """Yield the origin's rows of a directory for a peer, in pages. The index must have its listing."""
         folder = self._index.path_of(directory) or b""
-        children = self._overlays.at_origin(folder, self._index.children(directory))
+        children = self._pending_rows.at_origin(folder, self._index.children(directory))
         while len(rows := [*islice(children, NAMES_A_PAGE)]) == NAMES_A_PAGE:
             yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=False)
         yield Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
 
     def name(self, directory: FileId, name: bytes) -> Names:
-        """The same of one name."""
-        found = self._index.lookup(directory, name)
+        """Return the origin's row of one name for a peer."""
+        entry = self._index.lookup(directory, name)
         folder = self._index.path_of(directory) or b""
-        rows = [*self._overlays.at_origin(folder, [] if found is None else [found], only=name)]
+        rows = [*self._pending_rows.at_origin(folder, [] if entry is None else [entry], only=name)]
         return Names(rows=rows, good_for_s=self._good_for_s(directory), last=True)
 
     def attach(self, mount: Mount, *, known: bool = False) -> None:
-        """Enters a mount into table and tree. Directories above it are listed anew by whoever asks next: only
-        then are all mounts known, at a start. known: the same origin was there before, so its listings may be used
-        while it is away."""
+        """Add a mount to the table and the tree. Directories above it are listed anew at the next access, because at
+        startup all mounts are known only then. With `known`, the mount had the same origin before, so its old
+        listings stay usable while the origin is unavailable."""
         self._mounts.add(mount)
         directory = ROOT_ID
         for name in _names_of(mount.path):
@@ -353,22 +360,22 @@ class Namespace:
         self._index.expire_all(directory, to_ns=STALE_NS if known else 0)
 
     def detach(self, path: str) -> Mount:
-        """Takes a mount out of both; its names are gone at once, those of mounts below it stay."""
+        """Remove a mount from the table and the tree. Its names disappear at once; those of mounts below it stay."""
         mount = self._mounts.remove(path)
-        way: Changed = []
+        ancestors: Changed = []
         directory = ROOT_ID
         for name in _names_of(path):
             entry = self._index.lookup(directory, name)
             if entry is None:
                 return mount
-            way.append((directory, name))
+            ancestors.append((directory, name))
             directory = entry.id
-        if way and not self._answers(path):
-            while len(way) > 1 and not self._answers(path.rsplit("/", 1)[0]):
-                way.pop()  # a directory that was there for this mount's sake
+        if ancestors and not self._answers(path):
+            while len(ancestors) > 1 and not self._answers(path.rsplit("/", 1)[0]):
+                ancestors.pop()  # this directory existed only because of this mount
                 path = path.rsplit("/", 1)[0]
-            self._index.remove(*way[-1])
-            self._on_changed([way[-1]])
+            self._index.remove(*ancestors[-1])
+            self._on_changed([ancestors[-1]])
             return mount
         self._index.expire_all(directory)
         if self._mounts.find(path) is None:
@@ -376,36 +383,36 @@ class Namespace:
             for child in self._mounts.below(path):
                 writer.keep(os.fsencode(child))
             self._on_changed(writer.finish(FOREVER_NS))
-        self._on_changed(way[-1:])
+        self._on_changed(ancestors[-1:])
         return mount
 
     def _answers(self, path: str) -> bool:
-        """Whether a path is there because of some mount: at it, above it or below it."""
+        """Return whether a path exists because of a mount at it, above it or below it."""
         return self._mounts.find(path) is not None or bool(self._mounts.below(path))
 
     def is_fresh(self, directory: FileId) -> bool:
-        """Whether the index has the whole listing of a directory, and it is good."""
+        """Return whether the index has a whole and valid listing of a directory."""
         return self._index.fresh_until_ns(directory) > boot_clock.now_ns()
 
     def _origin_of(self, directory: FileId) -> tuple[str, Mount | None, str]:
         path = self._index.path_of(directory)
         if path is None:
-            raise StaleIdError(f"directory {directory:x}", why="it was removed at its origin")
+            raise StaleIdError(f"directory {directory:x}", why="the directory was removed at its origin")
         text = os.fsdecode(path)
-        found = self._mounts.find(text)
-        return (text, found[0], found[1]) if found else (text, None, "")
+        location = self._mounts.find(text)
+        return (text, location[0], location[1]) if location else (text, None, "")
 
     def _good_for_s(self, directory: FileId) -> float:
         return max(0.0, (self._index.fresh_until_ns(directory) - boot_clock.now_ns()) / 1e9)
 
     def _known(self, path: bytes) -> Entry | None:
-        """What the index has at a path; nobody is asked."""
-        found = self._index.entry(ROOT_ID)
+        """Return the entry that the index has at a path, without any request."""
+        entry = self._index.entry(ROOT_ID)
         for name in [part for part in path.split(b"/") if part]:
-            found = None if found is None else self._index.lookup(found.id, name)
-        return found
+            entry = None if entry is None else self._index.lookup(entry.id, name)
+        return entry
 
-    def _claim_folder(self, path: bytes) -> tuple[FileId, bytes]:
+    def _ensure_parent(self, path: bytes) -> tuple[FileId, bytes]:
         folder, _, name = path.rpartition(b"/")
         if self._mounts.find(os.fsdecode(path)) is None:
             raise PathNotFoundError(os.fsdecode(path), why="no mount of this node answers for it")
@@ -415,44 +422,44 @@ class Namespace:
         return directory, name
 
     def _owned(self, directory: FileId) -> bool:
-        """Whether the origin is asked for it by this node, and no other one."""
+        """Return whether this node lists the directory at the origin itself."""
         path = self._index.path_of(directory)
         return self._shared is None or path is None or self._shared.ours(path)
 
-    # ------------------------------------------------------------ what other nodes wrote
+    # ------------------------------------------------------------ pending names of other nodes
 
-    def stirred(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - as the records call it
-        """Another node wrote something in a folder, or below it: where somebody looked, the index is made right."""
+    def stirred(self, path: bytes, below: bool) -> None:  # noqa: FBT001 - the signature of `on_stirred`
+        """Schedule a refresh of a directory, or of everything below it, because another node changed names there."""
         if below:
-            self._stirs.add_below(path)
+            self._refreshes.add_below(path)
         else:
-            self._stirs.add(path)
+            self._refreshes.add(path)
 
     def stop(self) -> None:
-        """What other nodes write is not seen any more."""
-        self._stirs.stop()
+        """Stop following the pending names of other nodes."""
+        self._refreshes.stop()
 
     def is_written_over(self, path: bytes) -> bool:
-        """Whether a name is shown as another node wrote, or removed, it, and not as the origin has it."""
+        """Return whether a name is shown as another node wrote or removed it, not as the origin has it."""
         folder, _, name = path.rpartition(b"/")
-        return self._overlays.row(folder or b"/", name) is not None
+        return self._pending_rows.row(folder or b"/", name) is not None
 
-    async def _folders_below(self, path: bytes) -> AsyncIterator[bytes]:
-        """Of the index. Gives others their turn."""
-        top, seen = self._known(path), 0
+    async def _directories_below(self, path: bytes) -> AsyncIterator[bytes]:
+        """Yield the directories of the index at and below a path. Let other tasks run in between."""
+        top, count = self._known(path), 0
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [(path, top.id)]
         while pending:
             folder, directory = pending.pop()
             yield folder
             for child in self._index.children(directory):
-                seen += 1
+                count += 1
                 if child.kind is Kind.DIRECTORY:
                     pending.append((join(folder, child.name), child.id))
-                if seen % NAMES_A_PAGE == 0:
+                if count % NAMES_A_PAGE == 0:
                     await asyncio.sleep(0)
 
     async def files_below(self, path: bytes) -> AsyncIterator[Sequence[FileId]]:
-        """Of the index, some at a time. Gives others their turn."""
+        """Yield the ids of the files below a path, from the index, in batches. Let other tasks run in between."""
         top = self._known(path)
         pending = [] if top is None or top.kind is not Kind.DIRECTORY else [top.id]
         while pending:
@@ -465,38 +472,38 @@ class Namespace:
             yield ids
             await asyncio.sleep(0)
 
-    async def _see_others(self, folder: bytes) -> None:
-        found = self._known(folder)
-        if found is None or found.kind is not Kind.DIRECTORY:
+    async def _refresh_pending(self, folder: bytes) -> None:
+        entry = self._known(folder)
+        if entry is None or entry.kind is not Kind.DIRECTORY:
             return
-        if not self._index.fresh_until_ns(found.id) and not self._overlays.knows(folder):
-            return  # nobody looked
-        await self._take_others(found.id, folder)
+        if not self._index.fresh_until_ns(entry.id) and not self._pending_rows.knows(folder):
+            return  # never listed
+        await self._fetch_pending(entry.id, folder)
         if self._others is not None and self._others.any_gone(folder):
-            await self.refresh(found.id)
-        elif self._overlays.is_leaving(folder):
-            await self.relist(found.id)
-        if self._overlays.is_leaving(folder):  # the listing had begun before
-            await self.refresh(found.id)
+            await self.refresh(entry.id)
+        elif self._pending_rows.is_leaving(folder):
+            await self.relist(entry.id)
+        if self._pending_rows.is_leaving(folder):  # that listing had begun before the change
+            await self.refresh(entry.id)
 
-    async def _take_others(self, directory: FileId, folder: bytes) -> None:
+    async def _fetch_pending(self, directory: FileId, folder: bytes) -> None:
         if self._others is not None:
-            async with self._asking_others:
+            async with self._writer_queries:
                 rows = await self._others.rows(folder)
-            self._told(self._overlays.take(folder, directory, rows))
+            self._report(self._pending_rows.take(folder, directory, rows))
 
-    def _told(self, changed: Changed) -> None:
+    def _report(self, changed: Changed) -> None:
         if changed:
             self._on_changed(changed)
 
     # ------------------------------------------------------------ listing
 
     async def _list_now(self, directory: FileId, *, direct: bool, anew: bool) -> None:
-        """direct: from the origin. Listings of the two kinds don't wait for each other: two nodes that take one
-        another for the owner would wait for ever."""
+        """List the directory at its origin (`direct`) or at its owner. The two kinds of listing never wait for each
+        other: two nodes that take each other for the owner would wait forever."""
         path, mount, key = self._origin_of(directory)
         if mount is not None:
-            await self._take_others(directory, os.fsencode(path))
+            await self._fetch_pending(directory, os.fsencode(path))
         if mount is not None and self._shared is not None and not direct:
             pages = self._shared.listing(os.fsencode(path), anew=anew)
             if pages is not None and await self._list_from_owner(directory, path, pages):
@@ -504,8 +511,8 @@ class Namespace:
         await self._list_from_origin(directory, path, mount, key)
 
     async def _list_from_owner(self, directory: FileId, path: str, pages: AsyncIterator[Names]) -> bool:
-        """False when the owner can't tell: then the origin is asked."""
-        writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
+        """Take the listing from the owner. Return False if the owner fails; then the caller asks the origin."""
+        writer, beneath = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
@@ -516,7 +523,7 @@ class Namespace:
                 good_for_s = page.good_for_s
             changed = self._finish(directory, writer, beneath, _in_s(good_for_s))
         except HeadraceError as error:
-            log.info("directory's owner did not tell path=%s error=%s", path, error)
+            log.info("listing at the owner of the directory failed path=%s error=%s", path, error)
             return False
         finally:
             changed += writer.close()
@@ -525,15 +532,15 @@ class Namespace:
         return True
 
     async def _list_from_origin(self, directory: FileId, path: str, mount: Mount | None, key: str) -> None:
-        writer, beneath = self._index.listing(directory), self._overlays.listing(os.fsencode(path))
+        writer, beneath = self._index.listing(directory), self._pending_rows.listing(os.fsencode(path))
         changed: Changed = []
         try:
             for name in self._mounts.below(path):
                 writer.keep(os.fsencode(name))
             if mount is not None:
                 deadline = self._listing_deadline(directory)
-                async for found in mount.origin.list_directory(key, deadline=deadline):
-                    page = self._without_own(directory, os.fsencode(path), found)
+                async for origin_page in mount.origin.list_directory(key, deadline=deadline):
+                    page = self._without_own(directory, os.fsencode(path), origin_page)
                     if beneath.is_bare:
                         _add_page(writer, page)
                     else:
@@ -548,32 +555,34 @@ class Namespace:
     def _finish(
         self, directory: FileId, writer: ListingWriter, beneath: OriginListing, fresh_until_ns: int
     ) -> Changed:
-        """All pages are taken in: what others wrote is kept, what nobody has goes."""
-        changed = self._overlays.apply_over(beneath, directory)
+        """Complete the listing in the index: keep the pending names of other nodes, remove names that no node and no
+        origin has."""
+        changed = self._pending_rows.apply_over(beneath, directory)
         changed += writer.finish(fresh_until_ns)
         beneath.end()
         return changed
 
     def _listing_deadline(self, directory: FileId) -> Deadline:
-        """A listing of millions takes many answers; each has the origin's own limit, this one bounds the whole."""
+        """Return the deadline of a whole listing. A listing of millions takes many requests, and each has the
+        origin's own limit."""
         return Deadline.after(self._timeout_s * 10, patience_s=self._patience_s(directory))
 
     def _patience_s(self, directory: FileId) -> float:
-        """How long an origin that is away is waited for. An old listing can be used instead."""
-        known = self._index.fresh_until_ns(directory) != 0
-        return min(self._timeout_s, PATIENCE_S) if known else self._timeout_s
+        """Return how long to wait for an unavailable origin: shorter if an old listing can serve."""
+        is_listed = self._index.fresh_until_ns(directory) != 0
+        return min(self._timeout_s, PATIENCE_S) if is_listed else self._timeout_s
 
     async def _lookup_alone(self, parent: FileId, name: bytes, *, for_peer: bool) -> None:
         path, mount, key = self._origin_of(parent)
         if mount is None:
             return
-        if self._overlays.row(os.fsencode(path), name) is not None:
-            self._told(self._overlays.apply(os.fsencode(path), parent))
+        if self._pending_rows.row(os.fsencode(path), name) is not None:
+            self._report(self._pending_rows.apply(os.fsencode(path), parent))
             return
         if self._shared is not None and not for_peer:
-            found = await self._shared.lookup(os.fsencode(path), name)
-            if found is not None:
-                self._take_name(parent, name, path, found.rows)
+            answer = await self._shared.lookup(os.fsencode(path), name)
+            if answer is not None:
+                self._take_name(parent, name, path, answer.rows)
                 return
         child = f"{key}/{os.fsdecode(name)}" if key else os.fsdecode(name)
         deadline = Deadline.after(self._timeout_s, patience_s=self._patience_s(parent))
@@ -590,7 +599,7 @@ class Namespace:
             self._on_changed([(parent, name)])
 
     def _take_name(self, parent: FileId, name: bytes, path: str, rows: Sequence[NameRow]) -> None:
-        """What a directory's owner says of one name."""
+        """Enter the owner's answer about one name into the index."""
         for row in rows:
             if row.kind == Kind.DIRECTORY:
                 self._index.ensure_directory(parent, name)
@@ -615,7 +624,7 @@ def _files_of(page: ListPage) -> list[tuple[bytes, Version]]:
     files = []
     for info in page.objects:
         name = info.key.rsplit("/", 1)[-1]
-        if name not in folders:  # a key that is both file and folder shows as the folder
+        if name not in folders:  # a key that is both a file and a directory shows as the directory
             files.append((os.fsencode(name), info.version))
     return files
 

@@ -61,7 +61,7 @@ def tree(tmp_path: Path, others: Others) -> Iterator[Tree]:
 
 async def settled(tree: Tree) -> None:
     """All that was stirred is seen."""
-    while tree.namespace._stirs.busy:  # noqa: ASYNC110
+    while tree.namespace._refreshes.busy:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 
@@ -235,7 +235,7 @@ def test_peers_are_told_what_this_node_put_in_anothers_place(tree: Tree, others:
         tree.namespace.stirred(b"/d", False)
         await settled(tree)
         directory = tree.namespace.claim_directory(b"/d")
-        before = tree.namespace._overlays.listing(b"/d")
+        before = tree.namespace._pending_rows.listing(b"/d")
         tree.namespace.was_put(b"/d/new", Version(9, 9, '"new"'))
         tree.namespace.was_made(b"/d/made")
         tree.namespace.was_removed(b"/d/b")
