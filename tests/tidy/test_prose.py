@@ -60,7 +60,6 @@ PENDING = {
     "http",
     "identity",
     "integrations",
-    "jobs",
     "lab",
     "node",
     "origin",

@@ -1,14 +1,15 @@
-"""Jobs of the whole cluster. Open this first.
+"""Run jobs of the whole cluster. Read this module first.
 
-A job is a record, which any node may write; every node follows them, and does its part of each that runs: of load and
-pin what it owns, of free and unpin what it has. What it did is a record too, under its lease. The job is over when all
-nodes have said so for the ring that there is; then the node with the smallest id writes the end. So it survives the
-death of any node, the one that took it included: others own what a dead one owned, and their parts begin anew.
+A job is a record that any node may write. Every node follows the records and does its task of each running job: it
+loads and pins the files that it owns, and frees and unpins the files that it has. Its progress is a record too, under
+its lease. The job is over when all nodes have reported that they are done by the current ring; then the node with the
+smallest id writes the end. A job therefore survives the death of any node, including the one that accepted it: other
+nodes own the dead node's files now, and their tasks begin anew.
 
     submit ─► jobs/7 ─► each node: JobTask ─► jobs/7/parts/<node> ─► all done? ─► the end, in jobs/7
 
-All that is done about records is done by one task (`_conduct`), one after the other; the work itself goes on beside it,
-also while etcd is away: what could not be written is written when it is back.
+One asyncio task (`_conduct`) handles all records, one after the other. The work itself runs beside it, also while
+etcd is unavailable; records that could not be written are written when etcd is back.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from headrace.jobs.job_records import (
     TaskRecord,
     job_key,
     parse_key,
-    part_key,
     ring_mark,
     row_of,
     state_of,
-    together,
+    sum_progress,
+    task_key,
 )
 from headrace.jobs.jobs import FETCHING, Jobs
 from headrace.jobs.options import parse_options
@@ -58,22 +59,25 @@ FAILED_NAMED_MAX = 1000
 WATCH_INTERVAL_S = 0.5
 
 
-class _Known:
-    """What this node knows of a job. shown: the last figures that were whole."""
+class _LocalJob:
+    """The local state of one job. `shown` is the last progress that included all nodes."""
 
     def __init__(self) -> None:
         self.raw = b""
         self.record: JobRecord | None = None
-        self.parts: dict[str, TaskRecord] = {}
-        self.part: JobTask | None = None
+        self.tasks: dict[str, TaskRecord] = {}
+        self.task: JobTask | None = None
         self.published: TaskRecord | None = None
         self.published_s = float("-inf")
         self.shown = TaskProgress()
 
 
 class ClusterJobs:
-    """me: this node's id. view: the current one; tell every change of it by `on_view`. replicas: that the cluster
-    keeps. One asyncio loop."""
+    """The jobs of the cluster, as this node follows and runs them.
+
+    `me` is this node's id. `view` returns the current view; call `on_view` after every change of it. `replicas` is
+    the number of owners of a file that the cluster keeps. All calls belong on one asyncio loop.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class ClusterJobs:
         self._replicas = replicas
         self._segment_bytes = segment_bytes
         self.pins = Pins(me, records, jobs, view=view, replicas=replicas, segment_bytes=segment_bytes)
-        self._known: dict[str, _Known] = {}
+        self._states: dict[str, _LocalJob] = {}
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._work: asyncio.Task[None] | None = None
@@ -100,49 +104,49 @@ class ClusterJobs:
         self._marked = (view().ring, ring_mark(view().ring))
 
     async def start(self) -> None:
-        """Takes part in what runs from now on. ClusterUnavailableError."""
+        """Follow the job records and run this node's tasks from now on. Raise ClusterUnavailableError."""
         await self.pins.start()
-        await self._records.follow(JOBS, self._heard)
+        await self._records.follow(JOBS, self._on_record)
         self._work = asyncio.ensure_future(self._conduct())
 
     async def stop(self) -> None:
-        """What is done stays done; the other nodes go on."""
+        """Stop this node's tasks. Finished work is kept, and the other nodes continue."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
-        for known in self._known.values():
-            if known.part is not None:
-                await known.part.stop()
+        for state in self._states.values():
+            if state.task is not None:
+                await state.task.stop()
         await self.pins.stop()
 
     def on_view(self) -> None:
-        """After a change of the view; returns at once."""
+        """Take a change of the view into account; return at once."""
         self._wake.set()
         self.pins.on_view()
 
     async def submit(self, kind: str, path: str, options: dict[str, str]) -> str:
-        """The job's id; it runs, and is in the cluster's records. UsageError, PathNotFoundError,
-        ClusterUnavailableError."""
+        """Write the record of a new job and return its id; the job runs from then on. Raise UsageError,
+        PathNotFoundError or ClusterUnavailableError."""
         if kind not in KINDS:
-            raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin or unpin")
+            raise UsageError(f"job kind {kind!r}", why="no such kind", hint="use load, free, pin or unpin")
         parse_options(kind, options)
         await self._jobs.namespace.resolve(os.fsencode(path))
-        number = max((int(id) for id in self._known if id.isdecimal()), default=0)
+        number = max((int(id) for id in self._states if id.isdecimal()), default=0)
         while True:
             number += 1
             record = JobRecord(str(number), kind, path, options, self._me)
             raw = msgspec.json.encode(record)
             if await self._records.create(job_key(record.id), raw):
-                self._heard(job_key(record.id), raw)
+                self._on_record(job_key(record.id), raw)
                 log.info("job submitted id=%s kind=%s path=%s", record.id, kind, path)
                 return record.id
 
     async def states(self, id: str) -> AsyncIterator[JobState]:
-        """Of the whole cluster: one at least every WATCH_INTERVAL_S, the last with done=True. Whoever stops iterating
-        cancels nothing. UsageError: no such job."""
+        """Yield the job's progress in the whole cluster: at least one state every WATCH_INTERVAL_S, and a last one
+        with done=True. A caller that stops iterating cancels nothing. Raise UsageError if the job does not exist."""
         while True:
             record = self._record(id)
-            yield state_of(record, self._figures(self._known[id]))
+            yield state_of(record, self._progress(self._states[id]))
             if record.state in ENDS:
                 return
             async with self._changed:
@@ -153,36 +157,38 @@ class ClusterJobs:
                     pass
 
     async def run(self, kind: str, path: str, options: dict[str, str]) -> AsyncIterator[JobState]:
-        """`submit`, or for kind watch the job whose id is the path, and its states."""
+        """Submit a job and yield its states; for kind `watch`, yield the states of the job whose id is the path."""
         id = path if kind == WATCH else await self.submit(kind, path, options)
         async for state in self.states(id):
             yield state
 
     def rows(self, id: str = "") -> list[JobRow]:
-        """All that are known, the oldest first; or the one. UsageError: no such job."""
+        """Return the rows of all known jobs, oldest first, or of one job. Raise UsageError if the job does not
+        exist."""
         if id:
-            record, known = self._record(id), self._known[id]
-            return [row_of(record, self._figures(known), known.parts)]
-        ids = [one for one, known in self._known.items() if known.record is not None]
-        return [self.rows(one)[0] for one in sorted(ids, key=_order)]
+            record, state = self._record(id), self._states[id]
+            return [row_of(record, self._progress(state), state.tasks)]
+        ids = [id for id, state in self._states.items() if state.record is not None]
+        return [self.rows(id)[0] for id in sorted(ids, key=_order)]
 
     async def cancel(self, id: str) -> None:
-        """All nodes stop within a second; nothing where it is over. UsageError, ClusterUnavailableError."""
-        known = self._known[self._record(id).id]
+        """Cancel a job; all nodes stop within a second. Do nothing if it is over. Raise UsageError or
+        ClusterUnavailableError."""
+        state = self._states[self._record(id).id]
 
-        def ended(record: JobRecord) -> JobRecord | None:
+        def cancelled(record: JobRecord) -> JobRecord | None:
             if record.state != RUNNING:
                 return None
-            summary = self._figures(known)
+            summary = self._progress(state)
             return msgspec.structs.replace(record, state=CANCELLED, summary=_ended(summary))
 
-        await self._change(id, ended)
+        await self._change(id, cancelled)
 
     async def retry(self, id: str) -> None:
-        """What failed, where all of it is named; else all. Nothing where it runs. UsageError,
-        ClusterUnavailableError."""
+        """Run a finished job again: only the failed paths if the record names all of them, otherwise everything. Do
+        nothing if it is running. Raise UsageError or ClusterUnavailableError."""
 
-        def again(record: JobRecord) -> JobRecord | None:
+        def restarted(record: JobRecord) -> JobRecord | None:
             if record.state == RUNNING:
                 return None
             paths = _failed_paths(record)
@@ -191,41 +197,42 @@ class ClusterJobs:
             )
 
         self._record(id)
-        await self._change(id, again)
+        await self._change(id, restarted)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ records
 
     def _record(self, id: str) -> JobRecord:
-        known = self._known.get(id)
-        if known is None or known.record is None:
-            raise UsageError(f"job {id}", why="there is none", hint="see `headrace job list`")
-        return known.record
+        state = self._states.get(id)
+        if state is None or state.record is None:
+            raise UsageError(f"job {id}", why="no such job exists", hint="see `headrace job list`")
+        return state.record
 
     async def _change(self, id: str, change: Callable[[JobRecord], JobRecord | None]) -> None:
-        """Of what the record is now, however often others change it meanwhile."""
+        """Apply a change to the current record, and repeat it if another node changes the record meanwhile."""
         while (raw := await self._records.get(job_key(id))) is not None:
             try:
                 changed = change(decode_json(raw, JobRecord))
             except msgspec.DecodeError as error:
-                raise UsageError(f"job {id}", why=f"its record is not understood: {error}") from error
+                raise UsageError(f"job {id}", why=f"its record is invalid: {error}") from error
             if changed is None:
                 return
             new = msgspec.json.encode(changed)
             if await self._records.replace(job_key(id), raw, new):
-                self._heard(job_key(id), new)
+                self._on_record(job_key(id), new)
                 return
-        raise UsageError(f"job {id}", why="it is gone", hint="see `headrace job list`")
+        raise UsageError(f"job {id}", why="the job was deleted", hint="see `headrace job list`")
 
-    def _figures(self, known: _Known) -> TaskProgress:
-        """While nodes begin anew by another ring, the last whole figures: sums over two rings count some twice."""
-        record = known.record
+    def _progress(self, state: _LocalJob) -> TaskProgress:
+        """Return the sum of all nodes' progress. While nodes begin anew by another ring, return the last complete
+        sum: a sum over two rings would count some files twice."""
+        record = state.record
         assert record is not None
         if record.summary is not None:
             return record.summary
-        parts = self._current_parts(record, known)
-        if len(parts) == len(self._members(record)):
-            known.shown = together(part.figures for part in parts)
-        return known.shown
+        tasks = self._current_tasks(record, state)
+        if len(tasks) == len(self._members(record)):
+            state.shown = sum_progress(task.figures for task in tasks)
+        return state.shown
 
     def _members(self, record: JobRecord) -> set[str]:
         view = self._view()
@@ -233,12 +240,12 @@ class ClusterJobs:
             return {member.id for member in view.ring.members}
         return set(view.nodes)
 
-    def _current_parts(self, record: JobRecord, known: _Known) -> list[TaskRecord]:
+    def _current_tasks(self, record: JobRecord, state: _LocalJob) -> list[TaskRecord]:
         mark, members = self._mark(record.kind), self._members(record)
         return [
-            part
-            for node, part in known.parts.items()
-            if node in members and part.ring == mark and part.attempt == record.attempt
+            task
+            for node, task in state.tasks.items()
+            if node in members and task.ring == mark and task.attempt == record.attempt
         ]
 
     def _mark(self, kind: str) -> str:
@@ -247,105 +254,111 @@ class ClusterJobs:
             self._marked = (ring, ring_mark(ring))
         return self._marked[1] if kind in FETCHING else EVERYWHERE
 
-    def _heard(self, key: str, value: bytes | None) -> None:
-        """A record is there, or another one, or gone."""
+    def _on_record(self, key: str, value: bytes | None) -> None:
+        """Take in a record that was created, changed, or deleted (None)."""
         id, node = parse_key(key)
-        known = self._known.setdefault(id, _Known())
+        state = self._states.setdefault(id, _LocalJob())
         try:
             if node:
-                self._heard_part(known, node, value)
+                self._on_task_record(state, node, value)
             elif value is None:
-                known.raw = b""
+                state.raw = b""
             else:
                 record = decode_json(value, JobRecord)
-                if known.record is not None and known.record.attempt != record.attempt:
-                    known.shown = TaskProgress()
-                known.raw, known.record = value, record
+                if state.record is not None and state.record.attempt != record.attempt:
+                    state.shown = TaskProgress()
+                state.raw, state.record = value, record
         except (ValueError, RecursionError) as error:
-            log.warning("job record not understood key=%s error=%s", key, error)
+            log.warning("job record is invalid key=%s error=%s", key, error)
         self._wake.set()
 
-    def _heard_part(self, known: _Known, node: str, value: bytes | None) -> None:
+    def _on_task_record(self, state: _LocalJob, node: str, value: bytes | None) -> None:
         if value is not None:
-            known.parts[node] = decode_json(value, TaskRecord)
+            state.tasks[node] = decode_json(value, TaskRecord)
             return
-        known.parts.pop(node, None)
+        state.tasks.pop(node, None)
         if node == self._me:
-            known.published = None  # the lease was lost, or etcd's data: it is written again
+            # The lease or etcd's data was lost: the next round writes the record again.
+            state.published = None
 
     async def _conduct(self) -> None:
-        """The only one that starts and stops parts, and that writes what is not asked for."""
+        """Handle all jobs in turn. Only this asyncio task starts and stops tasks, and writes records without a
+        request."""
         while True:
-            running = any(known.part is not None and not known.part.over for known in self._known.values())
+            running = any(state.task is not None and not state.task.over for state in self._states.values())
             try:
                 async with asyncio.timeout(PUBLISH_INTERVAL_S if running or self._away else None):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
-            failed = [id for id in list(self._known) if not await self._attended(id)]
+            failed = [id for id in list(self._states) if not await self._attempt(id)]
             self._away = bool(failed)
             async with self._changed:
                 self._changed.notify_all()
 
-    async def _attended(self, id: str) -> bool:
-        """False: it must be tried again."""
+    async def _attempt(self, id: str) -> bool:
+        """Reconcile one job. Return False if it must be tried again."""
         try:
-            await self._attend(id, self._known[id])
+            await self._reconcile(id, self._states[id])
         except HeadraceError as error:
             if not self._away:
-                log.warning("a job can't write what it did, and goes on id=%s error=%s", id, error)
+                log.warning("job records can't be written, the job continues id=%s error=%s", id, error)
             return False
         except Exception:
-            log.exception("a job was not attended to id=%s", id)  # the others must go on
+            log.exception("job reconciliation failed id=%s", id)  # the other jobs must continue
             return False
         return True
 
-    async def _attend(self, id: str, known: _Known) -> None:
-        record = known.record
-        if record is None or not known.raw:
-            await self._gone(id, known)
+    async def _reconcile(self, id: str, state: _LocalJob) -> None:
+        """Bring this node's task and its records in line with the record of the job."""
+        record = state.record
+        if record is None or not state.raw:
+            await self._on_deleted(id, state)
         elif record.state != RUNNING:
-            await self._let_go(id, known)
+            await self._drop_task(id, state)
         else:
-            await self._run_part(record, known)
-            await self._publish(id, known)
-            await self._end_if_over(record, known)
+            await self._ensure_task(record, state)
+            await self._publish(id, state)
+            await self._end_if_over(record, state)
 
-    async def _gone(self, id: str, known: _Known) -> None:
-        """Nobody deletes a job that runs: it was lost with etcd's data, and is put there again."""
-        record = known.record
+    async def _on_deleted(self, id: str, state: _LocalJob) -> None:
+        """Forget a deleted job. No node deletes a running job: if its record vanished, etcd lost its data, and this
+        node writes it again."""
+        record = state.record
         if record is not None and record.state == RUNNING:
             await self._records.create(job_key(id), msgspec.json.encode(record))
             return
-        if known.part is not None:
-            await known.part.stop()
-        if not known.parts:
-            del self._known[id]
+        if state.task is not None:
+            await state.task.stop()
+        if not state.tasks:
+            del self._states[id]
 
-    async def _let_go(self, id: str, known: _Known) -> None:
-        if known.part is not None:
-            await known.part.stop()
-            known.part = None
-        if self._me in known.parts or known.published is not None:
-            await self._records.delete(part_key(id, self._me))
-            known.parts.pop(self._me, None)
-            known.published = None
+    async def _drop_task(self, id: str, state: _LocalJob) -> None:
+        """Stop this node's task of a job and delete the task's record."""
+        if state.task is not None:
+            await state.task.stop()
+            state.task = None
+        if self._me in state.tasks or state.published is not None:
+            await self._records.delete(task_key(id, self._me))
+            state.tasks.pop(self._me, None)
+            state.published = None
 
-    async def _run_part(self, record: JobRecord, known: _Known) -> None:
+    async def _ensure_task(self, record: JobRecord, state: _LocalJob) -> None:
+        """Start this node's task, or restart it if the ring or the attempt has changed."""
         ring = self._view().ring
         if self._me not in self._members(record):
-            await self._let_go(record.id, known)
+            await self._drop_task(record.id, state)
             return
-        before = known.part
-        again = before is not None and before.job.attempt == record.attempt
-        if before is not None and again and before.mark == self._mark(record.kind):
+        before = state.task
+        is_same_attempt = before is not None and before.job.attempt == record.attempt
+        if before is not None and is_same_attempt and before.mark == self._mark(record.kind):
             return
         if before is not None:
             await before.stop()
-        carried = await before.carried(ring) if before is not None and again else None
-        known.published_s = float("-inf")
-        known.part = JobTask(
+        carried = await before.carried(ring) if before is not None and is_same_attempt else None
+        state.published_s = float("-inf")
+        state.task = JobTask(
             self._me,
             record,
             self._jobs,
@@ -357,41 +370,42 @@ class ClusterJobs:
             carried=carried,
         )
 
-    async def _publish(self, id: str, known: _Known) -> None:
-        """Once a second, and at the beginning and the end at once."""
-        part, now_s = known.part, asyncio.get_running_loop().time()
-        if part is None:
+    async def _publish(self, id: str, state: _LocalJob) -> None:
+        """Write the task's record: at most once a second, and at its beginning and its end at once."""
+        task, now_s = state.task, asyncio.get_running_loop().time()
+        if task is None:
             return
-        written = known.published
-        fresh = written is None or (written.ring, written.attempt) != (part.mark, part.job.attempt)
-        same = not fresh and written is not None and written.done == part.over
-        if same and (part.over or now_s - known.published_s < PUBLISH_INTERVAL_S):
+        written = state.published
+        is_new = written is None or (written.ring, written.attempt) != (task.mark, task.job.attempt)
+        is_current = not is_new and written is not None and written.done == task.over
+        if is_current and (task.over or now_s - state.published_s < PUBLISH_INTERVAL_S):
             return
-        record = part.record()
-        await self._records.put(part_key(id, self._me), msgspec.json.encode(record), leased=True)
-        known.published, known.published_s = record, now_s
-        known.parts[self._me] = record
+        record = task.record()
+        await self._records.put(task_key(id, self._me), msgspec.json.encode(record), leased=True)
+        state.published, state.published_s = record, now_s
+        state.tasks[self._me] = record
 
-    async def _end_if_over(self, record: JobRecord, known: _Known) -> None:
-        parts = self._current_parts(record, known)
-        whole = len(parts) == len(self._members(record)) and all(part.done for part in parts)
-        if not whole or self._me != min(self._view().nodes, default=self._me):
+    async def _end_if_over(self, record: JobRecord, state: _LocalJob) -> None:
+        """Write the end of the job if all tasks are done and this node has the smallest id."""
+        tasks = self._current_tasks(record, state)
+        is_over = len(tasks) == len(self._members(record)) and all(task.done for task in tasks)
+        if not is_over or self._me != min(self._view().nodes, default=self._me):
             return
-        if record.kind == "pin":  # only now: until then the job itself does it, and counts what it did
+        if record.kind == "pin":  # until now the job itself pinned the files and counted them
             await self.pins.add(record.path, record.options)
         elif record.kind == "unpin":
             await self.pins.remove(record.path)
-        summary = together(part.figures for part in parts)
-        state = FAILED if summary.failed_files else DONE
-        ended = msgspec.structs.replace(record, state=state, summary=_ended(summary))
+        summary = sum_progress(task.figures for task in tasks)
+        outcome = FAILED if summary.failed_files else DONE
+        ended = msgspec.structs.replace(record, state=outcome, summary=_ended(summary))
         new = msgspec.json.encode(ended)
-        if await self._records.replace(job_key(record.id), known.raw, new):
-            log.info("job ended id=%s state=%s failed=%d", record.id, state, summary.failed_files)
-            self._heard(job_key(record.id), new)
+        if await self._records.replace(job_key(record.id), state.raw, new):
+            log.info("job ended id=%s state=%s failed=%d", record.id, outcome, summary.failed_files)
+            self._on_record(job_key(record.id), new)
             await self._prune()
 
     async def _prune(self) -> None:
-        ended = [id for id, known in self._known.items() if known.record and known.record.state in ENDS]
+        ended = [id for id, state in self._states.items() if state.record and state.record.state in ENDS]
         for id in sorted(ended, key=_order)[:-ENDED_KEPT_MAX]:
             await self._records.delete(job_key(id))
 
@@ -407,7 +421,8 @@ def _ended(summary: TaskProgress) -> TaskProgress:
 
 
 def _failed_paths(record: JobRecord) -> list[str]:
-    """Empty, which means all of it: where it was cancelled, or not every failure is named as its origin does."""
+    """Return the failed paths; empty means the whole job, if it was cancelled or the record does not name every
+    failed path exactly."""
     summary = record.summary
     if summary is None or record.state != FAILED or summary.failed_files != len(summary.failed):
         return []

@@ -1,4 +1,5 @@
-"""What jobs do with one file: load, verify, free, pin, unpin. Each raises the HeadraceError that says why not."""
+"""Load, verify, free, pin and unpin one file for a job. Each call raises a HeadraceError with its reason on
+failure."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from headrace.jobs.priority_semaphore import PrioritySemaphore
 from headrace.store.store import Store
 
 AT_ONCE = 64
-"""Files, or pieces of large ones, that all jobs of a node work on at a time."""
+"""The number of files, or pieces of large files, that all jobs of a node work on at a time."""
 PIECE_BYTES = 64 << 20
-"""Parts of large files are loaded in pieces: between two, a job of a higher priority has its turn."""
+"""Large files are loaded in pieces of this size. Between two pieces a job of a higher priority can run."""
 PIN_ATTEMPTS = 3
 VERIFY_ATTEMPTS = 2
 
 Span = tuple[int, int]
-"""Bytes start..end of a file."""
+"""Bytes start to end (exclusive) of a file."""
 
 
-class _Room:
-    """Lets large files in while together they take at most half of the cache: more, and each would be evicted for
-    the others before it is whole."""
+class _CacheBudget:
+    """Admits large files while they take at most half of the cache together. With more of them, each would be evicted
+    for the others before it is complete."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._all = self._left = size_bytes // 2
+        self._total = self._left = size_bytes // 2
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
@@ -38,7 +39,7 @@ class _Room:
         if size_bytes <= BLOCK_SIZE_BYTES:
             yield
             return
-        size_bytes = min(size_bytes, self._all)
+        size_bytes = min(size_bytes, self._total)
         async with self._changed:
             await self._changed.wait_for(lambda: self._left >= size_bytes)
             self._left -= size_bytes
@@ -51,62 +52,65 @@ class _Room:
 
 
 class FileWork:
-    """disk: where cached files are read back; a file takes one of its threads."""
+    """Operations on single files. Checks of cached files run in `disk`; each takes one of its threads."""
 
     def __init__(self, store: Store, reads: ReadPath, disk: Executor) -> None:
         self._store = store
         self._reads = reads
         self._disk = disk
-        self._turns = PrioritySemaphore(AT_ONCE)
-        self._room = _Room(sum(volume.capacity_bytes for volume in store.disks))
+        self._slots = PrioritySemaphore(AT_ONCE)
+        self._budget = _CacheBudget(sum(volume.capacity_bytes for volume in store.disks))
 
     async def load(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
-        """spans: the parts of a large file that are wanted; none: all of it. The bytes that are there on return."""
+        """Load `spans` of a large file, or all of it if there are none. Return the number of bytes that are cached
+        then."""
         if not spans:
-            async with self._room.take(entry.version.size_bytes), self._turns.take(priority):
+            async with self._budget.take(entry.version.size_bytes), self._slots.take(priority):
                 return await self._reads.load(entry)
         loaded = 0
-        async with self._room.take(sum(end - start for start, end in spans)):
+        async with self._budget.take(sum(end - start for start, end in spans)):
             for start, end in spans:
-                for at in range(start, end, PIECE_BYTES):
-                    piece_end = min(end, at + PIECE_BYTES)
-                    async with self._turns.take(priority):
-                        await self._reads.load_part(entry, at, piece_end)
-                    loaded += piece_end - at
+                for piece_start in range(start, end, PIECE_BYTES):
+                    piece_end = min(end, piece_start + PIECE_BYTES)
+                    async with self._slots.take(priority):
+                        await self._reads.load_part(entry, piece_start, piece_end)
+                    loaded += piece_end - piece_start
         return loaded
 
     async def load_verified(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority) -> int:
-        """As `load`, and its blocks match their checksums; those that don't are fetched once more."""
+        """Load as `load` does, and check every block against its checksum. Fetch wrong blocks once more; raise
+        CorruptBlockError if that fails."""
         loop = asyncio.get_running_loop()
         for _ in range(VERIFY_ATTEMPTS):
             size_bytes = await self.load(entry, spans, priority=priority)
-            async with self._turns.take(priority):
+            async with self._slots.take(priority):
                 if await loop.run_in_executor(self._disk, self._store.verify, entry.id):
                     return size_bytes
         raise CorruptBlockError(
-            "read back after loading",
-            why="a block does not match its checksum, also after it was fetched again",
+            "check after loading",
+            why="a block does not match its checksum, even after a second fetch",
         )
 
     async def pin(self, entry: Entry, spans: Sequence[Span] = (), *, priority: Priority, verify: bool) -> int:
+        """Load a file and pin it. Return its bytes. Raise NoSpaceError if the cache evicts it at once."""
         load = self.load_verified if verify else self.load
         for _ in range(PIN_ATTEMPTS):
             size_bytes = await load(entry, spans, priority=priority)
             if self._store.pin(entry.id, True):
                 return size_bytes
-        raise NoSpaceError("pin", why="the file is evicted as soon as it was fetched")
+        raise NoSpaceError("pin", why="the cache evicts the file as soon as it is fetched")
 
     def unpin(self, entry: Entry) -> int:
         self._store.pin(entry.id, False)
         return entry.version.size_bytes
 
     def free(self, entry: Entry) -> int:
-        """The bytes freed."""
+        """Remove a file from the cache. Return the number of bytes freed."""
         self._reads.forget([entry.id])
         return self._store.free(entry.id)
 
     def own(self, entry: Entry) -> None:
-        """What was loaded on purpose is no borrowed copy, also where the ring says otherwise."""
+        """Mark a file as not borrowed: a job loaded it on purpose, whatever the ring says."""
         self._store.set_borrowed(entry.id, borrowed=False)
 
     def is_cached(self, entry: Entry) -> bool:

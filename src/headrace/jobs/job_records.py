@@ -1,10 +1,10 @@
-"""Jobs as the cluster's records have them, and what their parts come to together. Values and pure functions.
+"""Define the records of jobs in the cluster, and the sums of their tasks. Values and pure functions only.
 
-    jobs/<id>                 JobRecord: one of a job, kept after its end
-    jobs/<id>/parts/<node>    TaskRecord: what one node did of it; leased, so that a dead node's part goes with it
+    jobs/<id>                 JobRecord: one for each job, kept after its end
+    jobs/<id>/parts/<node>    TaskRecord: the progress of one node; leased, so that it disappears with its node
     pins/<path>               PinRecord: see pins.py
 
-All are JSON. No time of one machine is compared with that of another: durations only.
+All are JSON. No time of one machine is compared with that of another: records hold durations only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from headrace.wire.messages import JobRow, JobState
 
 JOBS = "jobs/"
 FAILED_KEPT_MAX = 100
-"""Failures of a part that are named; all are counted."""
+"""The number of failures that a task names; it counts all of them."""
 
 RUNNING, DONE, CANCELLED, FAILED = "running", "done", "cancelled", "failed"
 ENDS = (DONE, CANCELLED, FAILED)
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Sums of those of all nodes are still numbers that every message can have."""
+"""The bound keeps sums over all nodes within the integers of every message."""
 
 
 class TaskProgress(msgspec.Struct, frozen=True):
-    """How far something is. failed: (path, reason) of the first FAILED_KEPT_MAX of failed_files. listing: more files
-    may be found. bytes_s: over the last seconds. took_s: by the clock of the node that says it."""
+    """The progress of a task or of a whole job.
+
+    `failed` has (path, reason) of the first FAILED_KEPT_MAX of `failed_files`. `listing` is true while more files may
+    be discovered. `bytes_s` is the rate of the last seconds. `took_s` is measured by the clock of the reporting node.
+    """
 
     files_done: Count = 0
     files_total: Count = 0
@@ -45,7 +48,8 @@ class TaskProgress(msgspec.Struct, frozen=True):
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """ring: by which ring the files were split (`ring_mark`). attempt: of the job, when this was done."""
+    """The task of one node. `ring` is the mark (`ring_mark`) of the ring that split the files; `attempt` is the job's
+    attempt."""
 
     ring: str
     attempt: Count
@@ -54,8 +58,9 @@ class TaskRecord(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """node: that took it. state: running, or one of ENDS; failed: it came to its end, and some files failed. paths:
-    where it walks: `path`, or, tried again, what failed. summary: at its end."""
+    """A job. `node` accepted it. `state` is running or one of ENDS; `failed` means that it completed, but some files
+    failed. `paths` are the roots of a retry, where files failed; otherwise the job covers `path`. `summary` is set at
+    its end."""
 
     id: str
     kind: str
@@ -72,40 +77,40 @@ def job_key(id: str) -> str:
     return f"{JOBS}{id}"
 
 
-def part_key(id: str, node: str) -> str:
+def task_key(id: str, node: str) -> str:
     return f"{JOBS}{id}/parts/{node}"
 
 
 def parse_key(key: str) -> tuple[str, str]:
-    """Id and node; node "" for the job itself."""
+    """Return the id and the node of a key; the node of a job's own key is ""."""
     id, _, rest = key.removeprefix(JOBS).partition("/parts/")
     return id, rest
 
 
 def ring_mark(ring: Ring) -> str:
-    """The same on all nodes for the same members, whatever epochs they count."""
-    told = "\n".join(f"{one.id}\t{one.weight}\t{one.zone}" for one in ring.members)
-    return hashlib.blake2s(told.encode(), digest_size=8).hexdigest()
+    """Return a digest that is the same on all nodes for the same members, whatever epochs they count."""
+    members = "\n".join(f"{member.id}\t{member.weight}\t{member.zone}" for member in ring.members)
+    return hashlib.blake2s(members.encode(), digest_size=8).hexdigest()
 
 
-def together(parts: Iterable[TaskProgress]) -> TaskProgress:
-    """The sum. A file that failed on two nodes failed once, where both name it."""
+def sum_progress(parts: Iterable[TaskProgress]) -> TaskProgress:
+    """Return the sum of all parts. A file that two nodes name as failed counts as one failure."""
     parts = list(parts)
     failed: dict[str, str] = {}
-    for one in parts:
-        for path, reason in one.failed:
+    for part in parts:
+        for path, reason in part.failed:
             failed.setdefault(path, reason)
-    twice = sum(len(one.failed) for one in parts) - len(failed)
+    twice = sum(len(part.failed) for part in parts) - len(failed)
     return TaskProgress(
-        files_done=sum(one.files_done for one in parts),
-        files_total=sum(one.files_total for one in parts),
-        bytes_done=sum(one.bytes_done for one in parts),
-        bytes_total=sum(one.bytes_total for one in parts),
-        failed_files=sum(one.failed_files for one in parts) - twice,
+        files_done=sum(part.files_done for part in parts),
+        files_total=sum(part.files_total for part in parts),
+        bytes_done=sum(part.bytes_done for part in parts),
+        bytes_total=sum(part.bytes_total for part in parts),
+        failed_files=sum(part.failed_files for part in parts) - twice,
         failed=sorted(failed.items()),
-        listing=any(one.listing for one in parts),
-        bytes_s=sum(one.bytes_s for one in parts),
-        took_s=max((one.took_s for one in parts), default=0.0),
+        listing=any(part.listing for part in parts),
+        bytes_s=sum(part.bytes_s for part in parts),
+        took_s=max((part.took_s for part in parts), default=0.0),
     )
 
 
@@ -127,7 +132,7 @@ def state_of(record: JobRecord, figures: TaskProgress) -> JobState:
 
 def row_of(record: JobRecord, figures: TaskProgress, nodes: Mapping[str, TaskRecord]) -> JobRow:
     left = figures.bytes_total - figures.bytes_done
-    known = record.state == RUNNING and not figures.listing and figures.bytes_s > 0
+    has_estimate = record.state == RUNNING and not figures.listing and figures.bytes_s > 0
     return JobRow(
         id=record.id,
         kind=record.kind,
@@ -144,7 +149,7 @@ def row_of(record: JobRecord, figures: TaskProgress, nodes: Mapping[str, TaskRec
         failed=figures.failed,
         listing=figures.listing and record.state == RUNNING,
         bytes_s=round(figures.bytes_s, 1) if record.state == RUNNING else 0.0,
-        eta_s=round(left / figures.bytes_s, 1) if known else None,
+        eta_s=round(left / figures.bytes_s, 1) if has_estimate else None,
         took_s=round(figures.took_s, 1),
-        files_by_node={node: part.figures.files_done for node, part in sorted(nodes.items())},
+        files_by_node={node: task.figures.files_done for node, task in sorted(nodes.items())},
     )

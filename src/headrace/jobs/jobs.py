@@ -1,9 +1,8 @@
-"""What an operator asks for a whole prefix, on this node: load, free, pin, unpin, sync, fsck.
+"""Run the jobs of one node over a prefix: load, free, pin, unpin, sync, fsck.
 
-Those that a cluster does together are `jobs/cluster_jobs.py`, which uses the same parts.
-
-A job is an async iterator of JobState: one at least every REPORT_INTERVAL_S, the last with done=True. Whoever stops
-iterating cancels it; what is done stays done.
+Jobs of a cluster are in `jobs/cluster_jobs.py`, which uses the same building blocks. A job is an async iterator of
+JobState: at least one state every REPORT_INTERVAL_S, and a last one with done=True. A caller that stops iterating
+cancels the job; finished work is kept.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ FAILED_SHOWN_MAX = 1000
 QUEUE_MAX = 4096
 
 FETCHING = ("load", "pin")
-"""Kinds that bring what is not here; the others look at what the index knows."""
+"""Kinds that fetch missing files; the others walk only the names in the index."""
 KINDS = ("load", "free", "pin", "unpin", "sync", "fsck")
 
-OneFile = Callable[[Entry], Awaitable[int]]
+FileAction = Callable[[Entry], Awaitable[int]]
 
 
 class _Progress:
@@ -46,7 +45,7 @@ class _Progress:
         self.failed: list[tuple[str, str]] = []
         self.listing = True
 
-    def failed_one(self, path: str, reason: str) -> None:
+    def add_failure(self, path: str, reason: str) -> None:
         self.failed_files += 1
         if len(self.failed) < FAILED_SHOWN_MAX:
             self.failed.append((path, reason))
@@ -65,8 +64,8 @@ class _Progress:
 
 
 class Jobs:
-    """disk: where the check of cached files runs; it takes one of its threads for as long as it lasts. on_damaged: has
-    the host's clients forget the bytes of files that were found to be wrong."""
+    """The jobs of this node. Checks of cached files run in `disk` and take one of its threads. `on_damaged` makes the
+    clients of this host forget the bytes of files that turned out to be wrong."""
 
     def __init__(
         self,
@@ -84,7 +83,8 @@ class Jobs:
         self._on_damaged = on_damaged
 
     async def run(self, kind: str, path: str, options: dict[str, str]) -> AsyncIterator[JobState]:
-        """UsageError for an unknown kind or option; PathNotFoundError for an unknown path."""
+        """Run a job and yield its states. Raise UsageError for an unknown kind or option, PathNotFoundError for an
+        unknown path."""
         progress = _Progress()
         work = asyncio.ensure_future(self._start(kind, os.fsencode(path), options, progress))
         try:
@@ -101,20 +101,22 @@ class Jobs:
 
     async def _start(self, kind: str, path: bytes, options: dict[str, str], progress: _Progress) -> None:
         if kind not in KINDS:
-            raise UsageError(f"job kind {kind!r}", why="unknown", hint="load, free, pin, unpin, sync or fsck")
-        wanted = parse_options(kind, options)
-        if wanted.replicas > 1:
             raise UsageError(
-                f"{kind} --replicas", why="this node has no cluster, so there are no other nodes"
+                f"job kind {kind!r}", why="no such kind", hint="use load, free, pin, unpin, sync or fsck"
+            )
+        parsed = parse_options(kind, options)
+        if parsed.replicas > 1:
+            raise UsageError(
+                f"{kind} --replicas", why="this node belongs to no cluster", hint="leave the option out"
             )
         if kind == "fsck":
             await self._fsck(progress)
         elif kind == "sync":
             await self._sync(path, progress)
         else:
-            await self._each_file(path, self._one(kind, wanted), progress, fresh=kind in FETCHING)
+            await self._each_file(path, self._action(kind, parsed), progress, fresh=kind in FETCHING)
 
-    def _one(self, kind: str, options: JobOptions) -> OneFile:
+    def _action(self, kind: str, options: JobOptions) -> FileAction:
         files, priority = self.files, options.priority
 
         async def load(entry: Entry) -> int:
@@ -131,42 +133,42 @@ class Jobs:
 
         return {"load": load, "pin": pin, "unpin": unpin, "free": free}[kind]
 
-    async def _each_file(self, path: bytes, one: OneFile, progress: _Progress, *, fresh: bool) -> None:
-        """Listing and working are pipelined: workers start with the first names."""
+    async def _each_file(self, path: bytes, action: FileAction, progress: _Progress, *, fresh: bool) -> None:
+        """Apply `action` to every file. Workers start with the first names, while the listing continues."""
         top = await self.namespace.resolve(path)
         queue: asyncio.Queue[tuple[bytes, Entry] | None] = asyncio.Queue(QUEUE_MAX)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(self._worker(queue, one, progress))
-            async for found in walk(
-                self.namespace, self.store.index, top, fresh=fresh, failed=progress.failed_one
+                group.create_task(self._worker(queue, action, progress))
+            async for item in walk(
+                self.namespace, self.store.index, top, fresh=fresh, failed=progress.add_failure
             ):
                 progress.files_total += 1
-                progress.bytes_total += found[1].version.size_bytes
-                await queue.put(found)
+                progress.bytes_total += item[1].version.size_bytes
+                await queue.put(item)
             progress.listing = False
             for _ in range(WORKERS):
                 await queue.put(None)
 
     async def _worker(
-        self, queue: asyncio.Queue[tuple[bytes, Entry] | None], one: OneFile, progress: _Progress
+        self, queue: asyncio.Queue[tuple[bytes, Entry] | None], action: FileAction, progress: _Progress
     ) -> None:
-        while (found := await queue.get()) is not None:
-            path, entry = found
+        while (item := await queue.get()) is not None:
+            path, entry = item
             try:
-                bytes_done = await one(entry)
-                progress.bytes_done += bytes_done  # not in one line: the sum would be read before the wait
+                bytes_done = await action(entry)
+                progress.bytes_done += bytes_done  # `+= await` would read the sum before the wait
                 progress.files_done += 1
             except HeadraceError as error:
-                progress.failed_one(os.fsdecode(path), str(error))
+                progress.add_failure(os.fsdecode(path), str(error))
 
     async def _sync(self, path: bytes, progress: _Progress) -> None:
-        """Lists again every directory at and below a path that was ever listed."""
+        """List again every directory at and below a path that was ever listed."""
         pending: list[FileId] = [(await self.namespace.resolve(path)).id]
         while pending:
             directory = pending.pop()
             if self.store.index.fresh_until_ns(directory) == 0:
-                continue  # nobody looked: it will be listed when somebody does
+                continue  # never listed: the first access lists it
             try:
                 await self.namespace.refresh(directory)
                 progress.files_done += 1
@@ -174,19 +176,19 @@ class Jobs:
                 path_of = self.store.index.path_of(directory)
                 if path_of is None:
                     continue  # removed meanwhile
-                progress.failed_one(os.fsdecode(path_of), str(error))
+                progress.add_failure(os.fsdecode(path_of), str(error))
             pending.extend(e.id for e in self.store.index.children(directory) if e.kind is Kind.DIRECTORY)
 
     def _origin_of(self, cached: CachedFile) -> str:
         path = self.store.index.path_of(cached.id)
-        place = None if path is None else self.namespace.place_of(path)
-        return "" if place is None else place[0].url
+        location = None if path is None else self.namespace.place_of(path)
+        return "" if location is None else location[0].url
 
-    def _drop_wrong(self, digests: NamedDigests) -> list[Fault]:
+    def _free_mismatched(self, digests: NamedDigests) -> list[Fault]:
         wrong = [cached for cached in digests.wrong() if self.store.index.cached(cached.id) == cached]
         for cached in wrong:
             self.store.free(cached.id)
-        why = "its bytes are not those of which its origin names the checksum; dropped"
+        why = "the bytes do not match the checksum that the origin names; the file was removed from the cache"
         return [(cached.id, why) for cached in wrong]
 
     async def _fsck(self, progress: _Progress) -> None:
@@ -197,20 +199,20 @@ class Jobs:
             self._origin_of, lambda cached: store.volumes[cached.volume].data_path(cached.id)
         )
 
-        def seen(files: int, files_total: int, size_bytes: int, bytes_total: int) -> None:
+        def report_progress(files: int, files_total: int, size_bytes: int, bytes_total: int) -> None:
             if stop.is_set():
                 raise CancelledByUserError("fsck")
             progress.files_done, progress.files_total = files, max(files, files_total)
             progress.bytes_done, progress.bytes_total = size_bytes, max(size_bytes, bytes_total)
 
         try:
-            check = partial(self.store.fsck, seen, digests.compare)
+            check = partial(self.store.fsck, report_progress, digests.compare)
             report = await asyncio.get_running_loop().run_in_executor(self._disk, check)
         finally:
             stop.set()
-        faults = [*report.faults, *self._drop_wrong(digests)]
+        faults = [*report.faults, *self._free_mismatched(digests)]
         if faults:
             await self._on_damaged([id for id, _ in faults])
         for id, reason in faults:
             path = self.store.index.path_of(id)
-            progress.failed_one(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)
+            progress.add_failure(f"cache file {id:x}" if path is None else os.fsdecode(path), reason)

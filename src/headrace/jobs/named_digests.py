@@ -1,7 +1,8 @@
-"""Cached files against the digests that their origins name (`origin/digest.py`): fsck finds bytes that came wrong.
+"""Compare cached files with the digests that their origins name (`origin/digest.py`), so that fsck finds bytes that
+arrived wrong.
 
-A checksum of ours is of what was received: who sent other bytes sent the checksum of those. An ETag need not be a
-digest, so one that does not match counts only where another one of that origin does.
+Headrace's own checksum covers the bytes as received, so it does not reveal that the origin sent wrong ones. An ETag
+need not be a digest. A mismatch therefore counts only if another file of the same origin matches.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from headrace.store.recovery import version_of
 from headrace.store.schema import CachedFile
 
 BYTES_MAX = 64 << 20
-"""Of one file: MD5 takes a second for each 0.6 to 0.9 GB. Objects put in parts are left out, as their parts' sizes
-would have to be guessed."""
+"""The largest file to compare: MD5 takes a second for each 0.6 to 0.9 GB. Multipart objects are skipped, because
+their part sizes are unknown."""
 
 
 class NamedDigests:
-    """origin_of: its URL, "" for none. place_of: the cache file. In any one thread."""
+    """Collects comparisons. `origin_of` returns the URL of a file's origin, or "". `place_of` returns the path of its
+    cache file. Use it in one thread."""
 
     def __init__(self, origin_of: Callable[[CachedFile], str], place_of: Callable[[CachedFile], str]) -> None:
         self._origin_of, self._place_of = origin_of, place_of
@@ -28,7 +30,7 @@ class NamedDigests:
         self._others: list[tuple[str, CachedFile]] = []
 
     def compare(self, cached: CachedFile) -> None:
-        """A whole file that matches its own checksums."""
+        """Compare one complete file that matches its own checksums."""
         digest = digest_of(version_of(cached))
         if digest is None or digest.parts or cached.size_bytes > BYTES_MAX or cached.superseded:
             return
@@ -51,5 +53,5 @@ class NamedDigests:
             self._others.append((origin, cached))
 
     def wrong(self) -> list[CachedFile]:
-        """Those whose bytes are not what the origin has."""
+        """Return the files whose bytes differ from the origin's."""
         return [cached for origin, cached in self._others if origin in self._matched]

@@ -1,4 +1,4 @@
-"""What a job may be told besides its path: parsed once, at the door."""
+"""Parse the options of a job besides its path, once, where a request arrives."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from enum import IntEnum
 from headrace.base.errors import UsageError
 
 ALLOWED = {"load": ("replicas", "priority", "verify"), "pin": ("replicas", "priority", "verify")}
-"""By kind; other kinds take none."""
+"""The options of each kind; other kinds have none."""
 
 
 class Priority(IntEnum):
-    """Of jobs against each other; reads of training jobs go before all of them."""
+    """The priority of a job among jobs. Reads of training jobs precede all of them."""
 
     HIGH = 0
     NORMAL = 1
@@ -22,8 +22,8 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """replicas: owners that load each file; 0: as many as the cluster keeps. verify: what was loaded is read back
-    and compared with its checksums."""
+    """The options of a job. `replicas` is the number of owners that load each file; 0 means as many as the cluster
+    keeps. `verify` checks the loaded blocks against their checksums."""
 
     replicas: int = 0
     priority: Priority = Priority.NORMAL
@@ -31,10 +31,10 @@ class JobOptions:
 
 
 def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
-    """UsageError for a word or a value that is not known."""
+    """Return the options of a job. Raise UsageError for an unknown option or value."""
     for name in options:
         if name not in ALLOWED.get(kind, ()):
-            raise UsageError(f"{kind}: option {name!r}", why="it has no such option")
+            raise UsageError(f"{kind}: option {name!r}", why="this kind of job has no such option")
     return JobOptions(
         _replicas(options.get("replicas", "0")),
         _priority(options.get("priority", "normal")),
@@ -44,7 +44,9 @@ def parse_options(kind: str, options: Mapping[str, str]) -> JobOptions:
 
 def _replicas(text: str) -> int:
     if not text.isdecimal() or int(text) > 1000:
-        raise UsageError(f"replicas {text!r}", why="not a number of nodes", hint="for example --replicas 2")
+        raise UsageError(
+            f"replicas {text!r}", why="not a number from 0 to 1000", hint="use a number like --replicas 2"
+        )
     return int(text)
 
 
@@ -52,4 +54,6 @@ def _priority(text: str) -> Priority:
     try:
         return Priority[text.upper()]
     except KeyError:
-        raise UsageError(f"priority {text!r}", why="not known", hint="high, normal or low") from None
+        raise UsageError(
+            f"priority {text!r}", why="no such priority", hint="use high, normal or low"
+        ) from None

@@ -1,4 +1,4 @@
-"""`headrace persist`: what was written here goes to its origins now, and how far that is."""
+"""Run `headrace persist`: upload unpersisted changes to their origins now, and report the progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ REPORT_INTERVAL_S = 0.25
 
 
 async def persist_states(write: WriteBack, path: str) -> AsyncIterator[JobState]:
-    """As `Jobs.run`. What can't be persisted is counted as failed, with its reason, and goes on being tried."""
+    """Yield states as `Jobs.run` does. Changes that can't be persisted count as failed, with their reasons; the node
+    keeps retrying them."""
     before = write.counts.files_persisted, write.counts.bytes_persisted
     work = asyncio.ensure_future(_persist(write, os.fsencode(path)))
     try:
@@ -39,7 +40,7 @@ async def _persist(write: WriteBack, path: bytes) -> None:
 
 
 async def persist_begun(write: WriteBack, path: str) -> AsyncIterator[JobState]:
-    """How much there is to do, once."""
+    """Yield the amount of unpersisted data, once."""
     waiting, waiting_bytes = write.waiting(os.fsencode(path))
     yield JobState(
         done=True,

@@ -1,4 +1,4 @@
-"""Whose turn it is: so many files of jobs are worked on at a time in a node, those of a higher priority first."""
+"""Limit the number of files that the jobs of a node work on at a time. Higher priorities go first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from itertools import count
 
 
 class PrioritySemaphore:
-    """Within a priority, first come, first served. One asyncio loop."""
+    """A semaphore with `places` permits. Within a priority, it serves waiters in order of arrival. For one asyncio
+    loop."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -19,7 +20,8 @@ class PrioritySemaphore:
 
     @asynccontextmanager
     async def take(self, priority: int) -> AsyncIterator[None]:
-        """priority: lower numbers go first. A cancelled wait leaves nothing."""
+        """Hold a permit within the context. Lower numbers of `priority` go first. A cancelled wait leaves no
+        trace."""
         if self._free and not self._waiting:
             self._free -= 1
         else:
@@ -27,7 +29,7 @@ class PrioritySemaphore:
         try:
             yield
         finally:
-            self._hand_on()
+            self._release()
 
     async def _wait(self, priority: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -36,10 +38,10 @@ class PrioritySemaphore:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._hand_on()  # it was ours for a moment
+                self._release()  # the permit was granted just before the cancel
             raise
 
-    def _hand_on(self) -> None:
+    def _release(self) -> None:
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

@@ -1,8 +1,8 @@
-"""This node's part of a cluster's job: the files that it owns by one ring, and how far it is with them.
+"""Run one node's task of a cluster job: the files that the node owns by one ring, and the progress with them.
 
-Each file is counted by its primary owner only, so that sums over nodes are true; replicas load it as well, and tell
-only what failed. When the ring is another one, the part begins anew: what it has is passed by quickly, and what it
-counted before goes on counting as long as it is still the primary of it.
+Only the primary owner counts a file, so sums over nodes are right. Replicas load the file as well and report only
+failures. When the ring changes, the task begins anew: it skips files that are loaded, and keeps the earlier counts of
+files of which it is still the primary.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ RATE_WINDOW_S = 5.0
 PATH_PATIENCE_S = 3.0
 PATH_LOOK_S = 0.25
 EVERYWHERE = "everywhere"
-"""The mark of parts that every node does for what it has, whatever it owns."""
+"""The mark of tasks that cover all files a node has, whether it owns them or not."""
 
 
 class SegmentCounter:
-    """Files, by the places of their segments on the ring: 17 bytes each, so that millions can be counted again."""
+    """Counts files by the ring positions of their segments. A segment takes 17 bytes, so that millions can be counted
+    again by another ring."""
 
     def __init__(self) -> None:
         self.files = self.bytes = 0
@@ -45,7 +46,8 @@ class SegmentCounter:
         self._first = array("b")
 
     def add(self, key: int, size_bytes: int, *, first: bool, mine: bool) -> None:
-        """One segment. first: of its file, which is counted with it. mine: this node is its primary."""
+        """Count one segment. `first`: it is the first of its file, and counts the file. `mine`: this node is its
+        primary."""
         self._keys.append(key)
         self._sizes.append(size_bytes)
         self._first.append(first)
@@ -54,7 +56,7 @@ class SegmentCounter:
             self.bytes += size_bytes
 
     def under(self, ring: Ring, me: str) -> tuple[int, int]:
-        """Files and bytes of it of which this node is the primary by another ring. Some 2 µs each."""
+        """Return the files and bytes whose primary is this node by another ring. A segment takes some 2 µs."""
         files = size_bytes = 0
         for key, size, first in zip(self._keys, self._sizes, self._first, strict=True):
             owners = ring.owners(key)
@@ -66,7 +68,8 @@ class SegmentCounter:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What this node does of a file. spans: parts of a large file; none: all. segments: (key, bytes, first, mine)."""
+    """This node's share of a file. `spans` are parts of a large file; empty means all of it. `segments` are (key,
+    bytes, first, mine)."""
 
     path: bytes
     entry: Entry
@@ -76,17 +79,18 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class CarriedProgress:
-    """What a part takes over from the one before it, of the same attempt by an earlier ring. seen, done: (files,
-    bytes) of it that count by the ring that is now; sound: were read back."""
+    """The progress that a task inherits from its predecessor of the same attempt, by an earlier ring. `listed` and
+    `done` are (files, bytes) that count by the current ring; `sound` are verified files."""
 
-    seen: tuple[int, int]
+    listed: tuple[int, int]
     done: tuple[int, int]
     sound: set[FileId]
     began_s: float
 
 
 class JobTask:
-    """It runs from the beginning. mark: of the ring, or EVERYWHERE. on_change: told when it is over, on the loop."""
+    """A running task. `mark` is the ring's mark, or EVERYWHERE. `on_change` is called on the loop when the task is
+    over."""
 
     def __init__(
         self,
@@ -110,9 +114,9 @@ class JobTask:
         self._copies = self._options.replicas or replicas
         self._segment_bytes = segment_bytes
         self._on_change = on_change
-        self._seen, self._done = SegmentCounter(), SegmentCounter()
+        self._listed, self._done = SegmentCounter(), SegmentCounter()
         carried = carried or CarriedProgress((0, 0), (0, 0), set(), time.monotonic())
-        self._floor_seen, self._floor_done = carried.seen, carried.done
+        self._floor_listed, self._floor_done = carried.listed, carried.done
         self._sound = carried.sound
         self._began_s = carried.began_s
         self._failed: list[tuple[str, str]] = []
@@ -128,18 +132,19 @@ class JobTask:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def carried(self, ring: Ring) -> CarriedProgress:
-        """For the part that comes after this one, which is stopped. Counts in a thread: millions take seconds."""
-        seen = await asyncio.to_thread(self._seen.under, ring, self._me)
+        """Return the progress for the task that follows this one, which is stopped. A thread counts: millions take
+        seconds."""
+        listed = await asyncio.to_thread(self._listed.under, ring, self._me)
         done = await asyncio.to_thread(self._done.under, ring, self._me)
-        return CarriedProgress(seen, done, self._sound, self._began_s)
+        return CarriedProgress(listed, done, self._sound, self._began_s)
 
     def record(self) -> TaskRecord:
         bytes_done = max(self._done.bytes, self._floor_done[1])
         figures = TaskProgress(
             files_done=max(self._done.files, self._floor_done[0]),
-            files_total=max(self._seen.files, self._floor_seen[0]),
+            files_total=max(self._listed.files, self._floor_listed[0]),
             bytes_done=bytes_done,
-            bytes_total=max(self._seen.bytes, self._floor_seen[1]),
+            bytes_total=max(self._listed.bytes, self._floor_listed[1]),
             failed_files=self._failed_files,
             failed=self._failed[:],
             listing=self._listing,
@@ -149,21 +154,21 @@ class JobTask:
         return TaskRecord(self.mark, self.job.attempt, self.over, figures)
 
     def _rate_of(self, bytes_done: int) -> float:
-        now_s, seen = time.monotonic(), self._rate
-        seen.append((now_s, bytes_done))
-        while len(seen) > 2 and now_s - seen[0][0] > RATE_WINDOW_S:
-            seen.popleft()
-        first_s, first_bytes = seen[0]
+        now_s, samples = time.monotonic(), self._rate
+        samples.append((now_s, bytes_done))
+        while len(samples) > 2 and now_s - samples[0][0] > RATE_WINDOW_S:
+            samples.popleft()
+        first_s, first_bytes = samples[0]
         return max(0.0, (bytes_done - first_bytes) / (now_s - first_s)) if now_s > first_s else 0.0
 
     async def _run(self) -> None:
         try:
             await self._each_file()
         except Exception as error:
-            log.exception("part of a job failed id=%s", self.job.id)
-            self._fail(self.job.path, f"a defect: {error!r}")
+            log.exception("job task failed id=%s", self.job.id)
+            self._fail(self.job.path, f"internal error: {error!r}")
         self._listing, self.over = False, True
-        self._floor_seen = self._floor_done = (0, 0)
+        self._floor_listed = self._floor_done = (0, 0)
         self._took_s = time.monotonic() - self._began_s
         self._on_change()
 
@@ -181,34 +186,35 @@ class JobTask:
     async def _walk(self, path: bytes, queue: asyncio.Queue[Assignment | None]) -> None:
         jobs, fetching = self._jobs, self.job.kind in FETCHING
         try:
-            top = await self._resolved(path)
+            top = await self._resolve(path)
         except HeadraceError as error:
-            if fetching:  # else this node has nothing of it
+            if fetching:  # otherwise this node has no file of it
                 self._fail(os.fsdecode(path), str(error))
             return
-        async for found, entry in walk(
+        async for file_path, entry in walk(
             jobs.namespace, jobs.store.index, top, fresh=fetching, failed=self._fail
         ):
-            share = self._share_of(found, entry) if fetching else self._held(found, entry)
+            share = self._share_of(file_path, entry) if fetching else self._cached_share(file_path, entry)
             if share is None:
                 continue
             for key, size_bytes, first, mine in share.segments:
-                self._seen.add(key, size_bytes, first=first, mine=mine)
+                self._listed.add(key, size_bytes, first=first, mine=mine)
             await queue.put(share)
 
-    async def _resolved(self, path: bytes) -> Entry:
-        """Whoever took the job knew the path; a mount that was added a moment ago reaches this node soon."""
-        give_up = Deadline.after(PATH_PATIENCE_S if self.job.kind in FETCHING else 0)
+    async def _resolve(self, path: bytes) -> Entry:
+        """Return the entry of the path. Wait a little: the node that accepted the job knew the path, and a mount
+        added a moment ago reaches this node soon."""
+        deadline = Deadline.after(PATH_PATIENCE_S if self.job.kind in FETCHING else 0)
         while True:
             try:
                 return await self._jobs.namespace.resolve(path)
             except PathNotFoundError:
-                if give_up.passed():
+                if deadline.passed():
                     raise
                 await asyncio.sleep(PATH_LOOK_S)
 
     def _share_of(self, path: bytes, entry: Entry) -> Assignment | None:
-        """What this node owns of a file; None: nothing."""
+        """Return this node's share of a file; None if it owns nothing of it."""
         size_bytes, step = entry.version.size_bytes, self._segment_bytes
         spans: list[Span] = []
         segments: list[tuple[int, int, bool, bool]] = []
@@ -221,28 +227,28 @@ class JobTask:
                 segments.append((key, end - start, start == 0, owners[0] == self._me))
         if not spans:
             return None
-        whole = sum(end - start for start, end in spans) == size_bytes
-        return Assignment(path, entry, () if whole else tuple(spans), tuple(segments))
+        is_whole = sum(end - start for start, end in spans) == size_bytes
+        return Assignment(path, entry, () if is_whole else tuple(spans), tuple(segments))
 
-    def _held(self, path: bytes, entry: Entry) -> Assignment | None:
-        """What this node has of a file and the job is about, owned or borrowed."""
+    def _cached_share(self, path: bytes, entry: Entry) -> Assignment | None:
+        """Return the file as a share if this node has it, owned or borrowed, and the job concerns it."""
         files = self._jobs.files
-        held = files.is_cached(entry) if self.job.kind == "free" else files.is_pinned(entry)
-        if not held:
+        is_held = files.is_cached(entry) if self.job.kind == "free" else files.is_pinned(entry)
+        if not is_held:
             return None
         return Assignment(path, entry, (), ((key_of(path, 0), entry.version.size_bytes, True, True),))
 
     async def _worker(self, queue: asyncio.Queue[Assignment | None]) -> None:
         while (share := await queue.get()) is not None:
             try:
-                await self._do(share)
+                await self._process(share)
             except HeadraceError as error:
                 self._fail(os.fsdecode(share.path), str(error))
                 continue
             for key, size_bytes, first, mine in share.segments:
                 self._done.add(key, size_bytes, first=first, mine=mine)
 
-    async def _do(self, share: Assignment) -> None:
+    async def _process(self, share: Assignment) -> None:
         files, entry = self._jobs.files, share.entry
         if self.job.kind == "free":
             files.free(entry)
@@ -264,7 +270,7 @@ class JobTask:
 
     def _fail(self, path: str, reason: str) -> None:
         self._failed_files += 1
-        if len(self._failed) < FAILED_KEPT_MAX:  # records are JSON, and names may be no UTF-8
+        if len(self._failed) < FAILED_KEPT_MAX:  # records are JSON, but names need not be UTF-8
             self._failed.append((_printable(path), _printable(reason)))
 
 

@@ -1,4 +1,4 @@
-"""Every file at and below a path, with its path, while the listing goes on."""
+"""Walk all files at and below a path, while the listing is still in progress."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headrace.namespace.tree import Namespace
 from headrace.store.index import Index
 
 NAMES_AT_ONCE = 256
-"""Names looked at before others on the loop have their turn."""
+"""The number of names to process before other tasks on the loop may run."""
 
 Failed = Callable[[str, str], None]
-"""(path, reason)"""
+"""A callback for (path, reason)."""
 
 
 async def walk(
     namespace: Namespace, index: Index, top: Entry, *, fresh: bool, failed: Failed
 ) -> AsyncIterator[tuple[bytes, Entry]]:
-    """fresh: folders are listed where their listings are stale; else only what the index knows is walked. A folder
-    that can't be listed is told to `failed`, and the others go on."""
+    """Yield each file with its path. With `fresh`, list directories whose listings are stale; otherwise walk only the
+    names in the index. Report a directory that can't be listed to `failed`, and continue with the others."""
     path = index.path_of(top.id) or b"/" + top.name
     if top.kind is Kind.FILE:
         yield path, top
         return
     pending = [(path, top)]
-    seen = 0
+    count = 0
     while pending:
         path, directory = pending.pop()
         try:
@@ -39,8 +39,8 @@ async def walk(
             continue
         above = path.rstrip(b"/")
         for child in index.children(directory.id):
-            seen += 1
-            if seen % NAMES_AT_ONCE == 0:
+            count += 1
+            if count % NAMES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             name = above + b"/" + child.name
             if child.kind is Kind.DIRECTORY:

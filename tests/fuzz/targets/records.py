@@ -51,8 +51,8 @@ def _job(data: bytes) -> None:
         row = job_records.row_of(record, record.summary or TaskProgress(), {})
         _tell(messages.JobRows([row]))
     if part is not None:
-        together = job_records.together([part.figures, part.figures])
-        _tell(messages.JobRows([job_records.row_of(_JOB, together, {"n": part})]))
+        total = job_records.sum_progress([part.figures, part.figures])
+        _tell(messages.JobRows([job_records.row_of(_JOB, total, {"n": part})]))
 
 
 def _mount(data: bytes) -> None:
