@@ -36,7 +36,7 @@ def refused(host: Host, status: int, *words: object, says: tuple[str, ...], cach
 def test_origins(host: Host) -> None:
     mount = host.mount
     refused(host, 2, "s4://bucket/x", mount, says=("s4://", "unknown scheme", "s3"))
-    refused(host, 2, "s3://", mount, says=("s3://", "no bucket name", "s3://bucket/prefix"))
+    refused(host, 2, "s3://", mount, says=("s3://", "bucket name is missing", "s3://bucket/prefix"))
     refused(host, 2, "s3://b", mount, "-o", "speed=1", says=("s3://b", "'speed'", "region"))
     refused(host, 13, host.base / "nothing", mount, says=(f"{host.base}/nothing", "No such file"))
     refused(host, 13, host.truth / "empty", mount, says=(f"{host.truth}/empty", "Not a directory"))

@@ -17,7 +17,7 @@ from headrace.base.model import ROOT_ID, Entry, FileId, Kind, Version
 from headrace.cli.ls import _walk
 from headrace.fuse.node_table import NodeTable
 from headrace.integrations.fsspec import HeadraceFileSystem
-from headrace.origin.local_write import make_folders
+from headrace.origin.local_write import make_directories
 from headrace.overlay.upper import Upper
 from headrace.s3.listing import ObjectListing
 from headrace.sdk.cache import Cache
@@ -108,7 +108,7 @@ def test_ls(few_frames: None) -> None:
 
 def test_folders_of_this_host(tmp_path: Path, few_frames: None) -> None:
     root = Root(os.fsencode(tmp_path))
-    make_folders(root.at(CHAIN.encode()), root.at(b"/"))
+    make_directories(root.at(CHAIN.encode()), root.at(b"/"))
     (tmp_path / CHAIN[1:] / "f").write_bytes(b"x")
     assert LocalFolder(str(tmp_path)).names() == [f"{CHAIN[1:]}/f"]
 

@@ -62,7 +62,6 @@ PENDING = {
     "integrations",
     "lab",
     "node",
-    "origin",
     "peer",
     "sdk",
     "testing",

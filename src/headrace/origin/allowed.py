@@ -1,8 +1,8 @@
-"""Which origins may be attached by others than this host's operator: records of the cluster, the REST API.
+"""Restrict the origins that others than this host's operator may attach: records of the cluster, the REST API.
 
-An origin is a place that this node asks with its own credentials, and whose bytes all of its users then read. So one
-that came from outside is attached only where the configuration has it: it lies at or below a configured mount or an
-entry of `allowed_origins`, and no option of it leads credentials elsewhere.
+The node reads an origin with its own credentials, and all of its users can then read the bytes. An origin from
+outside is therefore attached only if the configuration covers it: it lies at or below a configured mount or an entry
+of `allowed_origins`, and none of its options leads credentials elsewhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ WEB = ("http", "https")
 
 
 class AllowedOrigins:
-    """text: as the setting: URLs with commas between, `SCHEME://*` for all of a kind, and `endpoint=URL`. mounts: of
-    the configuration, which are allowed with the options that they have. UsageError."""
+    """The origins that may be attached from outside.
+
+    `text` is the setting: URLs separated by commas, `SCHEME://*` for a whole scheme, and `endpoint=URL`. `mounts` are
+    the configured mounts; they are allowed with their own options. Raises UsageError for an invalid setting.
+    """
 
     def __init__(self, text: str, mounts: Mapping[str, MountConfig]) -> None:
         self._prefixes: list[str] = []
-        self._given: set[tuple[str, str, str]] = set()
+        self._configured_options: set[tuple[str, str, str]] = set()
         self._endpoints: set[str] = set()
         for word in filter(None, (word.strip() for word in text.split(","))):
             if word.startswith(ENDPOINT):
@@ -37,29 +40,35 @@ class AllowedOrigins:
             url = parse_origin(mount.url)
             self._prefixes.append(url)
             for name, value in mount.options.items():
-                self._given.add((_scheme(url), name, _endpoint(value) if name == "endpoint" else value))
+                self._configured_options.add(
+                    (_scheme(url), name, _endpoint(value) if name == "endpoint" else value)
+                )
 
     def check(self, url: str, options: Mapping[str, str]) -> None:
-        """Return where it may be attached. OriginDeniedError, and UsageError for what is no origin. Asks nobody."""
+        """Return if the origin may be attached; otherwise raise OriginDeniedError, or UsageError for an invalid URL.
+        Sends no request."""
         url = parse_origin(url)
-        what = f"origin {url}"
+        target = f"origin {url}"
         if not any(_is_below(url, prefix) for prefix in self._prefixes):
             raise OriginDeniedError(
-                what, why="no mount of the configuration is there", hint="see allowed_origins"
+                target, why="the configuration does not allow this origin", hint="see allowed_origins"
             )
         for name, value in options.items():
             if not self._is_harmless(_scheme(url), name, value):
                 raise OriginDeniedError(
-                    what,
-                    why=f"its option {name} may lead elsewhere, and no mount of the configuration has it so",
+                    target,
+                    why=f"its option {name} may lead credentials elsewhere, and no configured mount has the same value",
                     hint="see allowed_origins",
                 )
 
     def _is_harmless(self, scheme: str, name: str, value: str) -> bool:
-        """Secrets that come with the origin are its own: they take the place of this node's."""
+        """Return whether an option can't redirect this node's credentials. Secrets that come with the origin are its
+        own and replace this node's."""
         if name == "endpoint":
             value = _endpoint(value)
-        if (scheme, name, value) in self._given or (name == "endpoint" and value in self._endpoints):
+        if (scheme, name, value) in self._configured_options or (
+            name == "endpoint" and value in self._endpoints
+        ):
             return True
         return name not in STEERING[scheme] if scheme in STEERING else name in COMMON
 
@@ -71,8 +80,8 @@ def _prefix(word: str) -> str:
     if ANY in word or ("://" not in word and not word.startswith("/")):
         raise UsageError(
             f"setting allowed_origins: {word!r}",
-            why="neither a URL nor an absolute path; * stands for all of a scheme",
-            hint="for example s3://bucket/prefix, s3://*, /data",
+            why="neither a URL nor an absolute path; * stands for a whole scheme",
+            hint="use entries like s3://bucket/prefix, s3://*, /data",
         )
     return parse_origin(word)
 
@@ -80,14 +89,14 @@ def _prefix(word: str) -> str:
 def _is_below(url: str, prefix: str) -> bool:
     if prefix.endswith("://"):
         return url.startswith(prefix)
-    scheme, place = _parts(url)
+    scheme, names = _parts(url)
     allowed_scheme, allowed = _parts(prefix)
-    plain = not any(name in ("", ".", "..") or "\\" in name or "%" in name for name in place[1:])
-    return plain and scheme == allowed_scheme and place[: len(allowed)] == allowed
+    plain = not any(name in ("", ".", "..") or "\\" in name or "%" in name for name in names[1:])
+    return plain and scheme == allowed_scheme and names[: len(allowed)] == allowed
 
 
 def _parts(url: str) -> tuple[str, list[str]]:
-    """Scheme, and the names below it as the one who serves them reads them; the host or bucket is the first."""
+    """Return the scheme and the names below it, as the server interprets them; the first is the host or bucket."""
     scheme, _, rest = url.partition("://")
     names = rest.split("/")
     if scheme in WEB:
@@ -103,6 +112,6 @@ def _scheme(url: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    """In its one form."""
+    """Return the endpoint in its canonical form."""
     parts = urllib.parse.urlsplit(text)
     return f"{parts.scheme.lower()}://{parts.netloc.lower()}{parts.path.rstrip('/')}"

@@ -1,7 +1,7 @@
-"""AWS's profile files: obstore reads the environment and instance roles, and not these.
+"""Read AWS's profile files: obstore reads the environment and instance roles, but not these files.
 
-~/.aws/credentials and ~/.aws/config, or where AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE point. Static keys,
-region, endpoint_url; not sso, not source_profile, not credential_process.
+The files are ~/.aws/credentials and ~/.aws/config, or those that AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE
+name. Supported are static keys, region and endpoint_url; not sso, source_profile and credential_process.
 """
 
 from __future__ import annotations
@@ -26,23 +26,27 @@ def _sections(path: str) -> configparser.RawConfigParser:
     try:
         parser.read(os.path.expanduser(path), encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError, OSError):
-        raise UsageError(path, why="not a valid AWS profile file") from None  # its text may hold a key
+        raise UsageError(
+            path, why="not a valid AWS profile file"
+        ) from None  # the original error may quote a key
     return parser
 
 
 def read_profile(profile: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the files say of a profile, by our option names. profile: "" for the default one, which may be absent;
-    a named one that is nowhere is a UsageError."""
+    """Return a profile's values by Headrace's option names. "" selects the default profile, which may be absent.
+    Raise UsageError if a named profile does not exist."""
     name = profile or environment.get("AWS_PROFILE", "") or "default"
     credentials = _sections(environment.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"))
     config = _sections(environment.get("AWS_CONFIG_FILE", "~/.aws/config"))
-    found: dict[str, str] = {}
-    known = False
+    options: dict[str, str] = {}
+    exists = False
     for parser, section in ((config, f"profile {name}"), (config, name), (credentials, name)):
         if parser.has_section(section):
-            known = True
+            exists = True
             values = dict(parser.items(section))
-            found.update({ours: values[theirs] for theirs, ours in _NAMES.items() if theirs in values})
-    if not known and name != "default":
-        raise UsageError(f"AWS profile {name}", why="it is in neither ~/.aws/credentials nor ~/.aws/config")
-    return found
+            options.update({ours: values[theirs] for theirs, ours in _NAMES.items() if theirs in values})
+    if not exists and name != "default":
+        raise UsageError(
+            f"AWS profile {name}", why="neither ~/.aws/credentials nor ~/.aws/config has this profile"
+        )
+    return options

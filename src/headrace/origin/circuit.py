@@ -1,8 +1,9 @@
-"""One origin's circuit breaker: who asks while the origin is away, and who waits.
+"""Break the circuit of one origin: decide which calls try and which wait while the origin is unavailable.
 
-Failures of different calls in a row open it. Then calls wait in the order in which they came, and one at a time is let
-go to try; the first that succeeds lets all go. Only what says that the origin as a whole is away counts: any answer
-about a key closes it. Keys that failed try last, so that one bad key holds up nobody else. On the node's loop.
+Consecutive failures of different calls open it. Then calls wait in order of arrival, and one at a time may probe; the
+first success releases all of them. Only errors that mean the whole origin is unavailable count: any answer about a
+key closes the circuit. Keys that failed probe last, so that one bad key blocks no other. All calls belong on the
+node's loop.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from headrace.base.errors import (
 )
 
 LIMITS = BreakerLimits(failures_max=5, pause_s=0.1, pause_s_max=1.0, probe_limit_s=1.0)
-"""All is back to full speed two seconds after the origin is: a pause, and a probe that was sent a moment too early."""
+"""Full speed returns within two seconds of the origin's recovery: one pause, and one probe that was sent a moment too
+early."""
 SILENT_S = 1.0
-"""A call that was given up sooner than that says nothing about its origin."""
+"""A call that was abandoned sooner than this says nothing about its origin."""
 FAILED_KEYS_MAX = 64
 FORGOTTEN_S = 60.0
-"""Nobody asked for so long: what was wrong then says nothing of now."""
+"""After this long without a call, the last failure says nothing about the present."""
 
 
 class Circuit:
-    """what: the origin, for messages."""
+    """The circuit breaker of one origin. `name` is the origin in messages."""
 
-    def __init__(self, what: str = "origin") -> None:
-        self._what = what
+    def __init__(self, name: str = "origin") -> None:
+        self._name = name
         self._breaker = Breaker(LIMITS)
         self._failed_calls: set[object] = set()  # while it is closed
         self._failed_keys: dict[str, None] = {}  # the last of them, since something succeeded
@@ -52,25 +54,25 @@ class Circuit:
         return self._breaker.closed
 
     async def admitted(self, key: str, deadline: Deadline) -> bool:
-        """Waits as long as the circuit is open. True: this call is the one that tries. OriginUnavailableError when the
+        """Wait while the circuit is open. Return True if this call is the probe. Raise OriginUnavailableError if the
         deadline passes first."""
         if self.closed:
             return False
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = key
-        self._let_go()
+        self._release_waiters()
         left_s = deadline.left_s()
         try:
             async with asyncio.timeout(None if left_s == float("inf") else left_s):
                 return await waiter
         except TimeoutError:
-            raise self._away() from None
+            raise self._unavailable_error() from None
         finally:
             self._waiters.pop(waiter, None)
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Around a call's own pause before it tries again: it counts among those that wait."""
+        """Count the call among the waiting ones during its own pause before a retry."""
         self._pausing += 1
         try:
             yield
@@ -78,20 +80,20 @@ class Circuit:
             self._pausing -= 1
 
     def succeeded(self) -> None:
-        """The origin answered, be it that there is no such object."""
+        """Record that the origin answered, even if only that an object does not exist."""
         self._failing_since_s = None
         self._failed_keys.clear()
         self._failed_calls.clear()
         was_open = not self.closed
         self._breaker.succeeded()
         if was_open:
-            self._let_go()
+            self._release_waiters()
 
     def failed(
         self, call: object, key: str, error: HeadraceError, *, took_s: float, wait_s: float = 0.0
     ) -> None:
-        """After a call about that key raised this; that of the same call again counts once. wait_s: for how long the
-        origin asked not to be asked."""
+        """Record that a call about this key failed. Repeated failures of the same call count once. `wait_s` is the
+        time for which the origin asked for no requests."""
         if not _is_of_origin(error, took_s):
             if isinstance(error, OriginError | PathNotFoundError) and not error.retryable:
                 self.succeeded()
@@ -109,14 +111,14 @@ class Circuit:
         self._breaker.failed(now_s, chance=random.random(), wait_s=wait_s)
         if not self.closed:
             self._failed_calls.clear()
-        self._let_go()
+        self._release_waiters()
 
     def statistics(self) -> dict[str, int | float | str]:
-        """away_s: how long every call has failed, 0 when the last one did not; waiting: how many calls; trouble: why;
-        next_try_s: until the next one may try."""
+        """Return `away_s`, the time for which every call has failed (0 after a success); `waiting`, the number of
+        waiting calls; `trouble`, the last error; `next_try_s`, the time until the next probe."""
         now_s, waiting = time.monotonic(), len(self._waiters) + self._pausing
-        forgotten = not waiting and now_s - self._failed_s > FORGOTTEN_S
-        if self._failing_since_s is None or forgotten:
+        is_old = not waiting and now_s - self._failed_s > FORGOTTEN_S
+        if self._failing_since_s is None or is_old:
             return {"away_s": 0.0, "waiting": 0, "trouble": "", "next_try_s": 0.0}
         due_s = 0.0 if self.closed else max(0.0, self._breaker.probe_due_s(now_s) - now_s)
         return {
@@ -126,8 +128,9 @@ class Circuit:
             "next_try_s": round(due_s, 1),
         }
 
-    def _let_go(self) -> None:
-        """All when it is closed; else the first, when one may try; else somebody will be let go later."""
+    def _release_waiters(self) -> None:
+        """Release all waiters if the circuit is closed, otherwise one if a probe is due; schedule the next probe if
+        calls still wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -144,13 +147,13 @@ class Circuit:
             _release(first, probe=True)
         if self._waiters:
             pause_s = max(0.001, self._breaker.probe_due_s(now_s) - now_s)
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._let_go)
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._release_waiters)
 
-    def _away(self) -> HeadraceError:
+    def _unavailable_error(self) -> HeadraceError:
         trouble = self._trouble
-        why = "it does not answer" if trouble is None else trouble.why
+        why = "no answer" if trouble is None else trouble.why
         since_s = 0.0 if self._failing_since_s is None else time.monotonic() - self._failing_since_s
-        return OriginUnavailableError(self._what, why=f"{why}; away for {since_s:.0f} s")
+        return OriginUnavailableError(self._name, why=f"{why}; unavailable for {since_s:.0f} s")
 
 
 def _is_of_origin(error: HeadraceError, took_s: float) -> bool:

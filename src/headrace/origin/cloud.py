@@ -1,4 +1,5 @@
-"""Builds obstore's clients of S3, GCS, Azure and the web from our options, the environment and profile files."""
+"""Build obstore's clients of S3, GCS, Azure and the web from Headrace's options, the environment and profile
+files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 PUT_TIMEOUT_S = 600.0
-"""Of one request of a put: 64 MiB at 110 KiB/s. The put's own deadline comes first where it is shorter."""
+"""The limit of one request of a put: 64 MiB at 110 KiB/s. A shorter deadline of the put takes precedence."""
 _KEY = ("access_key_id", "secret_access_key", "session_token")
 _NO_RETRY: RetryConfig = {"max_retries": 0}
 _PARTS_RETRY: RetryConfig = {
@@ -66,32 +67,35 @@ def _clients(
             with_headers if conditional else None,
         )
     except (BaseError, ValueError, TypeError, OSError):
-        # its message may quote a key or a service account: not passed on
+        # The message may quote a key or a service account, so it is dropped.
         raise UsageError(
-            url, why="the origin's options are off", hint="check endpoint, account and key formats"
+            url,
+            why="the origin's options are invalid",
+            hint="check the formats of endpoint, account and keys",
         ) from None
 
 
 def s3_options(options: OriginOptions, environment: Mapping[str, str]) -> OriginOptions:
-    """Filled up: options first, then the environment (which obstore reads by itself), then a profile."""
+    """Complete the options: the options themselves come first, then the environment (which obstore reads by itself),
+    then a profile."""
     if options.anonymous or (options.access_key_id and not options.profile):
         return options
     if environment.get("AWS_ACCESS_KEY_ID") and not options.profile:
         return options
-    found = read_profile(options.profile, environment)
+    profile = read_profile(options.profile, environment)
     if environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
-        found.pop("region", None)  # the environment's wins over a profile's, as in AWS's own tools
+        profile.pop("region", None)  # the environment overrides a profile, as in AWS's own tools
     if environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"):
-        found.pop("endpoint", None)
-    if options.access_key_id:  # a key comes whole from one place
-        found = {name: value for name, value in found.items() if name not in _KEY}
-    missing: Any = {name: value for name, value in found.items() if not getattr(options, name)}
+        profile.pop("endpoint", None)
+    if options.access_key_id:  # all parts of a key come from one source
+        profile = {name: value for name, value in profile.items() if name not in _KEY}
+    missing: Any = {name: value for name, value in profile.items() if not getattr(options, name)}
     return replace(options, **missing)
 
 
 def _key_of(options: OriginOptions) -> Callable[[], S3Credential] | None:
-    """Given as a whole: obstore would add the environment's secret or session token to a key of ours, and so send
-    a secret of one place to another."""
+    """Return the complete credential. obstore would combine the option's key with the environment's secret or session
+    token, and thus send a secret of one place to another."""
     if not options.access_key_id or options.anonymous:
         return None
     credential: S3Credential = {
@@ -103,12 +107,12 @@ def _key_of(options: OriginOptions) -> Callable[[], S3Credential] | None:
     return lambda: credential
 
 
-def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
+def s3_stores(url: str, bucket: str, raw_options: OriginOptions) -> Stores:
     from obstore.store import S3Store
 
-    if bool(given.access_key_id) != bool(given.secret_access_key):
-        raise UsageError(url, why="access_key_id and secret_access_key come together")
-    options = s3_options(given, os.environ)
+    if bool(raw_options.access_key_id) != bool(raw_options.secret_access_key):
+        raise UsageError(url, why="access_key_id and secret_access_key are only valid together")
+    options = s3_options(raw_options, os.environ)
     environment = os.environ
     endpoint = (
         options.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
@@ -128,9 +132,8 @@ def s3_stores(url: str, bucket: str, given: OriginOptions) -> Stores:
         config["virtual_hosted_style_request"] = not path_style
     sums = options.put_checksums
     if sums or (sums is None and endpoint.startswith("http://")):
-        config["checksum_algorithm"] = (
-            "sha256"  # which the signature needs anyway; https guards bytes without it
-        )
+        # The signature needs a sha256 anyway; https protects bytes without it.
+        config["checksum_algorithm"] = "sha256"
     client, key = _client(options, endpoint), _key_of(options)
     return _clients(
         lambda retry, client: S3Store(
@@ -178,7 +181,7 @@ def azure_stores(url: str, container: str, options: OriginOptions) -> Stores:
     if options.anonymous:
         config["skip_signature"] = True
     if not options.account_name and not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME"):
-        raise UsageError(url, why="the storage account is not known", hint="give account_name")
+        raise UsageError(url, why="no storage account is configured", hint="set the option account_name")
     client = _client(options, options.endpoint)
     return _clients(
         lambda retry, client: AzureStore(container, config=config, client_options=client, retry_config=retry),  # type: ignore[arg-type]
@@ -189,7 +192,8 @@ def azure_stores(url: str, container: str, options: OriginOptions) -> Stores:
 
 
 def web_stores(url: str, server: str, options: OriginOptions) -> Stores:
-    """server: scheme and host. token goes as a bearer token."""
+    """Build the clients of a web server. `server` is its scheme and host. The option token is sent as a bearer
+    token."""
     from obstore.store import HTTPStore
 
     client = _client(options, server)

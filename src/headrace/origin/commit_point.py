@@ -1,4 +1,4 @@
-"""Between the thread that makes a put and the caller that may leave: which of the two comes first."""
+"""Order a put's commit and its caller's abandonment: whichever comes first decides."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 
 
 class GivenUpError(Exception):
-    """Out of a put whose caller has gone."""
+    """Raised out of a put whose caller has abandoned it."""
 
 
 class CommitPoint:
-    """Whether a put takes place: decided once, between its thread, which is about to, and its caller, who leaves."""
+    """Decides once whether a put takes place: its thread is about to commit, while its caller may abandon it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,16 +18,18 @@ class CommitPoint:
         self._given_up = False
 
     def check(self) -> None:
+        """Raise GivenUpError if the caller has abandoned the put."""
         if self._given_up:
             raise GivenUpError
 
     def take(self) -> None:
-        """From now on it takes place."""
+        """Take the decision to commit: from now on the put takes place. Raise GivenUpError if the caller came
+        first."""
         with self._lock:
             self.check()
             self._taken = True
 
     def give_up(self) -> None:
-        """It won't take place, unless it is just doing so."""
+        """Give the put up, unless its commit has begun."""
         with self._lock:
             self._given_up = not self._taken

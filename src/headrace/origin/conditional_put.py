@@ -1,11 +1,13 @@
-"""Which conditions of a put a store decides by itself: found by trying, with an object of a hidden name, once each for
-puts in one request and for uploads in parts, before the first that has a condition. A process that is killed meanwhile
-leaves its object behind: one that tries a day later removes it.
+"""Probe which preconditions of a put a store enforces itself.
 
-obstore gives an upload in parts no condition. On S3 the request that completes one takes If-Match and If-None-Match,
-so such an upload gets a client of its own that sends that header with each of its requests; the trial tells whether
-the store heeds it there, and takes no offence elsewhere. (Azure signs these headers, and GCS has no conditions for
-parts: there it isn't tried.)
+The node tries them once with a temporary object of a hidden name, separately for single requests and for multipart
+uploads, before the first put that has a condition. A process that is killed during the probe leaves its object
+behind; a probe a day later removes it.
+
+obstore gives a multipart upload no condition. On S3 the request that completes an upload takes If-Match and
+If-None-Match, so such an upload gets a client of its own that sends the header with each request. The probe shows
+whether the store enforces it there and ignores it elsewhere. (Azure signs these headers, and GCS has no conditions
+for parts, so neither is probed.)
 """
 
 from __future__ import annotations
@@ -35,56 +37,61 @@ _WRONG_TOKEN = '"0x1"'
 _NEW = {"if-none-match": "*"}
 STALE = timedelta(days=1)
 LEFT_MAX = 1000
-"""Objects that others left and that are looked at, of one trial: the first page of a listing."""
+"""The number of leftover objects that one probe examines: the first page of a listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
+    """The conditions that a store enforces: `create` (no object yet) and `update` (a given version)."""
+
     create: bool
     update: bool
 
 
 class ConditionalPuts:
-    """full: the path in the bucket of a key. by_generation: the store compares generations and not ETags (GCS)."""
+    """Probes and remembers a store's support. `full` returns the path of a key in the bucket. `by_generation`: the
+    store compares generations instead of ETags (GCS)."""
 
     def __init__(self, url: str, stores: Stores, full: Callable[[str], str], *, by_generation: bool) -> None:
         self._url = url
-        self._what = f"{url} (a trial of its conditions)"
+        self._target = f"{url} (probe of its conditions)"
         self._stores = stores
         self._full = full
         self._by_generation = by_generation
-        self._trying = asyncio.Lock()
+        self._probing = asyncio.Lock()
         self._single: Support | None = None
         self._parts: Support | None = None
 
     async def of_single(self) -> Support:
-        """A retryable HeadraceError when the store can't be asked now."""
-        async with self._trying:
+        """Return the support for single requests. Raise a retryable HeadraceError if the store can't be probed
+        now."""
+        async with self._probing:
             if self._single is None:
-                self._single = await self._try_single()
+                self._single = await self._probe_single()
         return self._single
 
     async def store_for_parts(self, condition: Condition) -> ObjectStore:
-        """One that decides the condition, where that works; else the one that does not."""
+        """Return a client that enforces the condition in multipart uploads if the store supports that, else one that
+        does not."""
         conditional = self._stores.conditional
         if conditional is None or condition is None:
             return self._stores.parts
-        async with self._trying:
+        async with self._probing:
             if self._parts is None:
-                self._parts = await self._try_parts(conditional)
-        heeds = self._parts or Support(create=False, update=False)
+                self._parts = await self._probe_parts(conditional)
+        support = self._parts or Support(create=False, update=False)
         if isinstance(condition, Absent):
-            return conditional(_NEW, retries=True) if heeds.create else self._stores.parts
-        if heeds.update and can_match(condition.token):
+            return conditional(_NEW, retries=True) if support.create else self._stores.parts
+        if support.update and can_match(condition.token):
             return conditional({"if-match": condition.token}, retries=True)
         return self._stores.parts
 
-    async def _try_single(self) -> Support:
-        path = self._trial_path()
+    async def _probe_single(self) -> Support:
+        path = self._probe_path()
         try:
             await self._put(self._stores.puts, path, "overwrite")
         except OriginDeniedError:
-            return Support(create=False, update=False)  # perhaps only this name; the put itself will tell
+            return Support(create=False, update=False)  # the put itself will show if only this name is denied
         wrong: PutMode = {"version": "1"} if self._by_generation else {"e_tag": _WRONG_TOKEN}
         try:
             create = await self._refused(self._stores.puts, path, "create")
@@ -94,16 +101,17 @@ class ConditionalPuts:
             await self._remove(path)
         if not (create and update):
             log.warning(
-                "origin heeds no conditions, its objects are looked at before each put url=%s create=%s update=%s",
+                "origin enforces no conditions, versions are compared before each put url=%s create=%s update=%s",
                 self._url,
                 create,
                 update,
             )
         return Support(create, update)
 
-    async def _try_parts(self, conditional: WithHeaders) -> Support | None:
-        """A condition that holds must let an upload through, too. None: the store can't be asked now."""
-        old, new = self._trial_path(), self._trial_path()
+    async def _probe_parts(self, conditional: WithHeaders) -> Support | None:
+        """Probe multipart uploads; a condition that holds must also let an upload through. Return None if the store
+        can't be probed now."""
+        old, new = self._probe_path(), self._probe_path()
 
         async def refused(headers: dict[str, str], path: str) -> bool:
             return await self._refused(conditional(headers, retries=False), path, None)
@@ -114,40 +122,40 @@ class ConditionalPuts:
             wrong, right = {"if-match": _WRONG_TOKEN}, {"if-match": token}
             update = await refused(wrong, old) and not await refused(right, old)
         except HeadraceError as error:
-            log.info("conditions of uploads in parts can't be tried url=%s why=%s", self._url, error)
+            log.info("conditions of multipart uploads can't be probed url=%s why=%s", self._url, error)
             return None if error.retryable else Support(create=False, update=False)
         finally:
             await self._remove(old)
             await self._remove(new)
-        log.info("conditions of uploads in parts url=%s create=%s update=%s", self._url, create, update)
+        log.info("conditions of multipart uploads url=%s create=%s update=%s", self._url, create, update)
         return Support(create, update)
 
     async def _sweep(self, own: str) -> None:
-        """Removes what trials of killed processes left. own: an object that was put just now, so its time is what the
-        store's clock says."""
+        """Remove the objects that probes of killed processes left. `own` is an object that was put just now, so its
+        time is the store's current time."""
         first = self._full(HIDDEN)
         try:
-            with translated(self._what):
+            with translated(self._target):
                 stream = obstore.list(
                     self._stores.listings,
                     prefix=self._full("") or None,
                     offset=first,
                     chunk_size=LEFT_MAX,
                 )
-                found = list(await stream.__anext__())
-            for path in stale([meta for meta in found if meta["path"].startswith(first)], own):
+                metas = list(await stream.__anext__())
+            for path in stale([meta for meta in metas if meta["path"].startswith(first)], own):
                 await self._remove(path)
         except StopAsyncIteration:
             pass
         except HeadraceError as error:
-            log.info("what earlier trials left is not looked for url=%s why=%s", self._url, error)
+            log.info("leftovers of earlier probes can't be listed url=%s why=%s", self._url, error)
 
-    def _trial_path(self) -> str:
+    def _probe_path(self) -> str:
         return self._full(f"{HIDDEN}{secrets.token_hex(8)}")
 
     async def _put(self, store: ObjectStore, path: str, mode: PutMode | None) -> str:
-        """Its token. In parts when mode is None."""
-        with translated(self._what, translate_put):
+        """Put the temporary object and return its token; in parts if mode is None."""
+        with translated(self._target, translate_put):
             if mode is None:
                 result = await obstore.put_async(store, path, b"trial", use_multipart=True)
             else:
@@ -155,8 +163,8 @@ class ConditionalPuts:
         return result["e_tag"] or ""
 
     async def _refused(self, store: ObjectStore, path: str, mode: PutMode | None) -> bool:
-        """Whether the condition was found not to hold. In one request, an error that is none of a condition's means
-        that the store can't be asked with one, and counts as no; in parts it is raised."""
+        """Return whether the store rejected the put because of its condition. For a single request, another permanent
+        error means that the store takes no conditions, and counts as no; for parts it is raised."""
         try:
             await self._put(store, path, mode)
         except ConflictError:
@@ -168,16 +176,16 @@ class ConditionalPuts:
 
     async def _remove(self, path: str) -> None:
         try:
-            with translated(self._what):
+            with translated(self._target):
                 await obstore.delete_async(self._stores.objects, path)
         except FileNotFoundError:
             pass
         except HeadraceError as error:
-            log.warning("trial object stays path=%s why=%s", ascii(path), error)
+            log.warning("temporary object of a probe was not removed path=%s why=%s", ascii(path), error)
 
 
 def stale(metas: Sequence[ObjectMeta], own: str) -> list[str]:
-    """Paths of those that are older than a trial takes. own: the path of one that was put just now; without it no age
-    is known."""
+    """Return the paths of objects that are older than any probe. `own` is the path of one that was put just now;
+    without it no age is known."""
     now = next((meta["last_modified"] for meta in metas if meta["path"] == own), None)
     return [meta["path"] for meta in metas if now is not None and meta["last_modified"] < now - STALE]

@@ -1,8 +1,9 @@
-"""What a version's token says of the bytes. The ETag of an object that was put in one request is its MD5 at most
-stores; of one that was put in parts, the MD5 of the parts' MD5s, with their number ("Checking object integrity" in
-the manual of Amazon S3). Some drivers of fsspec name a SHA-1 or a SHA-256. None of them says which it is, and an
-ETag may look like one and be none, as of objects that were encrypted with a customer's key. So a match proves the
-bytes, and the lack of one proves nothing.
+"""Interpret a version's token as a digest of its bytes.
+
+At most stores the ETag of an object that was put in one request is its MD5. The ETag of a multipart object is the MD5
+of the parts' MD5s, with their number ("Checking object integrity" in the manual of Amazon S3). Some drivers of fsspec
+name a SHA-1 or a SHA-256. No store says which it is, and an ETag may look like a digest without being one, for
+example with a customer's encryption key. A match therefore proves the bytes, and a mismatch proves nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ _MIB = 1 << 20
 _TOKEN = re.compile(r'"?([0-9a-fA-F]{32}|[0-9a-fA-F]{40}|[0-9a-fA-F]{64})(?:-([1-9][0-9]{0,4}))?"?')
 _ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 _USUAL_PARTS = tuple(size * _MIB for size in (8, 16, 5, 64, 32, 100, 128, 10, 25, 50, 256, 512, 1024))
-"""What programs that upload in parts take unless they are told otherwise; the most usual first."""
+"""The default part sizes of common programs, the most usual first."""
 PARTS_TRIED_MAX = 3
 _READ_BYTES = _MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """value: in small letters. parts: how many; 0: it is of the bytes themselves."""
+    """A digest. `value` is lowercase hexadecimal. `parts` is the number of parts; 0 means a digest of the bytes
+    themselves."""
 
     algorithm: str
     value: str
@@ -36,7 +38,7 @@ class Digest:
 
 
 def digest_of(version: Version) -> Digest | None:
-    """None: the token names no digest, or there are no bytes."""
+    """Return the digest that a version's token names; None if it names none or the file is empty."""
     match = _TOKEN.fullmatch(version.token)
     if match is None or not version.size_bytes:
         return None
@@ -47,8 +49,8 @@ def digest_of(version: Version) -> Digest | None:
 
 
 def part_sizes(size_bytes: int, parts: int, *, first: int = 0) -> list[int]:
-    """How large the parts may have been, the likely ones first: few guesses, as each costs a look at all bytes. [0]: it
-    was not put in parts. first: what it was of another object."""
+    """Return the part sizes that the upload may have used, likely ones first. They are few, because each guess costs
+    a pass over all bytes. [0] means a single request. `first` is the part size of another object of this origin."""
     if parts <= 1:
         return [size_bytes if parts else 0]
     guesses = dict.fromkeys((first, Sizes().part_bytes(size_bytes), *_USUAL_PARTS))
@@ -57,7 +59,7 @@ def part_sizes(size_bytes: int, parts: int, *, first: int = 0) -> list[int]:
 
 
 def value_of_body(body: bytes | bytearray | memoryview, digest: Digest) -> str:
-    """Of a body that is one part at most."""
+    """Return the digest value of a body that has at most one part."""
     value = hashlib.new(digest.algorithm, body, usedforsecurity=False)
     if not digest.parts:
         return value.hexdigest()
@@ -67,17 +69,17 @@ def value_of_body(body: bytes | bytearray | memoryview, digest: Digest) -> str:
 def value_of_file(
     fd: int, size_bytes: int, digest: Digest, part_bytes: int, check: Callable[[], None] = lambda: None
 ) -> str:
-    """Reads all of it: a second for each 0.6 to 0.9 GB of MD5. part_bytes: 0 for no parts. check: called now and then;
-    what it raises ends the reading."""
-    whole = hashlib.new(digest.algorithm, usedforsecurity=False)
+    """Return the digest value of a file. Reads all of it: MD5 takes a second for each 0.6 to 0.9 GB. `part_bytes` is
+    0 for no parts. `check` is called repeatedly; an exception from it ends the reading."""
+    total = hashlib.new(digest.algorithm, usedforsecurity=False)
     for start in range(0, size_bytes, part_bytes or size_bytes):
-        part = hashlib.new(digest.algorithm, usedforsecurity=False) if part_bytes else whole
+        part = hashlib.new(digest.algorithm, usedforsecurity=False) if part_bytes else total
         for body in _bodies(fd, start, min(size_bytes, start + (part_bytes or size_bytes))):
             check()
             part.update(body)
         if part_bytes:
-            whole.update(part.digest())
-    return whole.hexdigest()
+            total.update(part.digest())
+    return total.hexdigest()
 
 
 def _bodies(fd: int, start: int, end: int) -> Iterator[bytes]:
@@ -87,6 +89,6 @@ def _bodies(fd: int, start: int, end: int) -> Iterator[bytes]:
         except OSError as error:
             raise StoreError("cache file can't be read", why=error.strerror or str(error)) from error
         if not body:
-            raise StoreError("cache file can't be read", why="it is shorter than its version")
+            raise StoreError("cache file can't be read", why="the file is shorter than its version")
         yield body
         start += len(body)

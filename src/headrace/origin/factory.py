@@ -1,6 +1,6 @@
-"""From a URL to the origin it names, ready for use: measured, throttled, retrying.
+"""Build the origin that a URL names, ready for use: measured, throttled, retrying.
 
-Libraries are imported when their scheme is asked for: obstore and fsspec are slow to import.
+Libraries are imported when their scheme is first used: obstore and fsspec are slow to import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.origin.measure import MeasureOrigin
 from headrace.origin.object_check import check_origin
 from headrace.origin.options import OriginOptions, parse_options, split_common
 from headrace.origin.origin import Origin
-from headrace.origin.retry import RetryOrigin, no_wish
+from headrace.origin.retry import RetryOrigin, no_pause
 from headrace.origin.throttle import OriginLimits, ThrottleOrigin
 
 BUCKET_SCHEMES = {
@@ -32,20 +32,20 @@ BUCKET_SCHEMES = {
 }
 OBJECT_STORES = ("s3", "gs", "az", "http", "https")
 _BUCKET = re.compile(r"[^\s/?#:%\\\[\]]+")
-"""It becomes a part of a host's name or of a path, and nothing more."""
+"""A bucket name becomes a part of a host's name or of a path, and nothing else."""
 _SIGNED = re.compile(r"[?&](sig|signature|x-amz-signature|x-goog-signature)=", re.IGNORECASE)
 KNOWN = "s3, gs, az (abfs), http, https, file, memory, synthetic"
 
 
 def parse_origin(text: str) -> str:
-    """The URL in its one form: one scheme a kind, no slash at the end, plain paths as file:// URLs (absolute, not
-    percent-encoded). UsageError for what can't be an origin, also for a URL that holds a password."""
+    """Return the URL in its canonical form: one scheme for each kind, no trailing slash, plain paths as file:// URLs
+    (absolute, not percent-encoded). Raise UsageError for an invalid URL, or for one that holds a password."""
     if "\0" in text:
-        raise UsageError(ascii(text), why="a zero byte in the URL of an origin")
+        raise UsageError(ascii(text), why="the URL of an origin contains a NUL byte")
     scheme, separator, rest = text.partition("://")
     if not separator:
         if not text:
-            raise UsageError("an origin needs a URL or a folder", hint=f"schemes are {KNOWN}")
+            raise UsageError("an origin needs a URL or a directory", hint=f"supported schemes are {KNOWN}")
         return f"file://{os.path.abspath(os.path.expanduser(text))}"
     scheme = scheme.lower()
     if scheme == "file":
@@ -63,17 +63,17 @@ def parse_origin(text: str) -> str:
         return f"synthetic://{rest}"
     _known_to_fsspec(scheme)
     if ":" in rest.partition("/")[0].rpartition("@")[0]:
-        raise UsageError(f"{scheme}://…", why="a password in the URL", hint="give it as an option")
+        raise UsageError(f"{scheme}://…", why="the URL holds a password", hint="give it as an option")
     return f"{scheme}://{rest.rstrip('/')}"
 
 
 def build_origin(url: str, options: dict[str, str]) -> MeasureOrigin:
-    """UsageError for a URL or an option that is off. Asks nothing of the origin: `check_origin` does."""
+    """Build an origin. Raise UsageError for an invalid URL or option. Sends no request; `check_origin` does."""
     url = parse_origin(url)
     raw, parsed = _raw(url, options)
     circuit = Circuit(url)
     hedging = HedgeOrigin(raw) if url.partition("://")[0] in OBJECT_STORES else None
-    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "wished_pause_s", no_wish))
+    retrying = RetryOrigin(hedging or raw, circuit, getattr(raw, "wished_pause_s", no_pause))
     limits = parsed.limits()
     throttled = retrying if limits == OriginLimits() else ThrottleOrigin(retrying, limits)
     return MeasureOrigin(throttled, circuit, hedging)
@@ -135,27 +135,31 @@ def _build_fsspec(url: str, options: dict[str, str]) -> tuple[Origin, OriginOpti
 
 def _parse_file(text: str, rest: str) -> str:
     if not rest.startswith("/"):
-        raise UsageError(text, why="a file URL needs an absolute path", hint="write file:///folder")
+        raise UsageError(text, why="a file URL needs an absolute path", hint="write file:///directory")
     return f"file://{os.path.normpath(rest)}"
 
 
 def _parse_bucket(scheme: str, rest: str) -> str:
     bucket, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(bucket) or (scheme != "az" and "@" in bucket):
-        raise UsageError(f"{scheme}://…", why="no bucket name", hint=f"write {scheme}://bucket/prefix")
+        raise UsageError(
+            f"{scheme}://…",
+            why="the bucket name is missing or invalid",
+            hint=f"write {scheme}://bucket/prefix",
+        )
     if "@" in bucket:
         raise UsageError(
             f"{scheme}://…",
-            why="the account is given as an option",
-            hint="write az://container, account_name=…",
+            why="the URL contains an account",
+            hint="write az://container and set the option account_name",
         )
     if _SIGNED.search(rest):
         raise UsageError(
-            f"{scheme}://{bucket}/…", why="a signature in the URL", hint="give credentials as options"
+            f"{scheme}://{bucket}/…", why="the URL contains a signature", hint="give credentials as options"
         )
     prefix = prefix.strip("/")
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
-        raise UsageError(f"{scheme}://{rest}", why="a prefix has no empty, . or .. parts")
+        raise UsageError(f"{scheme}://{rest}", why="the prefix has an empty, . or .. component")
     return f"{scheme}://{bucket}/{prefix}".rstrip("/")
 
 
@@ -163,18 +167,20 @@ def _parse_web(scheme: str, rest: str) -> str:
     host, _, path = rest.partition("/")
     if not host or "@" in host:
         raise UsageError(
-            f"{scheme}://…", why="no host, or a password in the URL", hint="give token as an option"
+            f"{scheme}://…", why="the URL has no host, or holds a password", hint="give a token as an option"
         )
     if "?" in rest or "#" in rest:
-        raise UsageError(f"{scheme}://{host}/…", why="a URL with ? or # is no folder or file of a web server")
+        raise UsageError(
+            f"{scheme}://{host}/…", why="a URL with ? or # names no file or directory of a web server"
+        )
     return f"{scheme}://{host}/{path}".rstrip("/")
 
 
 def _known_to_fsspec(scheme: str) -> None:
-    with needs_extra(f"{scheme}:// is none of {KNOWN}, and others are known to fsspec"):
+    with needs_extra(f"{scheme}:// is none of {KNOWN}, and other schemes need fsspec"):
         from fsspec.registry import known_implementations, registry
     if scheme not in known_implementations and scheme not in registry:
-        raise UsageError(f"{scheme}://", why=f"unknown scheme; known are {KNOWN}, and those of fsspec")
+        raise UsageError(f"{scheme}://", why=f"unknown scheme; supported are {KNOWN}, and those of fsspec")
 
 
 __all__ = ["build_origin", "check_origin", "parse_origin"]

@@ -1,7 +1,7 @@
-"""Any fsspec file system as an origin: hdfs, oss, sftp and what else has a driver.
+"""Adapt any fsspec file system as an origin: hdfs, oss, sftp and every other driver.
 
-fsspec has no conditional read: a version is compared before and after. Its listings come whole, so a folder's
-listing takes memory for all of its entries. Calls run in threads. How files are written is in fsspec_write.py.
+fsspec has no conditional read, so a version is compared before and after. Its listings come complete, so a
+directory's listing takes memory for all of its entries. Calls run in threads. fsspec_write.py writes files.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from headrace.origin.threads import Threads
 _PAGE = 1000
 _TOKENS = ("ETag", "etag", "e_tag", "checksum", "md5", "md5Hash", "content_md5", "sha256")
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-_SECRET_LENGTH_MIN = 4  # shorter ones would blot out half of every message, and are no secrets
+_SECRET_LENGTH_MIN = 4  # shorter values are no secrets, and hiding them would garble messages
 
 
 def check_driver(url: str) -> None:
-    """UsageError when fsspec, or the driver of that scheme, isn't installed. Connects to nothing."""
+    """Raise UsageError if fsspec or the driver of the scheme isn't installed. Connects to nothing."""
     scheme = url.partition("://")[0]
     try:
         import fsspec
@@ -63,7 +63,8 @@ def check_driver(url: str) -> None:
 
 
 def open_file_system(url: str, options: dict[str, str]) -> tuple[Any, str]:
-    """(file system, root path) of an URL. Some drivers connect here: blocks. Raises what they raise."""
+    """Return the file system and the root path of a URL. Blocks: some drivers connect here. Raises the driver's
+    exceptions."""
     import fsspec.core
 
     file_system, root = fsspec.core.url_to_fs(
@@ -73,8 +74,8 @@ def open_file_system(url: str, options: dict[str, str]) -> tuple[Any, str]:
 
 
 def version_of(info: dict[str, Any]) -> Version:
-    """Beside a token the time is in whole seconds, as many a driver's HEAD knows no more than that; without one, in
-    microseconds: some drivers give a float in one call and a datetime in the other."""
+    """Return the version of an object. With a token the time is in whole seconds, because many a driver's HEAD has no
+    more. Without one it is in microseconds: some drivers return a float in one call and a datetime in the other."""
     token = next((str(info[name]) for name in _TOKENS if info.get(name)), "")
     mtime_us = _mtime_us(info)
     mtime_ns = mtime_us // 10**6 * 10**9 if token else mtime_us * 1000
@@ -95,19 +96,20 @@ def _why(error: BaseException) -> str:
     return (str(error).split("\n", 1)[0] or type(error).__name__)[:300]
 
 
-def _translate(error: Exception, what: str, why: str) -> HeadraceError:
+def _translate(error: Exception, target: str, why: str) -> HeadraceError:
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        return PathNotFoundError(what, why="no such object")
+        return PathNotFoundError(target, why="no such object")
     if isinstance(error, PermissionError):
-        return OriginDeniedError(what, why=why)
+        return OriginDeniedError(target, why=why)
     if isinstance(error, ConnectionError | TimeoutError) or "connect" in type(error).__name__.lower():
-        return OriginUnavailableError(what, why=why)
-    return OriginError(what, why=why)
+        return OriginUnavailableError(target, why=why)
+    return OriginError(target, why=why)
 
 
 class FsspecOrigin:
-    """open: (any AbstractFileSystem, the attached path in it), asked for with the first call, in a thread.
-    hidden: what a driver may say in an error and we may not repeat: the values of its options."""
+    """An fsspec file system as an origin. `open` returns any AbstractFileSystem and the attached path in it; the
+    first call runs it in a thread. `hidden` are texts that errors must not repeat: the values of the driver's
+    options."""
 
     writable = True
 
@@ -121,44 +123,44 @@ class FsspecOrigin:
         self._threads = Threads()
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        what = f"{self.url}/{key}"
-        deadline.check(what)
+        target = f"{self.url}/{key}"
+        deadline.check(target)
         if not key or not is_path(key):
-            raise PathNotFoundError(what, why="no such object")
-        info = await self._call(lambda: self._files.info(self._path(key)), what, deadline)
+            raise PathNotFoundError(target, why="no such object")
+        info = await self._call(lambda: self._files.info(self._path(key)), target, deadline)
         if info.get("type") != "file":
-            raise PathNotFoundError(what, why="not a file")
+            raise PathNotFoundError(target, why="the path is not a file")
         return ObjectInfo(key, version_of(info))
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        what = f"{self.url}/{key}"
+        target = f"{self.url}/{key}"
         try:
             before = await self.head(key, deadline=deadline)
-            self._compare(before, version, what)
-            check_range(what, start, end, version)
+            self._compare(before, version, target)
+            check_range(target, start, end, version)
             body: bytes = await self._call(
-                lambda: self._files.cat_file(self._path(key), start=start, end=end), what, deadline
+                lambda: self._files.cat_file(self._path(key), start=start, end=end), target, deadline
             )
-            self._compare(await self.head(key, deadline=deadline), version, what)
+            self._compare(await self.head(key, deadline=deadline), version, target)
         except PathNotFoundError:
-            raise VersionChangedError(what, why="it is gone") from None
+            raise VersionChangedError(target, why="the object was removed") from None
         if len(body) != end - start:
-            raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
+            raise OriginUnavailableError(target, why=f"received {len(body)} of {end - start} bytes")
         return Arrived(body)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        what = f"{self.url}/{key}"
-        deadline.check(what)
+        target = f"{self.url}/{key}"
+        deadline.check(target)
         if not is_path(key):
             return
         try:
-            infos = await self._call(lambda: self._files.ls(self._path(key), detail=True), what, deadline)
+            infos = await self._call(lambda: self._files.ls(self._path(key), detail=True), target, deadline)
         except PathNotFoundError:
             if key:
                 return
-            raise BucketNotFoundError(self.url, why="no such folder") from None
+            raise BucketNotFoundError(self.url, why="no such directory") from None
         objects: dict[str, ObjectInfo] = {}
         directories: dict[str, None] = {}
         for info in infos:
@@ -170,55 +172,55 @@ class FsspecOrigin:
                 directories[name] = None
             else:
                 objects[name] = ObjectInfo(child, version_of(info))
-        found, folders = list(objects.values()), list(directories)
-        for at in range(0, max(len(found), len(folders)), _PAGE):
-            yield ListPage(tuple(found[at : at + _PAGE]), tuple(folders[at : at + _PAGE]))
+        files, names = list(objects.values()), list(directories)
+        for start in range(0, max(len(files), len(names)), _PAGE):
+            yield ListPage(tuple(files[start : start + _PAGE]), tuple(names[start : start + _PAGE]))
 
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """Attributes are dropped: fsspec has no words for them."""
-        what, turn = f"{self.url}/{key}", CommitPoint()
-        deadline.check(what)
-        check_new_key(what, key)
+        """Put an object. Attributes are dropped, because fsspec has no place for them."""
+        target, commit = f"{self.url}/{key}", CommitPoint()
+        deadline.check(target)
+        check_new_key(target, key)
 
         def check() -> None:
-            found = info_of(self._files, self._path(key))
-            check_condition(what, condition, None if found is None else version_of(found))
+            current = info_of(self._files, self._path(key))
+            check_condition(target, condition, None if current is None else version_of(current))
 
         def call() -> dict[str, Any]:
             path = self._path(key)
-            return put_file(self._files, self._root, path, what, source, check=check, turn=turn)
+            return put_file(self._files, self._root, path, target, source, check=check, commit=commit)
 
-        return ObjectInfo(key, version_of(await self._call(call, what, deadline, give_up=turn.give_up)))
+        return ObjectInfo(key, version_of(await self._call(call, target, deadline, give_up=commit.give_up)))
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        what = f"{self.url}/{key}"
-        found = (await self.head(key, deadline=deadline)).version
-        check_condition(what, condition, found)
-        await self._call(lambda: self._files.rm_file(self._path(key)), what, deadline)
+        target = f"{self.url}/{key}"
+        current = (await self.head(key, deadline=deadline)).version
+        check_condition(target, condition, current)
+        await self._call(lambda: self._files.rm_file(self._path(key)), target, deadline)
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        what = f"{self.url}/{key}"
-        check_new_key(what, key)
+        target = f"{self.url}/{key}"
+        check_new_key(target, key)
 
         def call() -> None:
-            found = info_of(self._files, self._path(key))
-            if found is not None and found.get("type") != "directory":
-                raise PathExistsError(what, why="a file has this name")
+            current = info_of(self._files, self._path(key))
+            if current is not None and current.get("type") != "directory":
+                raise PathExistsError(target, why="a file has this name")
             self._files.makedirs(self._path(key), exist_ok=True)
 
-        await self._call(call, what, deadline)
+        await self._call(call, target, deadline)
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        what = f"{self.url}/{key}"
+        target = f"{self.url}/{key}"
         if not key or not is_path(key):
             return
         async for page in self.list_directory(key, deadline=deadline):
             if page.objects or page.directories:
-                raise DirectoryNotEmptyError(what, why="something is in it")
-        with contextlib.suppress(PathNotFoundError):  # also of a driver to which folders are only prefixes
-            await self._call(lambda: self._files.rmdir(self._path(key)), what, deadline)
+                raise DirectoryNotEmptyError(target, why="the directory is not empty")
+        with contextlib.suppress(PathNotFoundError):  # some drivers treat directories as mere prefixes
+            await self._call(lambda: self._files.rmdir(self._path(key)), target, deadline)
 
     async def close(self) -> None:
         self._threads.close()
@@ -226,12 +228,12 @@ class FsspecOrigin:
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else (self._root or "/")
 
-    def _compare(self, found: ObjectInfo, version: Version, what: str) -> None:
-        if found.version != version:
-            raise VersionChangedError(what, why="it is not the version that was asked for")
+    def _compare(self, info: ObjectInfo, version: Version, target: str) -> None:
+        if info.version != version:
+            raise VersionChangedError(target, why="the origin has another version")
 
     def _with_files(self, call: Callable[[], Any]) -> Any:
-        """In a thread."""
+        """Run the call in this thread, and open the file system first if needed."""
         with self._opening:
             if self._files is None:
                 self._files, root = self._open_checked()
@@ -242,11 +244,11 @@ class FsspecOrigin:
         try:
             return self._open()
         except ValueError as error:
-            raise UsageError(self.url, why=self._say(error)) from None
+            raise UsageError(self.url, why=self._redacted(error)) from None
         except TypeError:
-            raise UsageError(self.url, why="its driver does not take one of the options") from None
+            raise UsageError(self.url, why="its driver does not accept one of the options") from None
 
-    def _say(self, error: BaseException) -> str:
+    def _redacted(self, error: BaseException) -> str:
         why = _why(error)
         for text in self._hidden:
             why = why.replace(text, "…")
@@ -255,18 +257,18 @@ class FsspecOrigin:
     async def _call(
         self,
         call: Callable[[], Any],
-        what: str,
+        target: str,
         deadline: Deadline,
         give_up: Callable[[], None] | None = None,
     ) -> Any:
-        """give_up: how a put is told that its caller has gone; it is then waited for."""
+        """Run a call in a thread. `give_up` tells a put that its caller has abandoned it; the put is then awaited."""
         try:
             if give_up is not None:
-                return await self._threads.finish(lambda: self._with_files(call), give_up, what, deadline)
-            return await self._threads.call(lambda: self._with_files(call), what, deadline)
+                return await self._threads.finish(lambda: self._with_files(call), give_up, target, deadline)
+            return await self._threads.call(lambda: self._with_files(call), target, deadline)
         except HeadraceError:
             raise
         except GivenUpError:
-            raise DeadlineExceededError(what, why="not done within the time allowed") from None
+            raise DeadlineExceededError(target, why="not completed before the deadline") from None
         except Exception as error:  # noqa: BLE001 - each driver raises errors of its own
-            raise _translate(error, what, self._say(error)) from None
+            raise _translate(error, target, self._redacted(error)) from None

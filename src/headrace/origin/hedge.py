@@ -1,7 +1,8 @@
-"""Asks a second time, on another connection, for bytes that don't come: one connection that went silent must not
-stall its reader until the deadline.
+"""Hedge reads: request late bytes a second time on another connection, so that one silent connection does not stall
+its reader until the deadline.
 
-Bounded: a small share of the reads is asked twice, so an origin that is slow as a whole is not asked for twice as much.
+The share of hedged reads is small and bounded, so an origin that is slow as a whole does not receive twice the
+requests.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 
 LEAST_S = 2.0
-"""No read is asked for again sooner. A guess: longer than a busy store takes now and then."""
+"""The earliest hedge. A guess: longer than the occasional pause of a busy store."""
 FACTOR = 3.0
-"""Nor before so many times what the slowest of the last reads of its size took."""
+"""A hedge waits this many times longer than the slowest recent read of its size."""
 RECENT = 64
 KNOWN = 8
-"""From so many reads of a size on it is known what is slow; before, by BYTES_S."""
+"""The number of reads of a size after which its limit is measured; before that it follows from BYTES_S."""
 BYTES_S = 4 << 20
 AGAIN_MAX = 2
 SHARE = 0.05
 AT_ONCE = 8
-"""Of the reads so many in a hundred are asked for again, and this many in a burst."""
+"""The share of reads that may be hedged, and the number in a burst."""
 LATE_S = 0.5
-"""A timer that is so late says that this process stood still, not the origin."""
+"""A timer that fires this late shows that this process was stalled, not the origin."""
 
 
 class Allowance:
-    """How many reads may be asked for again: a share of those that were, kept up to a burst."""
+    """A budget of hedged reads: a share of all reads, saved up to one burst."""
 
     def __init__(self) -> None:
         self._left = float(AT_ONCE)
@@ -49,7 +50,7 @@ class Allowance:
 
 
 class Slowest:
-    """What reads took of late, by their size's power of two."""
+    """The recent durations of reads, by the power of two of their size."""
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
@@ -58,7 +59,7 @@ class Slowest:
         self._recent.setdefault(size_bytes.bit_length(), deque(maxlen=RECENT)).append(seconds)
 
     def limit_s(self, size_bytes: int) -> float:
-        """How long a read is waited for before it is asked for again."""
+        """Return how long to wait for a read before it is hedged."""
         recent = self._recent.get(size_bytes.bit_length(), ())
         if len(recent) < KNOWN:
             return LEAST_S + size_bytes / BYTES_S
@@ -66,7 +67,7 @@ class Slowest:
 
 
 class HedgeOrigin:
-    """An Origin around an Origin."""
+    """An Origin around an Origin that hedges its reads."""
 
     def __init__(self, inner: Origin) -> None:
         self._inner = inner
@@ -93,25 +94,25 @@ class HedgeOrigin:
 
         self._allowance.earn()
         limit_s = self._slowest.limit_s(end - start)
-        under_way = {asyncio.ensure_future(ask())}
+        tasks = {asyncio.ensure_future(ask())}
         try:
             for _ in range(AGAIN_MAX):
-                done = await _first(under_way, limit_s)
+                done = await _first(tasks, limit_s)
                 if done is not None:
                     return done.result()
                 if not self._allowance.spend():
                     break
                 self.reads_hedged += 1
-                under_way.add(asyncio.ensure_future(ask()))
+                tasks.add(asyncio.ensure_future(ask()))
                 limit_s *= 2
-            done = await _first(under_way, None)
+            done = await _first(tasks, None)
             assert done is not None
             return done.result()
         finally:
-            for task in under_way:
+            for task in tasks:
                 task.cancel()
-            if len(under_way) > 1 or not all(task.done() for task in under_way):
-                await asyncio.gather(*under_way, return_exceptions=True)
+            if len(tasks) > 1 or not all(task.done() for task in tasks):
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         return await self._inner.head(key, deadline=deadline)
@@ -139,14 +140,12 @@ class HedgeOrigin:
         await self._inner.close()
 
 
-async def _first(
-    under_way: set[asyncio.Task[Arrived]], limit_s: float | None
-) -> asyncio.Task[Arrived] | None:
-    """One that ended, a good one where there is; None when none did within the limit. An error counts also while
-    another one is silent: the caller tries again, by what that error says."""
+async def _first(tasks: set[asyncio.Task[Arrived]], limit_s: float | None) -> asyncio.Task[Arrived] | None:
+    """Return a task that has ended, preferably a successful one; None if none ended within the limit. An error counts
+    even while another task is silent: the caller retries as that error demands."""
     while True:
         begun_s = time.monotonic()
-        done, _ = await asyncio.wait(under_way, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if done:
             return min(done, key=lambda task: isinstance(task.exception(), HeadraceError))
         if limit_s is None or time.monotonic() - begun_s < limit_s + LATE_S:

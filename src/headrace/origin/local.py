@@ -1,7 +1,7 @@
-"""A folder of this host, or of a network file system mounted on it, as an origin.
+"""Serve a directory of this host, or of a network file system mounted on it, as an origin.
 
-Not obstore's local store: that refuses names that are not UTF-8. Calls run in threads. A version is named by
-mtime, size and inode; a read compares them before and after. How files are written is in local_write.py.
+obstore's local store is not used, because it refuses names that are not UTF-8. Calls run in threads. A version
+consists of mtime, size and inode; a read compares them before and after. local_write.py writes files.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from headrace.base.errors import (
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.commit_point import CommitPoint, GivenUpError
 from headrace.origin.local_write import (
-    folder_of,
-    make_folders,
+    directory_of,
+    make_directories,
     put_file,
     sweep,
-    sync_folder,
+    sync_directory,
     translate_write,
 )
 from headrace.origin.origin import (
@@ -57,8 +57,8 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DENIED = (errno.EACCES, errno.EPERM)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 
-_LEADS_OUT = "a symbolic link leads out of the origin's folder"
-_UNSAFE_LINKS = "the origin's option unsafe_links=true follows those"
+_LEADS_OUT = "a symbolic link leads out of the origin's directory"
+_UNSAFE_LINKS = "the origin's option unsafe_links=true follows such links"
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _SWEPT_MAX = 10_000
 
@@ -66,41 +66,43 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-def version_of(found: os.stat_result) -> Version:
+def version_of(status: os.stat_result) -> Version:
     return Version(
-        found.st_size, found.st_mtime_ns, f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+        status.st_size, status.st_mtime_ns, f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     )
 
 
-def _info(key: str, found: os.stat_result) -> ObjectInfo:
-    mode = stat.S_IMODE(found.st_mode)
-    return ObjectInfo(key, version_of(found), Attributes(found.st_mtime_ns, mode, found.st_uid, found.st_gid))
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    mode = stat.S_IMODE(status.st_mode)
+    return ObjectInfo(
+        key, version_of(status), Attributes(status.st_mtime_ns, mode, status.st_uid, status.st_gid)
+    )
 
 
-def _translate(error: OSError, what: str) -> HeadraceError:
+def _translate(error: OSError, target: str) -> HeadraceError:
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _ABSENT:
-        return PathNotFoundError(what, why=why)
+        return PathNotFoundError(target, why=why)
     if error.errno == errno.EXDEV:
-        return OriginDeniedError(what, why=_LEADS_OUT, hint=_UNSAFE_LINKS)
+        return OriginDeniedError(target, why=_LEADS_OUT, hint=_UNSAFE_LINKS)
     if error.errno in _DENIED:
-        return OriginDeniedError(what, why=why, hint="the node's user needs to read it")
+        return OriginDeniedError(target, why=why, hint="grant the node's user read access")
     if error.errno in _PASSING:
-        return OriginUnavailableError(what, why=why)
-    return OriginError(what, why=why)
+        return OriginUnavailableError(target, why=why)
+    return OriginError(target, why=why)
 
 
 class LocalOrigin:
-    """Symbolic links are followed within the folder. One that leads out of it is not listed, and refused; unsafe_links:
-    it is followed, also for writing, to whatever this process may reach. Sockets, devices and links to nothing are not
-    listed."""
+    """A local directory as an origin. Symbolic links are followed within the directory. A link that leads out of it
+    is refused and not listed. With unsafe_links it is followed, also for writing, to any place this process may
+    reach. Sockets, devices and dangling links are not listed."""
 
     writable = True
 
     def __init__(self, folder: str, *, unsafe_links: bool = False) -> None:
         self._folder = os.path.abspath(folder)
         self._unsafe_links = unsafe_links
-        self._told_of_links = False
+        self._warned_of_links = False
         self._swept: set[bytes] = set()
         self.url = f"file://{self._folder}"
         self._threads = Threads()
@@ -117,27 +119,28 @@ class LocalOrigin:
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """When a version is to be replaced, the two files change places, and the old one is looked at and put back
-        if it is not that version; a file system that can't do that has it compared just before the rename."""
-        what, turn = self._where(key), CommitPoint()
-        check_new_key(what, key)
+        """Put a file. To replace a given version, the two files exchange names; the replaced file is then compared,
+        and exchanged back if it is another version. Where the file system can't exchange, the version is compared
+        just before the rename."""
+        target, commit = self._where(key), CommitPoint()
+        check_new_key(target, key)
         return await self._writing(
-            lambda: self._put(key, source, condition, attributes, turn), what, deadline, turn.give_up
+            lambda: self._put(key, source, condition, attributes, commit), target, deadline, commit.give_up
         )
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        """The version is compared just before."""
+        """Remove a file. Its version is compared just before."""
         await self._writing(lambda: self._remove(key, condition), self._where(key), deadline)
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        what = self._where(key)
-        check_new_key(what, key)
-        await self._writing(lambda: self._make_directory(key), what, deadline)
+        target = self._where(key)
+        check_new_key(target, key)
+        await self._writing(lambda: self._make_directory(key), target, deadline)
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        what = self._where(key)
+        target = self._where(key)
         if key and is_path(key):
-            await self._writing(lambda: self._remove_directory(key), what, deadline)
+            await self._writing(lambda: self._remove_directory(key), target, deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         where = self._where(key)
@@ -158,40 +161,41 @@ class LocalOrigin:
     async def _writing(
         self,
         call: Callable[[], Result],
-        what: str,
+        target: str,
         deadline: Deadline,
         give_up: Callable[[], None] = lambda: None,
     ) -> Result:
         try:
-            return await self._threads.finish(lambda: self._in_folder(call), give_up, what, deadline)
+            return await self._threads.finish(lambda: self._in_folder(call), give_up, target, deadline)
         except HeadraceError:
             raise
         except GivenUpError:
-            raise DeadlineExceededError(what, why="not done within the time allowed") from None
+            raise DeadlineExceededError(target, why="not completed before the deadline") from None
         except OSError as error:
-            raise translate_write(error, what) or _translate(error, what) from error
+            raise translate_write(error, target) or _translate(error, target) from error
 
     def _in_folder(self, call: Callable[[], Result]) -> Result:
         try:
             return call()
         except OSError as error:
             if error.errno in _ABSENT and not os.path.isdir(self._folder):
-                raise BucketNotFoundError(self.url, why="the folder isn't there") from error
+                raise BucketNotFoundError(self.url, why="the directory does not exist") from error
             raise
 
-    async def _in_thread(self, call: Callable[[], Result], what: str, deadline: Deadline) -> Result:
+    async def _in_thread(self, call: Callable[[], Result], target: str, deadline: Deadline) -> Result:
         try:
-            return await self._threads.call(call, what, deadline)
+            return await self._threads.call(call, target, deadline)
         except HeadraceError:
             raise
         except OSError as error:
-            raise _translate(error, what) from error
+            raise _translate(error, target) from error
 
     def _where(self, key: str) -> str:
         return f"{self.url}/{key}".encode(errors="surrogateescape").decode(errors="backslashreplace")
 
     def _path(self, key: str) -> SafePath:
-        """The folder is opened for each call: another disk may be mounted there by now."""
+        """Return the path of a key. The directory is opened for each call, because another disk may be mounted on it
+        by now."""
         if not is_path(key):
             raise PathNotFoundError(self._where(key), why="no such object")
         top = self._top()
@@ -203,58 +207,58 @@ class LocalOrigin:
 
     def _head(self, key: str) -> ObjectInfo:
         path = self._path(key)
-        found = _following(path, lambda at: at.lstat())
-        if stat.S_ISLNK(found.st_mode):
-            found = path.resolved().lstat()
-        if not stat.S_ISREG(found.st_mode):
-            raise PathNotFoundError(self._where(key), why="not a file")
-        return _info(key, found)
+        status = _following(path, lambda link: link.lstat())
+        if stat.S_ISLNK(status.st_mode):
+            status = path.resolved().lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise PathNotFoundError(self._where(key), why="the path is not a file")
+        return _info(key, status)
 
     def _put(
-        self, key: str, source: PutSource, condition: Condition, attributes: Attributes, turn: CommitPoint
+        self, key: str, source: PutSource, condition: Condition, attributes: Attributes, commit: CommitPoint
     ) -> ObjectInfo:
         path = self._path(key)
-        found = put_file(
+        status = put_file(
             path,
             self._where(key),
             source,
             top=self._top(),
             condition=condition,
             attributes=attributes,
-            turn=turn,
+            commit=commit,
             version_of=version_of,
         )
-        self._sweep_once(path, found.st_ctime)
-        return _info(key, found)
+        self._sweep_once(path, status.st_ctime)
+        return _info(key, status)
 
     def _sweep_once(self, path: SafePath, now_s: float) -> None:
-        """The folder that a file was put into."""
-        folder = folder_of(path)
+        """Remove stale temporary files from the directory of a file that was put, once for each directory."""
+        folder = directory_of(path)
         if folder.path in self._swept:
             return
         if len(self._swept) >= _SWEPT_MAX:
             self._swept.clear()
         self._swept.add(folder.path)
         with contextlib.suppress(OSError):
-            sweep(folder_of(path.resolved()), now_s)
+            sweep(directory_of(path.resolved()), now_s)
 
     def _remove(self, key: str, condition: Condition) -> None:
         try:
-            found = self._head(key)
+            info = self._head(key)
         except NotADirectoryError:
-            raise PathNotFoundError(self._where(key), why="no such file") from None
-        check_condition(self._where(key), condition, found.version)
+            raise PathNotFoundError(self._where(key), why="the file does not exist") from None
+        check_condition(self._where(key), condition, info.version)
         path = self._path(key).resolved(last=False)
         path.unlink()
-        sync_folder(folder_of(path))
+        sync_directory(directory_of(path))
 
     def _make_directory(self, key: str) -> None:
         path = self._path(key).resolved(last=False)
         try:
-            make_folders(path, self._top())
+            make_directories(path, self._top())
         except FileExistsError:
             if not path.exists():
-                raise  # a file stands in the place of one above
+                raise  # a parent of the path is a file
             raise PathExistsError(self._where(key), why="a file has this name") from None
 
     def _remove_directory(self, key: str) -> None:
@@ -265,22 +269,22 @@ class LocalOrigin:
             except OSError as error:
                 if error.errno not in _NOT_EMPTY:
                     raise
-                sweep(path, math.inf)  # of whatever age: who is putting into a folder that goes puts again
+                sweep(path, math.inf)  # of any age: a put into a directory that is being removed retries
                 path.rmdir()
         except FileNotFoundError:
             return
         except OSError as error:
             if error.errno not in _NOT_EMPTY:
                 raise
-            raise DirectoryNotEmptyError(self._where(key), why="something is in it") from None
-        sync_folder(folder_of(path))
+            raise DirectoryNotEmptyError(self._where(key), why="the directory is not empty") from None
+        sync_directory(directory_of(path))
 
     def _read(self, key: str, start: int, end: int, version: Version) -> Body:
         try:
-            file = _following(self._path(key), lambda at: at.open(os.O_RDONLY | os.O_NONBLOCK))
+            file = _following(self._path(key), lambda link: link.open(os.O_RDONLY | os.O_NONBLOCK))
         except OSError as error:
             if error.errno in _ABSENT:
-                raise VersionChangedError(self._where(key), why="it is gone") from None
+                raise VersionChangedError(self._where(key), why="the file was removed") from None
             raise
         try:
             self._compare(file, key, version)
@@ -290,30 +294,31 @@ class LocalOrigin:
         finally:
             os.close(file)
         if len(body) != end - start:
-            raise OriginUnavailableError(self._where(key), why=f"{len(body)} of {end - start} bytes")
+            raise OriginUnavailableError(self._where(key), why=f"received {len(body)} of {end - start} bytes")
         return body
 
     def _pread(self, file: int, start: int, end: int) -> Body:
         body = os.pread(file, end - start, start)
         if len(body) == end - start:
             return body
-        parts = [body]  # a signal, a network file system, or more than 2 GiB: the rest comes in pieces
-        at = start + len(body)
-        while at < end and parts[-1]:
-            parts.append(os.pread(file, end - at, at))
-            at += len(parts[-1])
+        # Short after a signal, on a network file system, or beyond 2 GiB: read the rest in pieces.
+        parts = [body]
+        offset = start + len(body)
+        while offset < end and parts[-1]:
+            parts.append(os.pread(file, end - offset, offset))
+            offset += len(parts[-1])
         return b"".join(parts)
 
     def _compare(self, file: int, key: str, version: Version) -> None:
         if version_of(os.fstat(file)) != version:
-            raise VersionChangedError(self._where(key), why="it is not the version that was asked for")
+            raise VersionChangedError(self._where(key), why="the origin has another version")
 
     def _pages(self, key: str) -> Iterator[ListPage]:
-        """Reads on in the open directory, a page's worth of names at a time."""
-        with contextlib.ExitStack() as held:
+        """Yield the listing. Continues to read the open directory, one page of names at a time."""
+        with contextlib.ExitStack() as stack:
             try:
                 path = self._path(key)
-                listing = _following(path, lambda at: held.enter_context(at.entries()))
+                listing = _following(path, lambda link: stack.enter_context(link.entries()))
             except PathNotFoundError:
                 return
             except OSError as error:
@@ -325,14 +330,14 @@ class LocalOrigin:
             objects: list[ObjectInfo] = []
             directories: list[str] = []
             for entry in listing:
-                self._sort_in(entry, path, key, objects, directories)
+                self._classify(entry, path, key, objects, directories)
                 if len(objects) + len(directories) >= _PAGE:
                     yield ListPage(tuple(objects), tuple(directories))
                     objects, directories = [], []
             if objects or directories:
                 yield ListPage(tuple(objects), tuple(directories))
 
-    def _sort_in(
+    def _classify(
         self,
         entry: os.DirEntry[bytes],
         folder: SafePath,
@@ -345,29 +350,29 @@ class LocalOrigin:
             return
         try:
             if entry.is_symlink():
-                found = (folder / entry.name).resolved().lstat()
+                status = (folder / entry.name).resolved().lstat()
             elif entry.is_dir(follow_symlinks=False):
                 directories.append(name)
                 return
             else:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
         except OSError as error:
             if error.errno == errno.EXDEV:
-                self._tell_of_links(f"{key}/{name}" if key else name)
-            return  # removed since, or a link to nothing
-        if stat.S_ISDIR(found.st_mode):
+                self._warn_of_links(f"{key}/{name}" if key else name)
+            return  # removed meanwhile, or a dangling link
+        if stat.S_ISDIR(status.st_mode):
             directories.append(name)
-        elif stat.S_ISREG(found.st_mode):
-            objects.append(_info(f"{key}/{name}" if key else name, found))
+        elif stat.S_ISREG(status.st_mode):
+            objects.append(_info(f"{key}/{name}" if key else name, status))
 
-    def _tell_of_links(self, key: str) -> None:
-        if not self._told_of_links:
-            self._told_of_links = True
+    def _warn_of_links(self, key: str) -> None:
+        if not self._warned_of_links:
+            self._warned_of_links = True
             log.warning("%s path=%s hint=%s", _LEADS_OUT, self._where(key), _UNSAFE_LINKS)
 
 
 def _following(path: SafePath, call: Callable[[SafePath], Result]) -> Result:
-    """The call, which fails at a link; then of what the links lead to."""
+    """Call with the path; if that fails because of a symbolic link, call again with the resolved path."""
     try:
         return call(path)
     except OSError as error:

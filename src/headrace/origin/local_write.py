@@ -1,8 +1,9 @@
-"""Writing into a folder: a new file beside the old one, filled and synced, which then takes its name in one step.
+"""Write files into a local directory: a new file beside the old one is filled, synced, and then takes its name in one
+step.
 
-Blocks; runs in threads. The new file's name begins with HIDDEN, which listings hide. One that a crash left behind
-is removed by the first put into that folder of a later process, when it is STALE_S old by the folder's own clock.
-OSErrors come out as they are; `translate_write` knows them.
+Blocks; runs in threads. The new file's name begins with HIDDEN, which listings hide. A crash may leave such a file
+behind. The first put of a later process into that directory removes it, once it is STALE_S old by the directory's own
+clock. OSErrors come out unchanged; `translate_write` translates them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from headrace.origin.source import FilePutSource
 
 STALE_S = 24 * 3600
 CHUNK_BYTES = 16 << 20
-"""Copied between two looks at whether the put was given up: some 10 ms of a local disk."""
+"""The number of bytes copied between two checks for an abandoned put: some 10 ms on a local disk."""
 
 _UNABLE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EXDEV, errno.EPERM, errno.EBADF, errno.ETXTBSY)
 _NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -39,71 +40,72 @@ _NOT_RENAMED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 def put_file(
     path: SafePath,
-    what: str,
+    target: str,
     source: PutSource,
     *,
     top: SafePath,
     condition: Condition,
     attributes: Attributes,
-    turn: CommitPoint,
+    commit: CommitPoint,
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
-    """What the new file is, durable with its name. what: the path, for messages. top: the folder that must be there;
-    those between it and the file are made. A symbolic link stays, and what it leads to is replaced."""
+    """Write a file, durable together with its name, and return its stat. `target` is the path in messages. `top` is
+    the directory that must exist; missing directories between it and the file are created. A symbolic link stays, and
+    the file that it points to is replaced."""
     path = path.resolved()
-    folder = _held(folder_of(path), top)
+    folder = _open_directory(directory_of(path), top)
     try:
         return _put_in(
-            *(folder, path.path[path.path.rfind(b"/") :], what, source),
+            *(folder, path.path[path.path.rfind(b"/") :], target, source),
             condition=condition,
             attributes=attributes,
-            turn=turn,
+            commit=commit,
             version_of=version_of,
         )
     finally:
         folder.close()
 
 
-def _held(folder: SafePath, top: SafePath) -> Root:
-    """Made, where it is not there."""
+def _open_directory(folder: SafePath, top: SafePath) -> Root:
+    """Open a directory, and create it if it is missing."""
     try:
         return folder.held()
     except FileNotFoundError:
         if folder.path == top.path:
             raise
-    make_folders(folder, top)
+    make_directories(folder, top)
     return folder.held()
 
 
 def _put_in(
     folder: Root,
     name: bytes,
-    what: str,
+    target: str,
     source: PutSource,
     *,
     condition: Condition,
     attributes: Attributes,
-    turn: CommitPoint,
+    commit: CommitPoint,
     version_of: Callable[[os.stat_result], Version],
 ) -> os.stat_result:
-    """name: with the slash before it."""
+    """Write the file in an open directory. `name` begins with a slash."""
     path = folder.at(name)
     old = _stat(path)
     if old is not None and not stat.S_ISREG(old.st_mode):
-        raise IsADirectoryPathError(what, why="a folder, or something else that is no file, has this name")
-    check_condition(what, condition, None if old is None else version_of(old))
+        raise IsADirectoryPathError(target, why="a directory or special file has this name")
+    check_condition(target, condition, None if old is None else version_of(old))
     temporary = folder.at(f"/{HIDDEN}{secrets.token_hex(8)}".encode())
     file = temporary.open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        fill(file, source, turn)
+        fill(file, source, commit)
         _set_attributes(file, attributes, old)
-        turn.check()
+        commit.check()
         os.fsync(file)
         failpoint.hit("origin.filled")
-        turn.take()
-        _take_name(temporary, path, what, condition, version_of)
+        commit.take()
+        _take_name(temporary, path, target, condition, version_of)
         failpoint.hit("origin.named")
-        found = os.fstat(file)
+        written = os.fstat(file)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -111,25 +113,26 @@ def _put_in(
     finally:
         os.close(file)
     try:
-        sync_folder(folder.at(b"/"))
-    except OSError as error:  # not to be tried again: it would meet itself
-        why = f"put, but a crash may undo it: {os.strerror(error.errno or 0)}"
-        raise OriginError(what, why=why) from error
-    return found
+        sync_directory(folder.at(b"/"))
+    except OSError as error:  # no retry: its condition would fail because of this very put
+        why = f"the file was written, but a crash may undo it: {os.strerror(error.errno or 0)}"
+        raise OriginError(target, why=why) from error
+    return written
 
 
-def fill(file: int, source: PutSource, turn: CommitPoint) -> None:
-    """Of an open file the kernel makes the copy, or shares the extents where the file system can."""
-    ways = [_copy_range, _send, _write] if isinstance(source, FilePutSource) else [_write]
-    at, size = 0, source.size_bytes
-    while at < size:
-        turn.check()
+def fill(file: int, source: PutSource, commit: CommitPoint) -> None:
+    """Copy the source into the file. For an open file the kernel copies, or shares the extents where the file system
+    can."""
+    methods = [_copy_range, _send, _write] if isinstance(source, FilePutSource) else [_write]
+    offset, size = 0, source.size_bytes
+    while offset < size:
+        commit.check()
         try:
-            at += ways[0](file, source, at, min(size, at + CHUNK_BYTES))
+            offset += methods[0](file, source, offset, min(size, offset + CHUNK_BYTES))
         except OSError as error:
-            if len(ways) == 1 or error.errno not in _UNABLE:
+            if len(methods) == 1 or error.errno not in _UNABLE:
                 raise
-            ways.pop(0)
+            methods.pop(0)
     if isinstance(source, FilePutSource):
         source.settle()
 
@@ -159,19 +162,19 @@ def _write(file: int, source: PutSource, start: int, end: int) -> int:
 
 
 def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | None) -> None:
-    """What isn't said stays as the old file had it. Owners need privileges: without, they are dropped, and with them
-    the bits that mean the owner."""
+    """Set the attributes; those not given are taken from the old file. Changing owners needs privileges: without them
+    the owners are dropped, and with them the set-uid and set-gid bits."""
     uid = attributes.uid if attributes.uid is not None else old.st_uid if old else -1
     gid = attributes.gid if attributes.gid is not None else old.st_gid if old else -1
-    owned = True
+    is_owner_set = True
     if uid != -1 or gid != -1:
         try:
             os.chown(file, uid, gid)
         except OSError:
-            owned = False
+            is_owner_set = False
     mode = attributes.mode if attributes.mode is not None else old.st_mode if old else None
     if mode is not None:
-        os.chmod(file, stat.S_IMODE(mode) if owned else stat.S_IMODE(mode) & 0o1777)
+        os.chmod(file, stat.S_IMODE(mode) if is_owner_set else stat.S_IMODE(mode) & 0o1777)
     if attributes.mtime_ns is not None:
         os.utime(file, ns=(attributes.mtime_ns, attributes.mtime_ns))
 
@@ -179,7 +182,7 @@ def _set_attributes(file: int, attributes: Attributes, old: os.stat_result | Non
 def _take_name(
     temporary: SafePath,
     path: SafePath,
-    what: str,
+    target: str,
     condition: Condition,
     version_of: Callable[[os.stat_result], Version],
 ) -> None:
@@ -189,45 +192,45 @@ def _take_name(
         try:
             _rename_new(temporary, path)
         except FileExistsError:
-            check_condition(what, condition, Version(0, 0))
+            check_condition(target, condition, Version(0, 0))
     else:
-        found = _stat(path)
-        check_condition(what, condition, None if found is None else version_of(found))
-        _exchange(temporary, path, what, condition, version_of)
+        current = _stat(path)
+        check_condition(target, condition, None if current is None else version_of(current))
+        _exchange(temporary, path, target, condition, version_of)
 
 
 def _rename_new(temporary: SafePath, path: SafePath) -> None:
-    """FileExistsError when the name is taken."""
+    """Rename without replacing. Raise FileExistsError if the name exists."""
     try:
         temporary.rename(path, NOREPLACE)
     except OSError as error:
         if error.errno not in _NOT_RENAMED:
             raise
-        temporary.link(path)  # NFS, for one
+        temporary.link(path)  # for example on NFS
         temporary.unlink()
 
 
 def _exchange(
     temporary: SafePath,
     path: SafePath,
-    what: str,
+    target: str,
     condition: Version,
     version_of: Callable[[os.stat_result], Version],
 ) -> None:
-    """The two files change places, so that what was replaced can still be looked at, and put back."""
+    """Exchange the two files, so that the replaced one can still be compared, and exchanged back."""
     try:
         temporary.rename(path, EXCHANGE)
     except OSError as error:
         if error.errno not in (*_NOT_RENAMED, errno.ENOENT):
             raise
         if error.errno == errno.ENOENT:
-            check_condition(what, condition, None)
+            check_condition(target, condition, None)
         temporary.rename(path)
         return
     replaced = _stat(temporary)
     if replaced is None or version_of(replaced) != condition:
         temporary.rename(path, EXCHANGE)
-        check_condition(what, condition, None if replaced is None else version_of(replaced))
+        check_condition(target, condition, None if replaced is None else version_of(replaced))
     temporary.unlink()
 
 
@@ -238,13 +241,14 @@ def _stat(path: SafePath) -> os.stat_result | None:
         return None
 
 
-def folder_of(path: SafePath) -> SafePath:
+def directory_of(path: SafePath) -> SafePath:
     return path.root.at(path.path[: path.path.rfind(b"/")] or b"/")
 
 
-def make_folders(folder: SafePath, top: SafePath) -> None:
-    """With those above it, durable. FileExistsError when a file has the name. FileNotFoundError when the top isn't
-    there: the disk that is mounted at it may be away, and nothing may be written beneath."""
+def make_directories(folder: SafePath, top: SafePath) -> None:
+    """Create a directory and its missing parents, durably. Raise FileExistsError if a file has the name,
+    FileNotFoundError if the top does not exist: the disk mounted there may be missing, and nothing may be written
+    beneath."""
     missing = [folder]
     while missing:
         folder = missing[-1]
@@ -253,18 +257,18 @@ def make_folders(folder: SafePath, top: SafePath) -> None:
         except FileNotFoundError:
             if folder.path == top.path or not top.is_folder():
                 raise
-            missing.append(folder_of(folder))
+            missing.append(directory_of(folder))
             continue
         except FileExistsError:
             if not folder.resolved().is_folder():
                 raise
         else:
-            sync_folder(folder_of(folder))
+            sync_directory(directory_of(folder))
         missing.pop()
 
 
-def sync_folder(folder: SafePath) -> None:
-    """Makes the names in it durable, where the file system has a way to."""
+def sync_directory(folder: SafePath) -> None:
+    """Make the names in a directory durable, where the file system supports that."""
     try:
         folder.sync()
     except OSError as error:
@@ -273,27 +277,27 @@ def sync_folder(folder: SafePath) -> None:
 
 
 def sweep(folder: SafePath, now_s: float) -> None:
-    """Removes what crashed puts left. now_s: by the clock of the folder's file system. ctime tells the age, as a put
-    sets the mtime."""
+    """Remove temporary files that crashed puts left. `now_s` is the time of the directory's file system. The age
+    follows from ctime, because a put sets the mtime."""
     for name in folder.names():
         if name.startswith(HIDDEN.encode()):
             with contextlib.suppress(OSError):
-                left = folder / name
-                if left.lstat().st_ctime < now_s - STALE_S:
-                    left.unlink()
+                leftover = folder / name
+                if leftover.lstat().st_ctime < now_s - STALE_S:
+                    leftover.unlink()
 
 
-def translate_write(error: OSError, what: str) -> HeadraceError | None:
-    """None: it means the same as of a read."""
+def translate_write(error: OSError, target: str) -> HeadraceError | None:
+    """Return the error of a write; None if it means the same as for a read."""
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EISDIR:
-        return IsADirectoryPathError(what, why=why)
+        return IsADirectoryPathError(target, why=why)
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return NotADirectoryPathError(what, why="a file stands where a folder is needed")
+        return NotADirectoryPathError(target, why="a parent of the path is a file")
     if error.errno == errno.EROFS:
-        return OriginReadOnlyError(what, why=why)
+        return OriginReadOnlyError(target, why=why)
     if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ):
-        return NotSupportedError(what, why=why)
+        return NotSupportedError(target, why=why)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OriginError(what, why=why, hint="make room at the origin")
+        return OriginError(target, why=why, hint="free space at the origin")
     return None

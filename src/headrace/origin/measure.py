@@ -1,4 +1,4 @@
-"""Counts what we ask of an origin, as our callers see it: retries and waits of the throttle are in the latency."""
+"""Measure the calls to an origin as callers see them: retries and throttling count in the latency."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Count:
 
 
 class MeasureOrigin:
-    """An Origin around an Origin, with statistics(). A cancelled call counts as no request. circuit: of that origin.
-    hedging: what asks for some of its reads twice, where that is done."""
+    """An Origin around an Origin, with statistics(). A cancelled call does not count as a request. `circuit` is that
+    of the origin; `hedging` is the layer that hedges its reads, if there is one."""
 
     def __init__(
         self, inner: Origin, circuit: Circuit | None = None, hedging: HedgeOrigin | None = None
@@ -55,10 +55,10 @@ class MeasureOrigin:
         return self._inner.writable
 
     def statistics(self) -> dict[str, int | float | str]:
-        """What the circuit says; requests, errors, bytes_read, bytes_written, reads_hedged; and for each of head, list
-        (a page), read, put, remove, directory (made or removed): `<call>_requests`, `<call>_errors`,
+        """Return the circuit's statistics; requests, errors, bytes_read, bytes_written, reads_hedged; and for each of
+        head, list (a page), read, put, remove, directory (made or removed): `<call>_requests`, `<call>_errors`,
         `<call>_latency_s_sum`, `<call>_latency_s_max`."""
-        found: dict[str, int | float | str] = {
+        statistics: dict[str, int | float | str] = {
             **self.circuit.statistics(),
             "requests": sum(count.requests for count in self._counts.values()),
             "errors": sum(count.errors for count in self._counts.values()),
@@ -67,11 +67,11 @@ class MeasureOrigin:
             "reads_hedged": 0 if self._hedging is None else self._hedging.reads_hedged,
         }
         for call, count in self._counts.items():
-            found[f"{call}_requests"] = count.requests
-            found[f"{call}_errors"] = count.errors
-            found[f"{call}_latency_s_sum"] = count.latency_s_sum
-            found[f"{call}_latency_s_max"] = count.latency_s_max
-        return found
+            statistics[f"{call}_requests"] = count.requests
+            statistics[f"{call}_errors"] = count.errors
+            statistics[f"{call}_latency_s_sum"] = count.latency_s_sum
+            statistics[f"{call}_latency_s_max"] = count.latency_s_max
+        return statistics
 
     @contextlib.contextmanager
     def _counting(self, call: str) -> Iterator[None]:
@@ -110,11 +110,11 @@ class MeasureOrigin:
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
         with self._counting("put"):
-            found = await self._inner.put(
+            info = await self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
             )
-        self._bytes_written += found.version.size_bytes
-        return found
+        self._bytes_written += info.version.size_bytes
+        return info
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
         with self._counting("remove"):

@@ -1,4 +1,4 @@
-"""An origin in this process's memory, with true semantics: versions, pages, folders by prefix."""
+"""Keep an origin in this process's memory, with true semantics: versions, pages, directories by prefix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headrace.origin.origin import (
 _PART_BYTES = 8 << 20
 
 _SHARED: dict[str, MemoryOrigin] = {}
-"""By name: `memory://name` means one and the same origin all over a process, or nothing could be put there."""
+"""The origins by name: `memory://name` is the same origin in the whole process; otherwise puts would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class _Stored:
 
 
 class MemoryOrigin:
-    """hold and delete take effect at once, from any thread: how tests change it beside its calls. Each put makes a
-    new version, even of equal bytes."""
+    """An origin in memory. `hold` and `delete` take effect at once, from any thread, so that tests can change it
+    beside its calls. Each put makes a new version, even with equal bytes."""
 
     writable = True
 
@@ -50,13 +50,13 @@ class MemoryOrigin:
 
     @classmethod
     def shared(cls, name: str) -> MemoryOrigin:
-        """The one of that name in this process. `name/prefix` is the part of `name` below a prefix."""
+        """Return the origin of that name in this process. `name/prefix` is the part of `name` below a prefix."""
         name, _, prefix = name.partition("/")
-        whole = _SHARED.setdefault(name, cls(name))
-        return whole.below(prefix) if prefix else whole
+        origin = _SHARED.setdefault(name, cls(name))
+        return origin.below(prefix) if prefix else origin
 
     def below(self, prefix: str) -> MemoryOrigin:
-        """The same objects, with this prefix as the root."""
+        """Return an origin of the same objects, with this prefix as its root."""
         part = MemoryOrigin(page_size=self._page_size)
         part.url = f"{self.url}/{prefix}"
         part._objects, part._puts = self._objects, self._puts
@@ -66,7 +66,7 @@ class MemoryOrigin:
     def hold(
         self, key: str, data: bytes, attributes: Attributes | None = None, *, token: str = ""
     ) -> Version:
-        """token: where it is to be a certain one."""
+        """Store an object at once, with a certain token if one is given."""
         token = token or f'"{next(self._puts)}-{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
         version = Version(len(data), time.time_ns(), token)
         self._objects[self._prefix + key] = _Stored(data, version, attributes)
@@ -88,7 +88,7 @@ class MemoryOrigin:
         deadline.check(f"{self.url}/{key}")
         stored = self._objects.get(self._prefix + key)
         if stored is None or stored.version != version:
-            raise VersionChangedError(f"{self.url}/{key}", why="it is not the version that was asked for")
+            raise VersionChangedError(f"{self.url}/{key}", why="the origin has another version")
         check_range(f"{self.url}/{key}", start, end, version)
         extras = stored.attributes.extras if stored.attributes is not None else None
         return Arrived(memoryview(stored.data)[start:end], extras)
@@ -107,29 +107,29 @@ class MemoryOrigin:
             elif name:
                 directories[name] = None
         size = self._page_size
-        for at in range(0, max(len(objects), len(directories)), size):
+        for start in range(0, max(len(objects), len(directories)), size):
             deadline.check(f"{self.url}/{key}")
-            await asyncio.sleep(0)  # others run between two pages, as with any origin
-            yield ListPage(tuple(objects[at : at + size]), tuple(directories)[at : at + size])
+            await asyncio.sleep(0)  # other tasks run between two pages, as with any origin
+            yield ListPage(tuple(objects[start : start + size]), tuple(directories)[start : start + size])
 
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        what = f"{self.url}/{key}"
-        deadline.check(what)
-        check_new_key(what, key)
+        target = f"{self.url}/{key}"
+        deadline.check(target)
+        check_new_key(target, key)
         parts = []
         for start in range(0, source.size_bytes, _PART_BYTES):
             end = min(start + _PART_BYTES, source.size_bytes)
             parts.append(await asyncio.to_thread(source.pread, start, end))
-            deadline.check(what)
+            deadline.check(target)
         data = b"".join(parts)
-        check_condition(what, condition, self._version(key))  # no await from here on: nobody is between
+        check_condition(target, condition, self._version(key))  # no await from here on
         return ObjectInfo(key, self.hold(key, data, attributes), attributes)
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        found = (await self.head(key, deadline=deadline)).version
-        check_condition(f"{self.url}/{key}", condition, found)
+        current = (await self.head(key, deadline=deadline)).version
+        check_condition(f"{self.url}/{key}", condition, current)
         self.delete(key)
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
@@ -140,7 +140,7 @@ class MemoryOrigin:
         deadline.check(f"{self.url}/{key}")
         prefix = f"{self._prefix}{key}/"
         if any(path.startswith(prefix) and path != prefix for path in list(self._objects)):
-            raise DirectoryNotEmptyError(f"{self.url}/{key}", why="something is in it")
+            raise DirectoryNotEmptyError(f"{self.url}/{key}", why="the directory is not empty")
         self._objects.pop(prefix, None)
 
     def _version(self, key: str) -> Version | None:

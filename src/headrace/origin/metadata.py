@@ -1,9 +1,12 @@
-"""A file's attributes as the metadata of an object: mtime in decimal seconds, mode with its file type, uid and gid in
-decimal, under the names that s3fs and (for mtime) rclone use on S3; put_id under one of ours. The names are good on
-S3, GCS and Azure, which wants identifiers.
+"""Map a file's attributes to the metadata of an object.
 
-What users gave a gateway (`ObjectMetadata`) is metadata, too, under their own names. Tags are put as the store's
-tags where it has them, and once more as metadata, as obstore can't ask for tags."""
+mtime is in decimal seconds, mode includes the file type, uid and gid are decimal. Their names are those that s3fs and
+(for mtime) rclone use on S3; put_id has a name of Headrace's own. The names are valid on S3, GCS and Azure, which
+requires identifiers.
+
+Metadata that users gave a gateway (`ObjectMetadata`) is stored under the users' own names. Tags are stored as the
+store's tags where it has them, and again as metadata, because obstore can't read tags.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from headrace.overlay.content_type_codes import usual
 _PUT_ID = "headraceput"
 _TAGS = "headracetags"
 _USERS = "headraceusers"
-"""Which of these the user gave, not this node."""
+"""The names of attributes that the user gave, not this node."""
 _FILES = ("mtime", "mode", "uid", "gid")
 HEADERS = ("Content-Type", "Content-Encoding", "Content-Disposition", "Content-Language", "Cache-Control")
 _MTIME = re.compile(r"(-?\d{1,11})(?:\.(\d{1,9})\d*)?")
@@ -28,38 +31,41 @@ NUMBER_MAX = (1 << 32) - 2
 
 
 def to_metadata(attributes: Attributes) -> dict[str, str]:
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     if attributes.mtime_ns is not None:
         seconds, ns = divmod(attributes.mtime_ns, 10**9)
-        found["mtime"] = f"{seconds}.{ns:09d}"
+        metadata["mtime"] = f"{seconds}.{ns:09d}"
     if attributes.mode is not None:
-        found["mode"] = str(stat.S_IFREG | stat.S_IMODE(attributes.mode))
+        metadata["mode"] = str(stat.S_IFREG | stat.S_IMODE(attributes.mode))
     if attributes.uid is not None:
-        found["uid"] = str(attributes.uid)
+        metadata["uid"] = str(attributes.uid)
     if attributes.gid is not None:
-        found["gid"] = str(attributes.gid)
+        metadata["gid"] = str(attributes.gid)
     if attributes.put_id:
-        found[_PUT_ID] = attributes.put_id
-    return found if attributes.extras is None else {**found, **_of_extras(attributes.extras)}
+        metadata[_PUT_ID] = attributes.put_id
+    return metadata if attributes.extras is None else {**metadata, **_of_extras(attributes.extras)}
 
 
 def _of_extras(extras: ObjectMetadata) -> dict[str, str]:
-    found = {name: value for name, value in extras.metadata.items() if name not in (_PUT_ID, _TAGS, _USERS)}
-    found |= extras.headers
-    if users := [name for name in _FILES if name in extras.metadata]:
-        found[_USERS] = ",".join(users)
+    metadata = {
+        name: value for name, value in extras.metadata.items() if name not in (_PUT_ID, _TAGS, _USERS)
+    }
+    metadata |= extras.headers
+    if user_names := [name for name in _FILES if name in extras.metadata]:
+        metadata[_USERS] = ",".join(user_names)
     if extras.tags:
-        found[_TAGS] = urlencode(extras.tags)
-    return found
+        metadata[_TAGS] = urlencode(extras.tags)
+    return metadata
 
 
 def tags_of(attributes: Attributes) -> dict[str, str] | None:
-    """To be put with the object; None for none."""
+    """Return the tags to put with the object; None if there are none."""
     return (attributes.extras.tags or None) if attributes.extras is not None else None
 
 
 def extras_of(metadata: Mapping[str, str]) -> ObjectMetadata:
-    """As users gave them: what this program added is left out. Of many objects they are the same."""
+    """Return the metadata as users gave it, without what this program added. Many objects share equal metadata, so
+    results are cached."""
     return _extras_of(tuple(metadata.items()))
 
 
@@ -68,20 +74,21 @@ def _extras_of(items: tuple[tuple[str, str], ...]) -> ObjectMetadata:
     metadata = dict(items)
     headers = {name: str(metadata[name]) for name in HEADERS if name in metadata}
     values = {str(name).lower(): str(value) for name, value in metadata.items() if name not in headers}
-    tags, users = values.pop(_TAGS, ""), values.pop(_USERS, "").split(",")
-    ours = bool(values.pop(_PUT_ID, ""))
-    if ours:
-        values = {name: value for name, value in values.items() if name not in _FILES or name in users}
+    tags, user_names = values.pop(_TAGS, ""), values.pop(_USERS, "").split(",")
+    is_ours = bool(values.pop(_PUT_ID, ""))
+    if is_ours:
+        values = {name: value for name, value in values.items() if name not in _FILES or name in user_names}
     return usual(
-        ObjectMetadata(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if ours else None)
+        ObjectMetadata(values, headers, dict(parse_qsl(tags, keep_blank_values=True)) if is_ours else None)
     )
 
 
 def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:
-    """None when there are none of these; one that makes no sense is left out. Names come in any case."""
+    """Return the attributes in the metadata; None if there are none. Invalid values are ignored. Names may have any
+    case."""
     values = {str(name).lower(): str(value) for name, value in metadata.items()}
     mode, extras = _number(values.get("mode", "")), extras_of(metadata)
-    found = Attributes(
+    attributes = Attributes(
         _mtime_ns(values.get("mtime", "")),
         None if mode is None else stat.S_IMODE(mode),
         _number(values.get("uid", "")),
@@ -89,15 +96,16 @@ def from_metadata(metadata: Mapping[str, str]) -> Attributes | None:
         values.get(_PUT_ID, ""),
         extras,
     )
-    return found if found != Attributes() or found.put_id or not extras.is_empty else None
+    return attributes if attributes != Attributes() or attributes.put_id or not extras.is_empty else None
 
 
 def _number(text: str) -> int | None:
-    """None for what is no number, or none that a file system takes: the last one means "as it is" to chown(2)."""
+    """Return a number; None if the text is invalid or out of range for a file system: chown(2) takes the largest one
+    as "unchanged"."""
     number = int(text) if _NUMBER.fullmatch(text) else NUMBER_MAX + 1
     return number if number <= NUMBER_MAX else None
 
 
 def _mtime_ns(text: str) -> int | None:
-    found = _MTIME.fullmatch(text)
-    return int(found[1]) * 10**9 + int((found[2] or "").ljust(9, "0")) if found else None
+    match = _MTIME.fullmatch(text)
+    return int(match[1]) * 10**9 + int((match[2] or "").ljust(9, "0")) if match else None

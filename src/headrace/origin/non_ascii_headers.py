@@ -1,8 +1,9 @@
-"""Objects with headers beyond ASCII, which obstore can't read at all: by a signed URL and Python's own HTTP client.
+"""Read objects with headers beyond ASCII, which obstore can't read at all, through a signed URL and Python's own HTTP
+client.
 
-S3 itself tells such metadata as RFC 2047 writes it; a Content-Disposition, and any metadata of some other stores, come
-as the bytes that were put. A rare way: a connection for each request, the system's certificates, and no proxy that only
-the mount's options name.
+S3 itself encodes such metadata by RFC 2047. A Content-Disposition, and any metadata of some other stores, come as the
+bytes that were put. This path is rare: it uses one connection for each request, the system's certificates, and no
+proxy from the mount's options.
 """
 
 from __future__ import annotations
@@ -39,68 +40,69 @@ PREFIXES = ("x-amz-meta-", "x-goog-meta-", "x-ms-meta-")
 _CANONICAL = {name.lower(): name for name in HEADERS}
 
 
-async def read_odd(
-    store: ObjectStore, path: str, what: str, start: int, end: int, *, version: Version, deadline: Deadline
+async def read_non_ascii(
+    store: ObjectStore, path: str, target: str, start: int, end: int, *, version: Version, deadline: Deadline
 ) -> Arrived | None:
-    """As Origin.read_range. None: nothing can be signed for such a store."""
+    """Read as Origin.read_range does. Return None if the store supports no signed URLs."""
     if not isinstance(store, S3Store | GCSStore | AzureStore):
         return None
-    async with within(deadline, what):
-        with translated(what):
+    async with within(deadline, target):
+        with translated(target):
             url = await obstore.sign_async(store, "GET", path, SIGNED_FOR)
         headers = {"Range": f"bytes={start}-{end - 1}"}
         if can_match(version.token):
             headers["If-Match"] = version.token
         request = urllib.request.Request(url, headers=headers)
-        return await asyncio.to_thread(_read, request, what, start, end, version)
+        return await asyncio.to_thread(_read, request, target, start, end, version)
 
 
-def _read(request: urllib.request.Request, what: str, start: int, end: int, version: Version) -> Arrived:
+def _read(request: urllib.request.Request, target: str, start: int, end: int, version: Version) -> Arrived:
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            if answer.headers.get("Content-Range") != f"bytes {start}-{end - 1}/{version.size_bytes}" or (
-                version.token and answer.headers.get("ETag") != version.token
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            if response.headers.get("Content-Range") != f"bytes {start}-{end - 1}/{version.size_bytes}" or (
+                version.token and response.headers.get("ETag") != version.token
             ):
-                raise VersionChangedError(what, why="it is not the version that was asked for")
-            body: bytes = answer.read(end - start)
+                raise VersionChangedError(target, why="the origin has another version")
+            body: bytes = response.read(end - start)
             if len(body) != end - start:
-                raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
-            return Arrived(body, extras_of(_metadata(answer.headers)))
-    except HeadraceError:  # some are OSErrors, too
+                raise OriginUnavailableError(target, why=f"received {len(body)} of {end - start} bytes")
+            return Arrived(body, extras_of(_metadata(response.headers)))
+    except HeadraceError:  # some of them are OSErrors as well
         raise
     except urllib.error.HTTPError as error:
         error.close()
-        raise _of_status(error.code, what) from None
+        raise _of_status(error.code, target) from None
     except (OSError, http.client.HTTPException) as error:
-        raise OriginUnavailableError(what, why=str(getattr(error, "reason", error))) from None
+        raise OriginUnavailableError(target, why=str(getattr(error, "reason", error))) from None
 
 
-def _of_status(status: int, what: str) -> HeadraceError:
-    """Not chained, and without what the store says: the URL is signed."""
+def _of_status(status: int, target: str) -> HeadraceError:
+    """Return the error of an HTTP status: not chained, and without the store's text, because the URL is signed."""
     if status in (404, 412, 416):
-        return VersionChangedError(what, why="it is not the version that was asked for")
+        return VersionChangedError(target, why="the origin has another version")
     if status in (401, 403):
-        return OriginDeniedError(what, why=f"status {status}")
+        return OriginDeniedError(target, why=f"status {status}")
     if status in (408, 429) or status >= 500:
-        return OriginUnavailableError(what, why=f"status {status}")
-    return OriginError(what, why=f"status {status}")
+        return OriginUnavailableError(target, why=f"status {status}")
+    return OriginError(target, why=f"status {status}")
 
 
 def _metadata(headers: Mapping[str, str]) -> dict[str, str]:
-    """As obstore tells it of other objects."""
-    found: dict[str, str] = {}
+    """Return the metadata as obstore does for other objects."""
+    metadata: dict[str, str] = {}
     for name, value in headers.items():
-        low = name.lower()
-        prefix = next((one for one in PREFIXES if low.startswith(one)), "")
+        lower = name.lower()
+        prefix = next((known for known in PREFIXES if lower.startswith(known)), "")
         if prefix:
-            found[low.removeprefix(prefix)] = _text(value)
-        elif low in _CANONICAL:
-            found[_CANONICAL[low]] = _text(value)
-    return found
+            metadata[lower.removeprefix(prefix)] = _text(value)
+        elif lower in _CANONICAL:
+            metadata[_CANONICAL[lower]] = _text(value)
+    return metadata
 
 
 def _text(value: str) -> str:
-    """http.client takes bytes for Latin-1, and most who put others than ASCII mean UTF-8."""
+    """Decode a header value. http.client decodes bytes as Latin-1, but most programs that put other characters mean
+    UTF-8."""
     try:
         return value.encode("latin-1").decode()
     except UnicodeError:

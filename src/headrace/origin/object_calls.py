@@ -1,4 +1,4 @@
-"""What every call to an obstore store needs: clients, time limits, errors, versions."""
+"""Support every call to an obstore store: clients, time limits, errors, versions."""
 
 from __future__ import annotations
 
@@ -28,9 +28,15 @@ class WithHeaders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the same place. objects: without retries. listings: with some. puts: without retries, with time for
-    a large body. parts: likewise, with retries, as an upload in parts can't be resumed from outside. conditional:
-    makes one like parts that sends some headers, too, with every request; None where that can't work."""
+    """Clients of the same place.
+
+    - `objects`: without retries.
+    - `listings`: with a few retries.
+    - `puts`: without retries, with time for a large body.
+    - `parts`: the same with retries, because a multipart upload can't be resumed from outside.
+    - `conditional`: makes a client like `parts` that also sends certain headers with every request; None where that
+      can't work.
+    """
 
     objects: ObjectStore
     listings: ObjectStore
@@ -40,8 +46,8 @@ class Stores:
 
 
 def version_of(meta: ObjectMeta) -> Version:
-    """mtime in whole seconds: HEAD (an HTTP date) knows no more, and must equal what a listing says. Azure quotes
-    the ETag in its header and not in its listings; here it always has its quotes."""
+    """Return the version of an object. mtime is in whole seconds, because HEAD (an HTTP date) has no more and must
+    equal a listing. Azure quotes the ETag in its header but not in its listings; here it always has quotes."""
     token = meta["e_tag"] or ""
     if token and not token.endswith('"'):
         token = f'"{token}"'
@@ -49,14 +55,15 @@ def version_of(meta: ObjectMeta) -> Version:
 
 
 def can_match(token: str) -> bool:
-    """If-Match compares strongly: a weak ETag never matches (RFC 9110, 13.1.1)."""
+    """Return whether If-Match can match this token: it compares strongly, so a weak ETag never matches (RFC 9110,
+    13.1.1)."""
     return bool(token) and not token.startswith("W/")
 
 
 @contextlib.asynccontextmanager
-async def within(deadline: Deadline, what: str) -> AsyncIterator[None]:
-    """DeadlineExceededError when the body isn't done by then."""
-    deadline.check(what)
+async def within(deadline: Deadline, target: str) -> AsyncIterator[None]:
+    """Raise DeadlineExceededError if the body does not complete before the deadline."""
+    deadline.check(target)
     left_s = deadline.left_s()
     try:
         async with asyncio.timeout(None if left_s == float("inf") else left_s):
@@ -64,14 +71,14 @@ async def within(deadline: Deadline, what: str) -> AsyncIterator[None]:
     except TimeoutError as error:
         if isinstance(error, DeadlineExceededError):
             raise
-        raise DeadlineExceededError(what, why="no answer within the time allowed") from None
+        raise DeadlineExceededError(target, why="no answer before the deadline") from None
 
 
 @contextlib.contextmanager
 def translated(
-    what: str, translator: Callable[[BaseException, str], HeadraceError] = translate
+    target: str, translator: Callable[[BaseException, str], HeadraceError] = translate
 ) -> Iterator[None]:
-    """obstore's exceptions as ours. Not chained: their text may hold a signed URL."""
+    """Translate obstore's exceptions to Headrace's. They are not chained: their text may hold a signed URL."""
     try:
         yield
     except TimeoutError:
@@ -79,4 +86,4 @@ def translated(
     except FOREIGN as error:
         if isinstance(error, HeadraceError):
             raise
-        raise translator(error, what) from None
+        raise translator(error, target) from None

@@ -1,4 +1,5 @@
-"""Is an origin there, and may we read it? Asked once, when it is attached, so that a wrong word is told at once."""
+"""Check once, when an origin is attached, that it exists and can be read, so that a wrong setting is reported at
+once."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from headrace.origin.origin import Origin
 
 
 async def check_origin(origin: Origin, deadline: Deadline) -> None:
-    """Asks for the first page of the root. Errors: those of every Origin call: BucketNotFoundError,
+    """Request the first page of the root. Raise the errors of every Origin call: BucketNotFoundError,
     OriginDeniedError, OriginUnavailableError (not reachable), DeadlineExceededError."""
     pages = origin.list_directory("", deadline=deadline)
     try:
         async for _ in pages:
             break
     except NotSupportedError:
-        return  # a web server without an index answered: files are found by name
+        return  # a web server without an index answered: its files are accessible by name
     finally:
         close = getattr(pages, "aclose", None)
         if close is not None:

@@ -1,7 +1,7 @@
-"""S3, GCS, Azure Blob: an origin over an obstore store.
+"""Serve S3, GCS and Azure Blob as an origin, over an obstore store.
 
-obstore's own retries are off for single objects (`retry.py` does that); the store for listings keeps a few, since a
-listing can't be resumed from outside. Bytes come as a view of obstore's buffer, without a copy.
+obstore's own retries are off for single objects, because `retry.py` retries. The client for listings keeps a few,
+because a listing can't be resumed from outside. Bytes come as a view of obstore's buffer, without a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.base.errors import (
 )
 from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.metadata import extras_of, from_metadata
-from headrace.origin.non_ascii_headers import read_odd
+from headrace.origin.non_ascii_headers import read_non_ascii
 from headrace.origin.object_calls import Stores, can_match, translated, version_of, within
 from headrace.origin.object_write import ObjectWriter
 from headrace.origin.obstore_errors import NOT_ASCII, translate_listing
@@ -46,7 +46,8 @@ Result = TypeVar("Result")
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """At one time; the first error, alone, when one fails, and none of the others is left running."""
+    """Run the calls concurrently and return their results. If one fails, cancel the others and raise the first error
+    alone."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
@@ -58,22 +59,25 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 @dataclass(slots=True)
 class _Walk:
-    """How far a listing's walk came. told: hashes of its files' paths: 8 bytes each, not 100."""
+    """The progress of a listing's walk. `listed` are hashes of the paths of its files: 8 bytes each instead of
+    100."""
 
-    told: array[int] = field(default_factory=lambda: array("q"))
+    listed: array[int] = field(default_factory=lambda: array("q"))
     directories: set[str] = field(default_factory=set)
     empty_files: set[str] = field(default_factory=set)
     deep: int = 0
     empty: int = 0
 
     def is_waste(self, more: int) -> bool:
-        """Whether more was spent on it than told: guesses, which cost a small folder no more than some requests."""
-        told = len(self.told) + more
-        return self.deep > told + WASTE_MAX or self.empty > EMPTY_MAX + told // 100
+        """Return whether the walk spent more than it listed. The limits are guesses, which cost a small directory at
+        most a few requests."""
+        count = len(self.listed) + more
+        return self.deep > count + WASTE_MAX or self.empty > EMPTY_MAX + count // 100
 
 
 class ObjectStoreOrigin:
-    """prefix: what stands before every key in the bucket, without slashes around it; "" for none."""
+    """An object store as an origin. `prefix` precedes every key in the bucket, without slashes around it; "" for
+    none."""
 
     writable = True
 
@@ -81,81 +85,84 @@ class ObjectStoreOrigin:
         self.url = url
         self._stores = stores
         self._prefix = prefix
-        self._bucket_seen = False
+        self._bucket_exists = False
         self._retry_after = RetryAfter(stores.objects)
         self._writer = ObjectWriter(
             url, stores, self._full, self.head, sizes=sizes, by_generation=url.startswith("gs:")
         )
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        what = self._where(key)
+        target = self._where(key)
         if not key or key.endswith("/"):
-            raise PathNotFoundError(what, why="no such object")
-        async with within(deadline, what):
+            raise PathNotFoundError(target, why="no such object")
+        async with within(deadline, target):
             try:
-                with translated(what):
+                with translated(target):
                     result = await obstore.get_async(
                         self._stores.objects, self._full(key), options={"head": True}
                     )
             except PathNotFoundError:
-                await self._see_bucket(what)
+                await self._check_bucket(target)
                 raise
-        self._bucket_seen = True
+        self._bucket_exists = True
         return ObjectInfo(key, version_of(result.meta), from_metadata(result.attributes))
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        what = self._where(key)
-        check_range(what, start, end, version)
+        target = self._where(key)
+        check_range(target, start, end, version)
         options: GetOptions = {"range": (start, end)}
         if can_match(version.token):
             options["if_match"] = version.token
-        async with within(deadline, what):
+        async with within(deadline, target):
             try:
-                with translated(what):
+                with translated(target):
                     result = await obstore.get_async(self._stores.objects, self._full(key), options=options)
-                    _same_version(result.meta, version, what)
+                    _same_version(result.meta, version, target)
                     body = memoryview(await result.bytes_async())
             except PathNotFoundError:
-                raise VersionChangedError(what, why="it is gone") from None
+                raise VersionChangedError(target, why="the object was removed") from None
             except NotSupportedError as error:
                 if error.why != NOT_ASCII:
                     raise
-                odd = await read_odd(
-                    *(self._stores.objects, self._full(key), what, start, end),
+                arrived = await read_non_ascii(
+                    *(self._stores.objects, self._full(key), target, start, end),
                     version=version,
                     deadline=deadline,
                 )
-                if odd is None:
+                if arrived is None:
                     raise
-                return odd
+                return arrived
         if result.range != (start, end) or len(body) != end - start:
-            raise OriginUnavailableError(what, why=f"{len(body)} of {end - start} bytes came")
+            raise OriginUnavailableError(target, why=f"received {len(body)} of {end - start} bytes")
         return Arrived(body, extras_of(result.attributes))
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """First as a walk over all keys below, page by page, which needs no memory; keys deeper than the folder are
-        dropped, and name its folders. Where they outnumber what is told, the rest comes in one delimited listing,
-        which obstore holds in memory: some 850 bytes a child. Measured with a million files: 15 MiB walked (also
-        with a folder and an empty file among them), 850 MiB delimited."""
-        what = self._where(key)
-        walk, whole = _Walk(), False
+        """List a directory.
+
+        The listing begins as a walk over all keys below, page by page, which needs no memory. Keys deeper than the
+        directory are dropped, and only reveal its subdirectories. If they outnumber the listed names, the rest comes
+        in one delimited listing, which obstore holds in memory: some 850 bytes for each child. Measured with a
+        million files: 15 MiB walked (also with a directory and an empty file among them), 850 MiB delimited.
+        """
+        target = self._where(key)
+        walk, is_complete = _Walk(), False
         try:
-            async with contextlib.aclosing(self._stream(key, what, deadline)) as pages:
+            async with contextlib.aclosing(self._stream(key, target, deadline)) as pages:
                 async for metas in pages:
                     page = await self._page(key, metas, walk, deadline)
                     if page is None:
                         break
                     yield page
                 else:
-                    whole = True
+                    is_complete = True
         except NotSupportedError:
-            pass  # a name, perhaps far below, that obstore refuses: the delimited one may do
-        if not whole:
-            async for page in self._delimited(key, what, walk, deadline):
+            pass  # obstore refuses some name, perhaps far below: the delimited listing may succeed
+        if not is_complete:
+            async for page in self._delimited(key, target, walk, deadline):
                 yield page
-        self._bucket_seen = True
+        self._bucket_exists = True
 
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
@@ -174,48 +181,51 @@ class ObjectStoreOrigin:
         await self._writer.remove_directory(key, deadline=deadline)
 
     async def wished_pause_s(self, key: str, error: HeadraceError) -> float:
-        """After a call about a key failed: for how long the store asks not to be asked; 0: it does not say."""
+        """Return for how long the store asks for no requests, after a call about a key failed; 0 if it does not
+        say."""
         return await self._retry_after.wished_s(self._full(key), error) if key else 0.0
 
     async def close(self) -> None:
         self._writer.close()
 
     async def _stream(
-        self, key: str, what: str, deadline: Deadline
+        self, key: str, target: str, deadline: Deadline
     ) -> AsyncGenerator[list[ObjectMeta], None]:
-        with translated(what, translate_listing):
+        with translated(target, translate_listing):
             stream = obstore.list(self._stores.listings, prefix=self._full(key) or None, chunk_size=PAGE)
         while True:
-            async with within(deadline, what):
+            async with within(deadline, target):
                 try:
-                    with translated(what, translate_listing):
+                    with translated(target, translate_listing):
                         metas = list(await stream.__anext__())
                 except StopAsyncIteration:
                     return
             own = self._full(key)
-            yield [meta for meta in metas if meta["path"] != own]  # the folder's own marker
+            yield [meta for meta in metas if meta["path"] != own]  # without the directory's own marker
 
     async def _delimited(
-        self, key: str, what: str, walk: _Walk, deadline: Deadline
+        self, key: str, target: str, walk: _Walk, deadline: Deadline
     ) -> AsyncIterator[ListPage]:
-        """Without what the walk told."""
-        async with within(deadline, what):
-            with translated(what, translate_listing):
-                found = await obstore.list_with_delimiter_async(
+        """Yield the children that the walk has not listed."""
+        async with within(deadline, target):
+            with translated(target, translate_listing):
+                listing = await obstore.list_with_delimiter_async(
                     self._stores.listings, prefix=self._full(key) or None
                 )
-        names = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+        names = [path.rstrip("/").rpartition("/")[2] for path in listing["common_prefixes"]]
         directories = [name for name in names if name and name not in walk.directories]
-        objects = [meta for meta in found["objects"] if not _is_hidden(meta["path"])]
-        told = set(walk.told)
-        for at in range(0, max(len(objects), len(directories)), PAGE):
-            infos = [self._info(meta) for meta in objects[at : at + PAGE] if hash(meta["path"]) not in told]
-            yield ListPage(tuple(infos), tuple(directories[at : at + PAGE]))
+        objects = [meta for meta in listing["objects"] if not _is_hidden(meta["path"])]
+        listed = set(walk.listed)
+        for start in range(0, max(len(objects), len(directories)), PAGE):
+            infos = [
+                self._info(meta) for meta in objects[start : start + PAGE] if hash(meta["path"]) not in listed
+            ]
+            yield ListPage(tuple(infos), tuple(directories[start : start + PAGE]))
 
     async def _page(
         self, key: str, metas: list[ObjectMeta], walk: _Walk, deadline: Deadline
     ) -> ListPage | None:
-        """None, and nothing told, when the walk is no longer worth it."""
+        """Return a page of children; None, with nothing listed, if the walk is no longer worthwhile."""
         below = self._full(key)
         objects: list[ObjectMeta] = []
         empty: list[ObjectMeta] = []
@@ -235,28 +245,28 @@ class ObjectStoreOrigin:
                 objects.append(meta)
             else:
                 directories[meta["path"].rpartition("/")[2]] = None
-        walk.told.extend(hash(meta["path"]) for meta in objects)
+        walk.listed.extend(hash(meta["path"]) for meta in objects)
         fresh = tuple(name for name in directories if name not in walk.directories)
         walk.directories.update(fresh)
         return ListPage(tuple(self._info(meta) for meta in objects), fresh)
 
     async def _are_files(self, metas: list[ObjectMeta], walk: _Walk, deadline: Deadline) -> list[bool]:
-        """Of empty ones, each an empty file or a folder's marker: obstore drops the marker's slash, so only a HEAD
-        tells. Where there are both, the second is the marker."""
+        """Return which empty objects are files and which are directory markers. obstore drops the marker's slash, so
+        only a HEAD can distinguish them. If both exist, the second is the marker."""
 
         async def exists(meta: ObjectMeta) -> bool:
-            what = f"{self.url} {meta['path']}"
-            async with within(deadline, what):
-                with translated(what):
+            target = f"{self.url} {meta['path']}"
+            async with within(deadline, target):
+                with translated(target):
                     try:
-                        found = await obstore.head_async(self._stores.listings, meta["path"])
+                        head = await obstore.head_async(self._stores.listings, meta["path"])
                     except FileNotFoundError:
                         return False
-            return found["size"] == 0
+            return head["size"] == 0
 
-        found = await all_of([exists(meta) for meta in metas])
+        flags = await all_of([exists(meta) for meta in metas])
         files = []
-        for meta, is_file in zip(metas, found, strict=True):
+        for meta, is_file in zip(metas, flags, strict=True):
             files.append(is_file and meta["path"] not in walk.empty_files)
             if is_file:
                 walk.empty_files.add(meta["path"])
@@ -274,26 +284,27 @@ class ObjectStoreOrigin:
     def _where(self, key: str) -> str:
         return f"{self.url}/{key}" if key else self.url
 
-    async def _see_bucket(self, what: str) -> None:
-        """HEAD has no body: it says 404 for a missing bucket as for a missing object. Asked until once seen."""
-        if self._bucket_seen:
+    async def _check_bucket(self, target: str) -> None:
+        """Check that the bucket exists, until it did once. HEAD has no body: it returns 404 for a missing bucket as
+        for a missing object."""
+        if self._bucket_exists:
             return
-        with translated(what, translate_listing):
+        with translated(target, translate_listing):
             stream = obstore.list(self._stores.objects, prefix=".headrace-none", chunk_size=1)
             try:
                 await stream.__anext__()
             except StopAsyncIteration:
                 pass
-        self._bucket_seen = True
+        self._bucket_exists = True
 
 
 def _is_hidden(path: str) -> bool:
     return path.rpartition("/")[2].startswith(HIDDEN)
 
 
-def _same_version(meta: ObjectMeta, version: Version, what: str) -> None:
-    """The answer's own headers; a server that ignores If-Match is caught here."""
-    found = version_of(meta)
-    same = found.token == version.token if version.token else found.mtime_ns == version.mtime_ns
-    if found.size_bytes != version.size_bytes or not same:
-        raise VersionChangedError(what, why="it is not the version that was asked for")
+def _same_version(meta: ObjectMeta, version: Version, target: str) -> None:
+    """Compare the response's own headers, and so detect a server that ignores If-Match."""
+    current = version_of(meta)
+    is_same = current.token == version.token if version.token else current.mtime_ns == version.mtime_ns
+    if current.size_bytes != version.size_bytes or not is_same:
+        raise VersionChangedError(target, why="the origin has another version")

@@ -1,10 +1,10 @@
-"""The writing half of an object store's origin.
+"""Write to an object store: the writing half of its origin.
 
-A put of up to Sizes.single_max_bytes is one request, and the store decides its condition. A larger one is uploaded in
-parts, and the object looked at when the last part was taken; then the store decides where it can (`conditions.py`), and
-elsewhere what changes between that look and the end of the upload (its last parts, and the request that completes
-it) is replaced. A store that takes a condition and doesn't heed it is found out; there the object is looked at before
-each put.
+A put of up to Sizes.single_max_bytes is one request, and the store enforces its condition. A larger file is uploaded
+in parts, and its object is compared after the last part was read; then the store enforces the condition where it can
+(`conditional_put.py`). Elsewhere a change between that comparison and the end of the upload (its last parts, and the
+request that completes it) is overwritten. A probe detects a store that accepts a condition without enforcing it;
+there the object is compared before each put.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Head = Callable[..., Awaitable[ObjectInfo]]
 
 
 class ObjectWriter:
-    """full: the path in the bucket of a key. head: the origin's own. by_generation: the store compares generations
-    and not ETags (GCS)."""
+    """Puts and removes objects. `full` returns the path of a key in the bucket. `head` is that of the origin.
+    `by_generation`: the store compares generations instead of ETags (GCS)."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class ObjectWriter:
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        what = f"{self._url}/{key}"
-        deadline.check(what)
-        check_new_key(what, key)
+        target = f"{self._url}/{key}"
+        deadline.check(target)
+        check_new_key(target, key)
         check_key_length(self._url, key)
-        upload = Upload(source, self._sizes, self._threads, what, deadline)
+        upload = Upload(source, self._sizes, self._threads, target, deadline)
         if upload.is_single:
-            result = await self._put_single(key, upload, condition, attributes, what, deadline)
+            result = await self._put_single(key, upload, condition, attributes, target, deadline)
         else:
-            result = await self._put_parts(key, upload, condition, attributes, what, deadline)
+            result = await self._put_parts(key, upload, condition, attributes, target, deadline)
         token = result["e_tag"] or ""
         if not can_match(token):
             return await self._head(key, deadline=deadline)
@@ -90,12 +90,12 @@ class ObjectWriter:
         upload: Upload,
         condition: Condition,
         attributes: Attributes,
-        what: str,
+        target: str,
         deadline: Deadline,
     ) -> PutResult:
-        async with within(deadline, what), self._budget.hold(upload.memory_bytes):
-            mode = await self._mode(key, condition, what, deadline)
-            with translated(what, translate_put):
+        async with within(deadline, target), self._budget.hold(upload.memory_bytes):
+            mode = await self._mode(key, condition, target, deadline)
+            with translated(target, translate_put):
                 return await upload.send(
                     self._stores.puts, self._full(key), to_metadata(attributes), tags_of(attributes), mode
                 )
@@ -106,19 +106,19 @@ class ObjectWriter:
         upload: Upload,
         condition: Condition,
         attributes: Attributes,
-        what: str,
+        target: str,
         deadline: Deadline,
     ) -> PutResult:
         async def check() -> None:
             if condition is not None:
-                check_condition(what, condition, await self._version(key, deadline))
+                check_condition(target, condition, await self._version(key, deadline))
 
-        await check()  # before all is sent for nothing
-        async with contextlib.AsyncExitStack() as held:
-            async with within(deadline, what):
-                await held.enter_async_context(self._budget.hold(upload.memory_bytes))
+        await check()  # before any part is sent in vain
+        async with contextlib.AsyncExitStack() as stack:
+            async with within(deadline, target):
+                await stack.enter_async_context(self._budget.hold(upload.memory_bytes))
                 store = await self._conditions.store_for_parts(condition)
-            with translated(what, translate_put):
+            with translated(target, translate_put):
                 return await upload.send_parts(
                     store, self._full(key), to_metadata(attributes), tags_of(attributes), check
                 )
@@ -129,58 +129,58 @@ class ObjectWriter:
         except PathNotFoundError:
             return None
 
-    async def _mode(self, key: str, condition: Condition, what: str, deadline: Deadline) -> PutMode:
+    async def _mode(self, key: str, condition: Condition, target: str, deadline: Deadline) -> PutMode:
         if condition is None:
             return "overwrite"
-        heeds = await self._conditions.of_single()
-        if isinstance(condition, Absent) and heeds.create:
+        support = await self._conditions.of_single()
+        if isinstance(condition, Absent) and support.create:
             return "create"
-        by_token = heeds.update and not self._by_generation
+        by_token = support.update and not self._by_generation
         if isinstance(condition, Version) and by_token and can_match(condition.token):
             return {"e_tag": condition.token}
-        meta = await self._look(key, what)
-        check_condition(what, condition, None if meta is None else version_of(meta))
-        if meta is not None and heeds.update:
+        meta = await self._meta_of(key, target)
+        check_condition(target, condition, None if meta is None else version_of(meta))
+        if meta is not None and support.update:
             if self._by_generation and meta["version"]:
                 return {"version": meta["version"]}
             if not self._by_generation and can_match(meta["e_tag"] or ""):
                 return {"e_tag": version_of(meta).token}
         return "overwrite"
 
-    async def _look(self, key: str, what: str) -> ObjectMeta | None:
+    async def _meta_of(self, key: str, target: str) -> ObjectMeta | None:
         try:
-            with translated(what):
+            with translated(target):
                 return await obstore.head_async(self._stores.objects, self._full(key))
         except PathNotFoundError:
             return None
 
-    # -- removing
+    # -- removal
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        """An object store answers the removal of nothing as that of something, and obstore gives it no condition: so
-        the object is looked at just before."""
-        what = f"{self._url}/{key}"
-        found = (await self._head(key, deadline=deadline)).version
-        check_condition(what, condition, found)
-        async with within(deadline, what):
-            with translated(what):
+        """Remove an object. An object store reports success even for a missing object, and obstore gives the removal
+        no condition, so the version is compared just before."""
+        target = f"{self._url}/{key}"
+        current = (await self._head(key, deadline=deadline)).version
+        check_condition(target, condition, current)
+        async with within(deadline, target):
+            with translated(target):
                 await obstore.delete_async(self._stores.objects, self._full(key))
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        """Nothing: folders are prefixes."""
+        """Check the key only: directories are prefixes."""
         deadline.check(f"{self._url}/{key}")
         check_new_key(f"{self._url}/{key}", key)
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        """Markers stay: obstore can't name a key that ends in a slash."""
-        what = f"{self._url}/{key}"
+        """Check that the directory is empty. Markers stay: obstore can't name a key that ends in a slash."""
+        target = f"{self._url}/{key}"
         path = self._full(key)
-        async with within(deadline, what):
-            with translated(what):
+        async with within(deadline, target):
+            with translated(target):
                 stream = obstore.list(self._stores.listings, prefix=path or None, chunk_size=2)
                 async for metas in stream:
                     if any(meta["path"] != path for meta in metas):
-                        raise DirectoryNotEmptyError(what, why="something is in it")
+                        raise DirectoryNotEmptyError(target, why="the directory is not empty")
 
     def close(self) -> None:
         self._threads.close()

@@ -1,4 +1,5 @@
-"""What obstore raises, as our errors. It tells most failures apart only in its message, so that is read here."""
+"""Translate obstore's exceptions to Headrace's. obstore distinguishes most failures only in its messages, so this
+module parses them."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from headrace.base.errors import (
 )
 
 FOREIGN = (exceptions.BaseError, OSError, ValueError)
-"""What obstore raises: its own, FileNotFoundError, and ValueError for a key that it can't express."""
+"""The exceptions of obstore: its own, FileNotFoundError, and ValueError for a key that it can't express."""
 
 
-INEXPRESSIBLE = "obstore can not express this key (an empty, . or .. part, a control character)"
+INEXPRESSIBLE = "obstore can't express this key (an empty, . or .. component, or a control character)"
 
-NOT_ASCII = "its metadata has characters beyond ASCII, with which obstore can't tell of the object"
+NOT_ASCII = "its metadata has characters beyond ASCII, and obstore can't read such an object"
 _NOT_ASCII = re.compile(r"contained non UTF-8 characters")
-"""Of headers of an answer: whatever the encoding, obstore takes those of visible ASCII only."""
+"""The message for response headers: obstore accepts only visible ASCII in them, whatever the encoding."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist|FilesystemNotFound")
 _SPOILT = re.compile(r"<Code>(BadDigest|XAmzContentSHA256Mismatch|XAmzContentChecksumMismatch)</Code>")
@@ -39,7 +40,7 @@ _CREDENTIALS_HINT = "give access_key_id and secret_access_key, a profile, or ano
 
 
 def reason(error: BaseException) -> str:
-    """One line without what a URL carries behind its `?` (it may be a signature)."""
+    """Return one line of the error, without the query of a URL (it may hold a signature)."""
     text = str(error).split("\n\nDebug source", 1)[0]
     code = re.search(r"<Code>(\w+)</Code>", text)
     message = re.search(r"<Message>([^<]*)</Message>", text)
@@ -55,72 +56,77 @@ def reason(error: BaseException) -> str:
     return text[:300]
 
 
-def translate(error: BaseException, what: str) -> HeadraceError:
-    """what: the URL of the thing, for the message. PathNotFoundError also for a read: the caller knows better."""
+def translate(error: BaseException, target: str) -> HeadraceError:
+    """Return the error of a call. `target` is the URL in the message. A read may raise PathNotFoundError, too; its
+    caller knows what that means."""
     text = str(error)
     why = reason(error)
     if _NO_BUCKET.search(text):
-        return BucketNotFoundError(what, why="no such bucket or container")
+        return BucketNotFoundError(target, why="no such bucket or container")
     if isinstance(error, FileNotFoundError):
-        return PathNotFoundError(what, why="no such object")
+        return PathNotFoundError(target, why="no such object")
     if isinstance(error, exceptions.PreconditionError):
-        return VersionChangedError(what, why="it is not the version that was asked for")
+        return VersionChangedError(target, why="the origin has another version")
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
+        return OriginDeniedError(target, why=why, hint="check the credentials and what they allow")
     if _NOT_ASCII.search(text):
         return NotSupportedError(
-            what, why=NOT_ASCII, hint="copy it onto itself with other metadata, as RFC 2047 writes it"
+            target, why=NOT_ASCII, hint="copy the object onto itself with metadata encoded by RFC 2047"
         )
     if isinstance(error, exceptions.NotSupportedError):
-        return NotSupportedError(what, why=why)
+        return NotSupportedError(target, why=why)
     if isinstance(error, exceptions.InvalidPathError | ValueError):
-        return PathNotFoundError(what, why=INEXPRESSIBLE)
+        return PathNotFoundError(target, why=INEXPRESSIBLE)
     if _ASKED_HOST_FOR_ROLE.search(text):
-        return OriginDeniedError(what, why="no credentials found", hint=_CREDENTIALS_HINT)
-    return _by_status(text, what, why)
+        return OriginDeniedError(target, why="no credentials found", hint=_CREDENTIALS_HINT)
+    return _by_status(text, target, why)
 
 
-def _by_status(text: str, what: str, why: str) -> HeadraceError:
-    found = _STATUS.search(text)
-    status = int(found[1]) if found else 0
+def _by_status(text: str, target: str, why: str) -> HeadraceError:
+    match = _STATUS.search(text)
+    status = int(match[1]) if match else 0
     if status in (401, 403):
-        return OriginDeniedError(what, why=why, hint="check the credentials and what they allow")
+        return OriginDeniedError(target, why=why, hint="check the credentials and what they allow")
     if status == 404:
-        return BucketNotFoundError(what, why=why)
+        return BucketNotFoundError(target, why=why)
     if status == 501:
-        return NotSupportedError(what, why=why)
+        return NotSupportedError(target, why=why)
     if status in (412, 416):
-        return VersionChangedError(what, why="it is not the version that was asked for")
+        return VersionChangedError(target, why="the origin has another version")
     if status in (408, 429) or status >= 500 or (not status and _BROKEN.search(text)):
-        return OriginUnavailableError(what, why=why)
-    return OriginError(what, why=why)
+        return OriginUnavailableError(target, why=why)
+    return OriginError(target, why=why)
 
 
-def translate_put(error: BaseException, what: str) -> HeadraceError:
-    """Of a put: there a failed precondition is a conflict, and a 404 means the bucket."""
+def translate_put(error: BaseException, target: str) -> HeadraceError:
+    """Return the error of a put: a failed precondition is a conflict, and a 404 means the bucket."""
     if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-        return ConflictError(what, why="it was changed, made or removed at the origin")
-    if _SPOILT.search(str(error)):  # on its way: the store compared it with the checksum that was sent along
-        return OriginUnavailableError(what, why=reason(error))
-    if "NoSuchUpload" in str(error):  # completed by an attempt whose answer was lost, or aborted by somebody
-        return OriginUnavailableError(what, why=reason(error))
-    found = translate(error, what)
-    if isinstance(found, VersionChangedError):
-        return ConflictError(what, why="it was changed at the origin")
-    if isinstance(found, PathNotFoundError):
-        if found.why == INEXPRESSIBLE:
-            return NotSupportedError(what, why=found.why)
-        return BucketNotFoundError(what, why="no such bucket or container")
-    if found.code == OriginError.code and "status code: 409" in str(error):
-        return OriginUnavailableError(what, why=found.why)  # another put of this object is under way
-    return found
+        return ConflictError(target, why="the object was changed, created or removed at the origin")
+    if _SPOILT.search(
+        str(error)
+    ):  # the body was damaged in transit: the store compared it with the checksum in the request
+        return OriginUnavailableError(target, why=reason(error))
+    if "NoSuchUpload" in str(
+        error
+    ):  # completed by an attempt whose answer was lost, or aborted by another client
+        return OriginUnavailableError(target, why=reason(error))
+    translated = translate(error, target)
+    if isinstance(translated, VersionChangedError):
+        return ConflictError(target, why="the object was changed at the origin")
+    if isinstance(translated, PathNotFoundError):
+        if translated.why == INEXPRESSIBLE:
+            return NotSupportedError(target, why=translated.why)
+        return BucketNotFoundError(target, why="no such bucket or container")
+    if translated.code == OriginError.code and "status code: 409" in str(error):
+        return OriginUnavailableError(target, why=translated.why)  # another put of this object is in progress
+    return translated
 
 
-def translate_listing(error: BaseException, what: str) -> HeadraceError:
-    """Of a listing: there a 404 means the bucket, and a key that obstore refuses is some child's."""
-    found = translate(error, what)
-    if not isinstance(found, PathNotFoundError):
-        return found
-    if found.why == INEXPRESSIBLE:
-        return NotSupportedError(what, why="it holds a name that obstore can not express", hint=reason(error))
-    return BucketNotFoundError(what, why=found.why)
+def translate_listing(error: BaseException, target: str) -> HeadraceError:
+    """Return the error of a listing: a 404 means the bucket, and a key that obstore refuses is that of a child."""
+    translated = translate(error, target)
+    if not isinstance(translated, PathNotFoundError):
+        return translated
+    if translated.why == INEXPRESSIBLE:
+        return NotSupportedError(target, why="a name in it can't be expressed by obstore", hint=reason(error))
+    return BucketNotFoundError(target, why=translated.why)

@@ -1,4 +1,5 @@
-"""What may be said of an origin beside its URL, checked. Values stay out of messages: they may be secret."""
+"""Parse and check the options of an origin beside its URL. Values stay out of messages, because they may be
+secret."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from headrace.origin.throttle import OriginLimits
 TIMEOUT_S = 60.0
 _ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 _NAME = re.compile(r"[A-Za-z0-9._-]*")
-"""Parts of a host's name: with more in them a request would go to another host."""
+"""Parts of a host's name: other characters could send a request to another host."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off", "")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OriginOptions:
-    """ "" and None: not said."""
+    """The options of an origin. An empty string or None means not set."""
 
     endpoint: str = ""
     region: str = ""
@@ -56,42 +57,45 @@ STEERING: dict[str, tuple[str, ...]] = {
     "http": ("endpoint",),
     "https": ("endpoint",),
 }
-"""Options that say where requests go, or with which of this host's credentials. Of other schemes any may."""
+"""Options that select where requests go, or which of this host's credentials they use. In other schemes every option
+may."""
 
 
 def parse_options(url: str, options: dict[str, str]) -> OriginOptions:
-    """UsageError for an unknown name or a value of the wrong kind."""
+    """Return the options. Raise UsageError for an unknown name or an invalid value."""
     values: dict[str, str | bool | float | int] = {}
     for name, text in options.items():
         if name not in NAMES:
-            raise UsageError(url, why=f"unknown option {name!r}", hint=f"known are {', '.join(NAMES)}")
+            raise UsageError(
+                url, why=f"unknown option {name!r}", hint=f"valid options are {', '.join(NAMES)}"
+            )
         values[name] = _value(url, name, text)
     return OriginOptions(**values)  # type: ignore[arg-type]
 
 
 def split_common(url: str, options: dict[str, str]) -> tuple[OriginOptions, dict[str, str]]:
-    """The limits, which every origin has, and the rest, for a driver that has names of its own."""
+    """Return the limits, which every origin has, and the remaining options for a driver with names of its own."""
     common = {name: text for name, text in options.items() if name in COMMON}
     rest = {name: text for name, text in options.items() if name not in COMMON}
     return parse_options(url, common), rest
 
 
 def verifies_opens(options: dict[str, str]) -> bool:
-    """Whether cached files of such a mount are compared with their checksums before they are opened first."""
+    """Return whether cached files of such a mount are compared with their checksums before their first open."""
     return options.get("verify") == VERIFY_OPEN
 
 
 def _value(url: str, name: str, text: str) -> str | bool | float | int:
     if name in ("anonymous", "allow_http", "path_style", "put_checksums", "unsafe_links"):
         if text.lower() not in _TRUE + _FALSE:
-            raise UsageError(url, why=f"option {name} is true or false")
+            raise UsageError(url, why=f"option {name} must be true or false")
         return text.lower() in _TRUE
     if name == "endpoint" and text and not _ENDPOINT.fullmatch(text):
-        raise UsageError(url, why="option endpoint is a URL, as https://host:port, without a password")
+        raise UsageError(url, why="option endpoint must be a URL like https://host:port, without a password")
     if name == "verify" and text not in ("", "off", VERIFY_OPEN):
-        raise UsageError(url, why=f"option verify is off or {VERIFY_OPEN}")
+        raise UsageError(url, why=f"option verify must be off or {VERIFY_OPEN}")
     if name in ("region", "account_name") and not _NAME.fullmatch(text):
-        raise UsageError(url, why=f"option {name} is a plain name")
+        raise UsageError(url, why=f"option {name} must consist of letters, digits and ._-")
     if name not in _NUMBERS:
         return text
     try:
@@ -99,5 +103,5 @@ def _value(url: str, name: str, text: str) -> str | bool | float | int:
         if not 0 <= number < float("inf"):
             raise ValueError
     except ValueError:
-        raise UsageError(url, why=f"option {name} is a number, 0 or more") from None
+        raise UsageError(url, why=f"option {name} must be a number, 0 or more") from None
     return int(number) if name == "concurrency_max" else number

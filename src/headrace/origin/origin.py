@@ -1,7 +1,8 @@
-"""What the node asks of a place where data lives.
+"""Define the interface of an origin, the store of record behind a mount.
 
-One implementation a file; hedge, retry, throttle and measure each wrap an Origin in an Origin; `locate.py` builds the
-right one from a URL. All calls are async and cancel-safe: a cancelled call leaves nothing behind.
+Each implementation has its own module. Hedging, retry, throttle and measurement each wrap an Origin in an Origin;
+`factory.py` builds the right one from a URL. All calls are async and safe to cancel: a cancelled call leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -18,146 +19,158 @@ from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.base.model import Attributes as Attributes
 
 HIDDEN = ".headrace-put-"
-"""What names begin with that putting needs for a moment: no listing tells them."""
+"""The prefix of temporary names during a put. No listing shows them."""
 
 Body = bytes | bytearray | memoryview
-"""Of what is read and put: os.pwrite and a checksum take it without a copy."""
+"""The type of bytes that are read and put: os.pwrite and a checksum take it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The condition that there is no such object yet."""
+    """The condition that the object does not exist yet."""
 
 
 Condition = Version | Absent | None
-"""What must be at the origin for a change of ours to take place; None: whatever is there."""
+"""The state that the origin must have for a change to take place; None accepts any."""
 
 
 class PutSource(Protocol):
-    """What is put: bytes that are read in parts, when they are needed. Must not change until the put is over."""
+    """The bytes of a put, read in parts when they are needed. They must not change until the put is over."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def pread(self, start: int, end: int) -> Body:
-        """Exactly the bytes start..end (end exclusive), or a HeadraceError, which comes out of the put as it is.
-        Blocks; called in threads, several at one time."""
+        """Return exactly the bytes start to end (exclusive). A HeadraceError raised here comes out of the put
+        unchanged. Blocks; threads call it, several at a time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """Some of a directory's children. objects: files directly below; directories: names (one path component each,
-    no slash) of folders directly below. Within one listing a name comes once in each."""
+    """A page of a directory's children. `objects` are the files directly below; `directories` are the names (one path
+    component, no slash) of the directories directly below. A listing has each name at most once in each."""
 
     objects: tuple[ObjectInfo, ...]
     directories: tuple[str, ...]
 
 
 class Origin(Protocol):
-    """Errors of every call: OriginDeniedError, BucketNotFoundError, OriginUnavailableError (retryable),
-    DeadlineExceededError, OriginError for the rest; no foreign exception comes out."""
+    """A store of record. Every call may raise OriginDeniedError, BucketNotFoundError, OriginUnavailableError
+    (retryable), DeadlineExceededError, or OriginError for other failures; no foreign exception comes out."""
 
     @property
     def url(self) -> str:
-        """Where, for people and messages; never holds a credential."""
+        """Return the place for messages; it never holds a credential."""
         ...
 
     @property
     def writable(self) -> bool:
-        """Whether this kind of origin can be written to at all; else put, remove and the calls of directories are
-        OriginReadOnlyError. What the credentials allow, only a call tells."""
+        """Return whether this kind of origin supports writes at all. If not, put, remove and the directory calls
+        raise OriginReadOnlyError. Only a call shows what the credentials allow."""
         ...
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        """One object. PathNotFoundError when there is none of exactly that key (a folder is none)."""
+        """Return one object. Raise PathNotFoundError if no object has exactly that key (a directory is no object)."""
         ...
 
     def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """The direct children of the folder `key` ("" is the origin's root), in pages of at most some thousands,
-        names in no promised order. A folder that doesn't exist yields no names: object stores can't tell. Folder
-        marker objects (a key that ends in "/", empty) are not listed. Bounded memory, also for a million children."""
+        """Yield the direct children of the directory `key` ("" is the origin's root), in pages of at most some
+        thousands, in no particular order. A missing directory yields no names, because object stores can't
+        distinguish it. Directory markers (empty objects whose key ends in "/") are not listed. Memory stays bounded,
+        also for a million children."""
         ...
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        """Bytes start..end (end exclusive, end <= version.size_bytes, start < end), exactly end - start of them,
-        with the object's extras where the same answer tells them, or an error: VersionChangedError when the object is
-        not that version any more (or gone), decided by the origin (If-Match) where it can, else by comparing before
-        and after. A short body is OriginUnavailableError; a range that is not within the version's size is
-        OriginError, and nothing is asked."""
+        """Return exactly the bytes start to end (exclusive; start < end <= version.size_bytes), with the object's
+        extra metadata if the same response has it.
+
+        Raise VersionChangedError if the object no longer has that version or was removed. The origin decides that
+        (If-Match) where it can; otherwise the version is compared before and after. A short body raises
+        OriginUnavailableError. A range outside the version's size raises OriginError, without a request.
+        """
         ...
 
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """A whole new object, durable at the origin on return; head() then tells the version returned. Readers see
-        the old object or the new one, never part. Folders above come into being where there are any.
-        ConflictError, and nothing changed, when the condition does not hold: decided by the origin where it can
-        (docs/semantics.md names the windows). IsADirectoryPathError, NotADirectoryPathError where a folder or a
-        file stands in the way; NotSupportedError for a name that the origin can't hold.
-        A put that failed otherwise, or was cancelled, has happened whole or not at all; head() tells. It does not
-        happen later, but for a request that was under way to an object store in its last moment."""
+        """Write a whole new object, durable at the origin on return; head() then returns the same version. Readers
+        see the old object or the new one, never a mixture. Missing parent directories are created where the origin
+        has directories.
+
+        Raise ConflictError, with nothing changed, if the condition does not hold: the origin decides it where it can
+        (docs/semantics.md names the windows). Raise IsADirectoryPathError or NotADirectoryPathError if a directory or
+        a file is in the way, NotSupportedError for a name that the origin can't hold.
+
+        A put that failed otherwise, or was cancelled, took place completely or not at all; head() shows which. It
+        does not take place later, except for a request that was in flight to an object store at that moment.
+        """
         ...
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        """PathNotFoundError when there is no such object; ConflictError when it is not that version."""
+        """Remove an object. Raise PathNotFoundError if it does not exist, ConflictError if it has another version."""
         ...
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        """An empty folder, and those above it, where the origin has folders; nothing where they are only prefixes
-        of keys. One that exists is none the worse. PathExistsError when a file has the name."""
+        """Create an empty directory and its parents if the origin has directories; do nothing if they are only
+        prefixes of keys. An existing directory is no error. Raise PathExistsError if a file has the name."""
         ...
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        """An empty folder; of a folder that is only a prefix its marker object, if it has one. DirectoryNotEmptyError
-        when something is in it; none of that name is no error. "" is the root, which stays."""
+        """Remove an empty directory; where directories are only prefixes, remove its marker object if there is one.
+        Raise DirectoryNotEmptyError if it is not empty. A missing directory is no error. "" is the root, which is
+        never removed."""
         ...
 
     async def close(self) -> None:
-        """Lets go of what it holds. May be called twice."""
+        """Release all resources. May be called twice."""
         ...
 
 
-def check_range(what: str, start: int, end: int, version: Version) -> None:
-    """OriginError when a range read asks for what the version doesn't have."""
+def check_range(target: str, start: int, end: int, version: Version) -> None:
+    """Raise OriginError if a range lies outside the version."""
     if not 0 <= start < end <= version.size_bytes:
-        raise OriginError(what, why=f"bytes {start} to {end} of {version.size_bytes} were asked for")
+        raise OriginError(target, why=f"the range {start} to {end} is outside its {version.size_bytes} bytes")
 
 
 def is_path(key: str) -> bool:
-    """Whether a key is made of names that a file system can have. "" is the root, and is one."""
+    """Return whether a key consists of names that a file system can have. "" is the root and counts as a path."""
     return "\0" not in key and (not key or not any(part in ("", ".", "..") for part in key.split("/")))
 
 
-def check_new_key(what: str, key: str) -> None:
-    """NotSupportedError when nothing can be put under such a key."""
+def check_new_key(target: str, key: str) -> None:
+    """Raise NotSupportedError if no object can be put under this key."""
     if not key or not is_path(key):
-        raise NotSupportedError(what, why="no name for a file (an empty, . or .. part, or a zero byte)")
+        raise NotSupportedError(
+            target, why="not a valid file name (an empty, . or .. component, or a NUL byte)"
+        )
     if any(part.startswith(HIDDEN) for part in key.split("/")):
-        raise NotSupportedError(what, why=f"names that begin with {HIDDEN} are kept for puts under way")
+        raise NotSupportedError(
+            target, why=f"names that begin with {HIDDEN} are reserved for puts in progress"
+        )
 
 
 def check_key_length(url: str, key: str) -> None:
-    """NotSupportedError when the store takes no key that is so long. url: of the origin."""
+    """Raise NotSupportedError if the key is too long for the store. `url` is the origin's."""
     room, length = key_room(url), len(os.fsencode(key))
     if room is not None and length > room:
         raise NotSupportedError(
             f"{url}/{key}",
-            why=f"a key of {length} bytes, and the store takes {room} there",
-            hint="give the file, or a folder above it, a shorter name",
+            why=f"the key has {length} bytes, and the store allows {room}",
+            hint="give the file, or a directory above it, a shorter name",
         )
 
 
-def check_condition(what: str, condition: Condition, found: Version | None) -> None:
-    """ConflictError when what was found (None: nothing) is not what the condition asks for."""
+def check_condition(target: str, condition: Condition, current: Version | None) -> None:
+    """Raise ConflictError if the current version (None: no object) does not satisfy the condition."""
     if condition is None:
         return
     if isinstance(condition, Absent):
-        if found is not None:
-            raise ConflictError(what, why="there is such an object already")
-    elif found is None:
-        raise ConflictError(what, why="it was removed at the origin")
-    elif found != condition:
-        raise ConflictError(what, why="it was changed at the origin")
+        if current is not None:
+            raise ConflictError(target, why="the object exists already")
+    elif current is None:
+        raise ConflictError(target, why="the object was removed at the origin")
+    elif current != condition:
+        raise ConflictError(target, why="the object was changed at the origin")

@@ -1,4 +1,4 @@
-"""The refusals of an origin that can only be read."""
+"""Refuse the writes to an origin that can only be read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.origin.origin import Condition, PutSource
 
 
 class ReadOnlyCalls:
-    """The writing half of Origin, for a kind that has none."""
+    """The writing half of Origin, for a kind of origin that supports no writes."""
 
     url: str
     writable = False

@@ -1,7 +1,8 @@
-"""Tries again what may work later, until the caller's deadline: capped exponential pauses with jitter, one circuit
-for all calls.
+"""Retry failed calls until the caller's deadline, with capped exponential pauses and jitter, and one circuit for all
+calls.
 
-Only errors that say `retryable`. A listing that breaks off is begun anew; what was handed out comes once.
+Only `retryable` errors are retried. A listing that breaks off begins anew; names that were already yielded come only
+once.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from headrace.origin.origin import Condition, ListPage, Origin, PutSource
 PAUSE_S = 0.05
 PAUSE_S_MAX = 1.0
 PATIENCE_S = 1.5
-"""Of callers that try again by themselves, or have something else to answer with."""
+"""The patience of callers that retry by themselves, or can answer in another way."""
 
 Result = TypeVar("Result")
 WishedPause = Callable[[str, HeadraceError], Awaitable[float]]
-"""After a call about a key failed: for how many seconds the origin asked not to be asked; 0: it did not say."""
+"""A function that returns for how many seconds the origin asked for no requests, after a call about a key failed; 0
+if it did not say."""
 
 
-async def no_wish(key: str, error: HeadraceError) -> float:
+async def no_pause(key: str, error: HeadraceError) -> float:
     return 0.0
 
 
 class RetryOrigin:
-    """An Origin around an Origin. circuit: of that origin; shared with those that wait outside (`read_range`)."""
+    """An Origin around an Origin that retries. `circuit` is that of the origin, shared with callers that wait outside
+    (`read_range`)."""
 
     def __init__(
-        self, inner: Origin, circuit: Circuit | None = None, wished_pause: WishedPause = no_wish
+        self, inner: Origin, circuit: Circuit | None = None, wished_pause: WishedPause = no_pause
     ) -> None:
         self._inner = inner
         self._circuit = Circuit(inner.url) if circuit is None else circuit
@@ -55,14 +58,14 @@ class RetryOrigin:
         return self._inner.writable
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        return await self._again(key, lambda: self._inner.head(key, deadline=deadline), deadline)
+        return await self._with_retries(key, lambda: self._inner.head(key, deadline=deadline), deadline)
 
     async def read_range(
         self, key: str, start: int, end: int, *, version: Version, deadline: Deadline
     ) -> Arrived:
-        """As every Origin's, but that it does not wait while the circuit is open: who reads holds a place among the
-        reads in flight, gives it back, and waits without it (`Circuit.admitted`)."""
-        return await self._again(
+        """Read as every Origin does, but don't wait while the circuit is open. A reader occupies one of the reads in
+        flight; it releases that place and waits without it (`Circuit.admitted`)."""
+        return await self._with_retries(
             key,
             lambda: self._inner.read_range(key, start, end, version=version, deadline=deadline),
             deadline,
@@ -70,19 +73,19 @@ class RetryOrigin:
         )
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """Of what was handed out 8 bytes a name are kept, for the case that it must begin anew."""
-        told: array[int] = array("q")
+        """List a directory. 8 bytes for each yielded name are kept, in case the listing must begin anew."""
+        yielded: array[int] = array("q")
         attempts = Attempts(self._circuit, key, deadline, wished_pause=self._wished_pause)
         while True:
-            before = frozenset(told)
+            before = frozenset(yielded)
             await attempts.begin()
             try:
                 async for page in self._inner.list_directory(key, deadline=deadline):
                     fresh = _without(page, before)
                     if fresh.objects or fresh.directories:
                         attempts.progressed()
-                    told.extend(hash(f"{name}/") for name in fresh.directories)
-                    told.extend(hash(info.key) for info in fresh.objects)
+                    yielded.extend(hash(f"{name}/") for name in fresh.directories)
+                    yielded.extend(hash(info.key) for info in fresh.objects)
                     yield fresh
             except HeadraceError as error:
                 await attempts.failed(error)
@@ -93,15 +96,15 @@ class RetryOrigin:
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """An attempt whose answer was lost may have taken place: so before the next one, and when that one meets a
-        conflict, the object is asked for its put_id. Of an origin that keeps no attributes a lost put whose
-        condition was met comes out as a conflict."""
+        """Put an object. An attempt whose answer was lost may have taken place. Before the next attempt, and when
+        that meets a conflict, the object's put_id is therefore compared. At an origin that keeps no attributes, a
+        lost put whose condition held is reported as a conflict."""
         marked = structs.replace(attributes, put_id=attributes.put_id or secrets.token_hex(8))
         lost = False
 
         async def attempt() -> ObjectInfo:
             nonlocal lost
-            own = await self._own(key, marked, deadline) if lost else None
+            own = await self._find_own(key, marked, deadline) if lost else None
             if own is not None:
                 return own
             try:
@@ -111,27 +114,27 @@ class RetryOrigin:
             except ConflictError:
                 if not lost:
                     raise
-                found = await self._own(key, marked, deadline)
-                if found is None:
+                own = await self._find_own(key, marked, deadline)
+                if own is None:
                     raise
-                return found
+                return own
             except HeadraceError as error:
                 lost = lost or error.retryable
                 raise
 
-        return await self._again(key, attempt, deadline)
+        return await self._with_retries(key, attempt, deadline)
 
-    async def _own(self, key: str, marked: Attributes, deadline: Deadline) -> ObjectInfo | None:
-        """What is there, when an earlier attempt of this put made it."""
+    async def _find_own(self, key: str, marked: Attributes, deadline: Deadline) -> ObjectInfo | None:
+        """Return the object at the origin if an earlier attempt of this put made it, else None."""
         try:
-            found = await self._inner.head(key, deadline=deadline)
+            info = await self._inner.head(key, deadline=deadline)
         except PathNotFoundError:
             return None
-        ours = found.attributes is not None and found.attributes.put_id == marked.put_id
-        return found if ours else None
+        is_own = info.attributes is not None and info.attributes.put_id == marked.put_id
+        return info if is_own else None
 
     async def remove(self, key: str, *, condition: Condition, deadline: Deadline) -> None:
-        """An object that is gone after an attempt whose answer was lost was removed by that one."""
+        """Remove an object. If it is missing after an attempt whose answer was lost, that attempt removed it."""
         lost = False
 
         async def attempt() -> None:
@@ -145,18 +148,18 @@ class RetryOrigin:
                 lost = lost or error.retryable
                 raise
 
-        await self._again(key, attempt, deadline)
+        await self._with_retries(key, attempt, deadline)
 
     async def make_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._again(key, lambda: self._inner.make_directory(key, deadline=deadline), deadline)
+        await self._with_retries(key, lambda: self._inner.make_directory(key, deadline=deadline), deadline)
 
     async def remove_directory(self, key: str, *, deadline: Deadline) -> None:
-        await self._again(key, lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
+        await self._with_retries(key, lambda: self._inner.remove_directory(key, deadline=deadline), deadline)
 
     async def close(self) -> None:
         await self._inner.close()
 
-    async def _again(
+    async def _with_retries(
         self, key: str, call: Callable[[], Awaitable[Result]], deadline: Deadline, *, waits: bool = True
     ) -> Result:
         attempts = Attempts(self._circuit, key, deadline, waits=waits, wished_pause=self._wished_pause)
@@ -172,7 +175,7 @@ class RetryOrigin:
 
 
 class Attempts:
-    """Those of one call. waits: also while the circuit is open; else the call fails then."""
+    """The attempts of one call. With `waits` they wait while the circuit is open; otherwise the call fails then."""
 
     def __init__(
         self,
@@ -189,23 +192,23 @@ class Attempts:
         self._waits = waits
         self._wished_pause = wished_pause
         self._failures = 0
-        self._limit: Deadline | None = None  # once it had to wait
+        self._limit: Deadline | None = None  # set once the call had to wait
         self._began_s = 0.0
         self._cause: HeadraceError | None = None
 
     async def begin(self) -> None:
-        """Before each one. OriginUnavailableError: the origin is away for too long."""
+        """Prepare an attempt. Raise OriginUnavailableError if the origin stays unavailable for too long."""
         if self._waits and not self._circuit.closed:
             await self._circuit.admitted(self._key, self._limited())
         self._began_s = time.monotonic()
 
     def progressed(self) -> None:
-        """The origin answers, though the call is not over."""
+        """Record that the origin answers, though the call is not complete."""
         self._circuit.succeeded()
         self._failures, self._limit = 0, None
 
     async def failed(self, error: HeadraceError) -> None:
-        """After one that raised this. Waits before the next; raises the error when there is none to come."""
+        """Record a failed attempt and wait before the next one. Raise the error if there is no next one."""
         took_s = time.monotonic() - self._began_s
         wait_s = await self._wished_pause(self._key, error)
         self._circuit.failed(self, self._key, error, took_s=took_s, wait_s=wait_s)
@@ -226,17 +229,17 @@ class Attempts:
             raise error
 
     def _limited(self) -> Deadline:
-        """Until when it is tried again: of now on, the first time that this is asked."""
+        """Return the deadline of the attempts. The first use starts the patience."""
         if self._limit is None:
             until_s = min(self._deadline.at_s, time.monotonic() + self._deadline.patience_s)
             self._limit = Deadline(until_s)
         return self._limit
 
 
-def _without(page: ListPage, told: frozenset[int]) -> ListPage:
-    if not told:
+def _without(page: ListPage, yielded: frozenset[int]) -> ListPage:
+    if not yielded:
         return page
     return ListPage(
-        tuple(info for info in page.objects if hash(info.key) not in told),
-        tuple(name for name in page.directories if hash(f"{name}/") not in told),
+        tuple(info for info in page.objects if hash(info.key) not in yielded),
+        tuple(name for name in page.directories if hash(f"{name}/") not in yielded),
     )

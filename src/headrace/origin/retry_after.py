@@ -1,5 +1,7 @@
-"""How long an overloaded store asks not to be asked. obstore tells no header of a failed answer, so the store is asked
-once more, by a signed URL and Python's own HTTP client (as in `odd_headers.py`), once a second at most.
+"""Find out for how long an overloaded store asks for no requests.
+
+obstore exposes no headers of a failed response. The store is therefore queried once more through a signed URL and
+Python's own HTTP client (as in `non_ascii_headers.py`), at most once a second.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 OVERLOADED = re.compile(r"(429|503)\b")
-"""How a cause begins that may come with the header (obstore_errors.py)."""
+"""The beginning of a cause that may come with the header (obstore_errors.py)."""
 LONGEST_S = 30.0
-"""A longer one is cut: an origin that is back must not wait for hours because it, or a clock, was wrong."""
+"""The longest pause. An origin that has recovered must not be left alone for hours because it, or a clock, was
+wrong."""
 ASKED_EVERY_S = 1.0
 TIMEOUT_S = 2.0
 SIGNED_FOR = timedelta(minutes=5)
@@ -33,8 +36,8 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 
 
 def parse_retry_after(text: str, now: datetime) -> float:
-    """Seconds from the header's value, which is a number of them or an HTTP date (RFC 9110, 10.2.3); 0 for nonsense and
-    for what is past; LONGEST_S at most."""
+    """Return the seconds of the header's value, which is a number of them or an HTTP date (RFC 9110, 10.2.3): at most
+    LONGEST_S, and 0 for an invalid value or a past date."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return min(LONGEST_S, float(text))
@@ -48,14 +51,15 @@ def parse_retry_after(text: str, now: datetime) -> float:
 
 
 class RetryAfter:
-    """store: one that can sign, or nothing is ever asked."""
+    """Queries a store for its wished pause. Only a store that can sign URLs is queried."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._asked_s = float("-inf")
 
     async def wished_s(self, path: str, error: HeadraceError) -> float:
-        """After a call about that object failed; 0 where the store says nothing, or was just asked."""
+        """Return the wished pause after a call about that object failed; 0 if the store says nothing or was queried
+        just before."""
         if not isinstance(error, OriginUnavailableError) or not OVERLOADED.match(error.why):
             return 0.0
         now_s = time.monotonic()
@@ -66,7 +70,7 @@ class RetryAfter:
         self._asked_s = now_s
         try:
             url = await obstore.sign_async(self._store, "HEAD", path, SIGNED_FOR)
-        except Exception:  # noqa: BLE001 - of obstore; without a signature there is nothing to ask
+        except Exception:  # noqa: BLE001 - obstore's own; without a signature there is no request
             return 0.0
         return await asyncio.to_thread(_ask, urllib.request.Request(url, method="HEAD"))
 

@@ -1,4 +1,4 @@
-"""Sources of bytes that are put to an origin: an open file, or what is in memory anyway."""
+"""Provide the bytes of puts: from an open file, or from memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.origin.origin import Body
 
 
 class FilePutSource:
-    """An open file, of which a local folder's kernel makes the copy by itself. The descriptor stays the caller's."""
+    """An open file, which the kernel copies by itself into a local directory. The caller keeps the descriptor."""
 
     def __init__(
         self,
@@ -20,8 +20,9 @@ class FilePutSource:
         content: bytes | None = None,
         sync: bool = False,
     ) -> None:
-        """size_bytes: as many from its beginning; None: all that it has now. name: for messages. content: those bytes,
-        if they were read already. sync: its own disk has the file before a put of it takes place."""
+        """Wrap a file. `size_bytes` limits it to its beginning; None takes its current size. `name` is for messages.
+        `content` are its bytes if they were read already. With `sync`, the file is synced to its own disk before a
+        put of it takes place."""
         self.file = file
         self.content = content
         self.size_bytes = os.fstat(file).st_size if size_bytes is None else size_bytes
@@ -29,7 +30,8 @@ class FilePutSource:
         self._name = name or f"descriptor {file}"
 
     def settle(self) -> None:
-        """To be called before the put takes place, where not all bytes are asked of `pread`. StoreError."""
+        """Sync the file if required. Call it before the put takes place, unless all bytes are read by `pread`. Raise
+        StoreError."""
         try:
             if self._sync:
                 os.fsync(self.file)
@@ -37,27 +39,27 @@ class FilePutSource:
             raise StoreError(self._name, why=os.strerror(error.errno or 0)) from error
 
     def pread(self, start: int, end: int) -> Body:
-        """The last bytes are not given away before `settle`."""
+        """Read bytes. The last bytes are returned only after `settle`."""
         if end == self.size_bytes:
             self.settle()
         body = bytearray(end - start)
-        view, at = memoryview(body), 0
-        while at < len(body):
+        view, offset = memoryview(body), 0
+        while offset < len(body):
             try:
-                count = os.preadv(self.file, [view[at:]], start + at)
+                count = os.preadv(self.file, [view[offset:]], start + offset)
             except OSError as error:
                 raise StoreError(self._name, why=os.strerror(error.errno or 0)) from error
             if not count:
-                raise self.ended(start + at)
-            at += count
+                raise self.ended(start + offset)
+            offset += count
         return body
 
-    def ended(self, at: int) -> StoreError:
-        return StoreError(self._name, why=f"the file to be uploaded ends at {at} of {self.size_bytes} bytes")
+    def ended(self, offset: int) -> StoreError:
+        return StoreError(self._name, why=f"the file to upload ends at {offset} of {self.size_bytes} bytes")
 
 
 class BytesPutSource:
-    """Bytes that are in memory anyway."""
+    """Bytes in memory."""
 
     def __init__(self, data: Body) -> None:
         self._data = memoryview(data)

@@ -1,6 +1,6 @@
-"""Files that exist only as arithmetic, for benchmarks and load tests: the bytes follow from key and offset.
+"""Compute files instead of storing them, for benchmarks and load tests: the bytes follow from key and offset.
 
-`synthetic://FILES/SIZE?directories=N`: FILES files of SIZE each (`1000/4MiB`), in N directories, or none.
+`synthetic://FILES/SIZE?directories=N` has FILES files of SIZE each (`1000/4MiB`), in N directories or none.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.base.model import Arrived, ObjectInfo, Version
 from headrace.origin.origin import Body, ListPage, check_range
 from headrace.origin.read_only import ReadOnlyCalls
 
-_PATTERN_BYTES = (1 << 20) + 4099  # no multiple of a block: no two blocks of a file are alike
+_PATTERN_BYTES = (1 << 20) + 4099  # not a multiple of a block, so no two blocks of a file are equal
 _PAGE = 1000
 _MTIME_NS = 1_700_000_000 * 10**9
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_FORM = "synthetic://FILES/SIZE?directories=N, as synthetic://1000/4MiB?directories=10"
+_FORM = "synthetic://FILES/SIZE?directories=N, for example synthetic://1000/4MiB?directories=10"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class DataSetShape:
 
 
 def parse_shape(url: str) -> DataSetShape:
-    """Of a synthetic URL; UsageError when it isn't one."""
+    """Parse a synthetic URL. Raise UsageError if it is invalid."""
     try:
         parts = urllib.parse.urlsplit(url)
-    except ValueError:  # as of an IPv6 address without its end
-        raise UsageError(url, why="not a synthetic origin", hint=f"write {_FORM}") from None
+    except ValueError:  # for example an incomplete IPv6 address
+        raise UsageError(url, why="the URL is no synthetic origin", hint=f"write {_FORM}") from None
     size = re.fullmatch(r"/(\d+)([kmgt]?)(i?b)?", parts.path.lower())
     query = dict(urllib.parse.parse_qsl(parts.query))
     directories = query.pop("directories", "0")
     if size is None or query or not parts.netloc.isdigit() or not directories.isdigit():
-        raise UsageError(url, why="not a synthetic origin", hint=f"write {_FORM}")
+        raise UsageError(url, why="the URL is no synthetic origin", hint=f"write {_FORM}")
     return DataSetShape(int(parts.netloc), int(size[1]) * _UNITS[size[2]], int(directories))
 
 
 class SyntheticOrigin(ReadOnlyCalls):
-    """Reads cost a copy of memory; listings are made page by page."""
+    """An origin of computed files. Reads cost a copy of memory; listings are made page by page."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -58,7 +58,7 @@ class SyntheticOrigin(ReadOnlyCalls):
         self._version = Version(self._shape.size_bytes, _MTIME_NS, f'"synthetic-{self._shape.size_bytes}"')
 
     def key(self, number: int) -> str:
-        """Of the number-th file."""
+        """Return the key of a file by its number."""
         name = f"f{number:08d}.bin"
         if not self._shape.directories:
             return name
@@ -75,37 +75,37 @@ class SyntheticOrigin(ReadOnlyCalls):
     ) -> Arrived:
         deadline.check(f"{self.url} {key}")
         if version != self._version or not self._exists(key):
-            raise VersionChangedError(f"{self.url} {key}", why="it is not the version that was asked for")
+            raise VersionChangedError(f"{self.url} {key}", why="the origin has another version")
         check_range(f"{self.url} {key}", start, end, version)
         return Arrived(self.content(key, start, end))
 
     def content(self, key: str, start: int, end: int) -> Body:
-        """What a read of that range gives."""
-        at = (start + xxhash.xxh3_64_intdigest(key.encode())) % _PATTERN_BYTES
+        """Return the bytes of a range, as a read does."""
+        offset = (start + xxhash.xxh3_64_intdigest(key.encode())) % _PATTERN_BYTES
         left = end - start
-        if at + left <= _PATTERN_BYTES:
-            return self._pattern[at : at + left]
+        if offset + left <= _PATTERN_BYTES:
+            return self._pattern[offset : offset + left]
         parts = []
         while left > 0:
-            part = self._pattern[at : at + left]
+            part = self._pattern[offset : offset + left]
             parts.append(part)
             left -= len(part)
-            at = 0
+            offset = 0
         return b"".join(parts)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
         shape = self._shape
         if key == "" and shape.directories:
             count = min(shape.directories, shape.files)
-            for at in range(0, count, _PAGE):
+            for first in range(0, count, _PAGE):
                 deadline.check(f"{self.url} {key}")
-                yield ListPage((), tuple(f"d{n:06d}" for n in range(at, min(count, at + _PAGE))))
+                yield ListPage((), tuple(f"d{n:06d}" for n in range(first, min(count, first + _PAGE))))
             return
         numbers = self._numbers_in(key)
-        for at in range(0, len(numbers), _PAGE):
+        for first in range(0, len(numbers), _PAGE):
             deadline.check(f"{self.url} {key}")
             yield ListPage(
-                tuple(ObjectInfo(self.key(n), self._version) for n in numbers[at : at + _PAGE]), ()
+                tuple(ObjectInfo(self.key(n), self._version) for n in numbers[first : first + _PAGE]), ()
             )
 
     async def close(self) -> None:
@@ -115,11 +115,11 @@ class SyntheticOrigin(ReadOnlyCalls):
         shape = self._shape
         if not shape.directories:
             return range(shape.files if directory == "" else 0)
-        found = re.fullmatch(r"d(\d{6,})", directory)
-        if found is None or int(found[1]) >= shape.directories:
+        match = re.fullmatch(r"d(\d{6,})", directory)
+        if match is None or int(match[1]) >= shape.directories:
             return range(0)
-        return range(int(found[1]), shape.files, shape.directories)
+        return range(int(match[1]), shape.files, shape.directories)
 
     def _exists(self, key: str) -> bool:
-        found = re.fullmatch(r"(?:d\d{6,}/)?f(\d{8,})\.bin", key)
-        return found is not None and int(found[1]) < self._shape.files and self.key(int(found[1])) == key
+        match = re.fullmatch(r"(?:d\d{6,}/)?f(\d{8,})\.bin", key)
+        return match is not None and int(match[1]) < self._shape.files and self.key(int(match[1])) == key

@@ -1,4 +1,4 @@
-"""Keeps what we ask of an origin within limits: requests and bytes a second, and calls at one time."""
+"""Throttle the calls to an origin: requests and bytes per second, and concurrent calls."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.base.model import Arrived, Attributes, ObjectInfo, Version
 from headrace.origin.origin import Body, Condition, ListPage, Origin, PutSource
 
 PAID_AT_ONCE_BYTES = 8 << 20
-BURST_S = 0.25  # how much unused allowance is kept: a quarter of a second's worth
+BURST_S = 0.25  # unused allowance is saved for this long
 
 
 @dataclass(frozen=True, slots=True)
 class OriginLimits:
-    """0 means no limit."""
+    """The limits of an origin; 0 means no limit."""
 
     requests_per_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -28,8 +28,8 @@ class OriginLimits:
 
 
 class TokenBucket:
-    """Paid in advance, may go into debt: a caller reserves at once and learns how long to wait. So callers are
-    served in their order, and an amount larger than the bucket still goes through."""
+    """A token bucket that may go into debt. A caller reserves at once and learns how long to wait. Callers are
+    therefore served in order, and an amount larger than the bucket still passes."""
 
     def __init__(self, rate_per_s: float) -> None:
         self._rate_per_s = rate_per_s
@@ -38,7 +38,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def reserve(self, amount: float) -> float:
-        """Takes the amount; seconds to wait before using it. From any thread."""
+        """Take the amount and return the seconds to wait before using it. May be called from any thread."""
         with self._lock:
             now_s = time.monotonic()
             full = max(self._rate_per_s * BURST_S, 1.0)
@@ -53,7 +53,7 @@ class TokenBucket:
 
 
 class _PacedSource:
-    """Pays for what is read, in the thread that reads it."""
+    """A source that pays for its bytes in the thread that reads them."""
 
     def __init__(self, inner: PutSource, bucket: TokenBucket, url: str, deadline: Deadline) -> None:
         self._inner = inner
@@ -69,13 +69,16 @@ class _PacedSource:
         wait_s = self._bucket.reserve(end - start)
         if wait_s > 0 and wait_s >= self._deadline.left_s():
             self._bucket.give_back(end - start)
-            raise DeadlineExceededError(self._url, why="throttled (bytes_limit_per_s)")
+            raise DeadlineExceededError(
+                self._url, why="the throttle (bytes_limit_per_s) would delay it past the deadline"
+            )
         time.sleep(wait_s)
         return self._inner.pread(start, end)
 
 
 class ThrottleOrigin:
-    """An Origin around an Origin. A wait that would pass the deadline is refused at once, and takes nothing."""
+    """An Origin around an Origin that keeps limits. A wait that would pass the deadline is refused at once and takes
+    nothing."""
 
     def __init__(self, inner: Origin, limits: OriginLimits) -> None:
         self._inner = inner
@@ -104,7 +107,7 @@ class ThrottleOrigin:
             return await self._inner.read_range(key, start, end, version=version, deadline=deadline)
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
-        """Holds no slot: a listing's consumer may take long between two pages."""
+        """List a directory. Holds no slot, because a listing's consumer may pause long between two pages."""
         await self._pay(0, deadline)
         async for page in self._inner.list_directory(key, deadline=deadline):
             yield page
@@ -113,12 +116,12 @@ class ThrottleOrigin:
     async def put(
         self, key: str, source: PutSource, *, condition: Condition, attributes: Attributes, deadline: Deadline
     ) -> ObjectInfo:
-        """Counts as one request, however many parts it is sent in. The bytes of a large one are paid for part by
+        """Put an object. Counts as one request, however many parts it has. The bytes of a large one are paid part by
         part, as they are read."""
         async with self._slot(deadline):
-            at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
-            await self._pay(source.size_bytes if at_once else 0, deadline)
-            if self._bytes is not None and not at_once:
+            is_paid_at_once = self._bytes is None or source.size_bytes <= PAID_AT_ONCE_BYTES
+            await self._pay(source.size_bytes if is_paid_at_once else 0, deadline)
+            if self._bytes is not None and not is_paid_at_once:
                 source = _PacedSource(source, self._bytes, self.url, deadline)
             return await self._inner.put(
                 key, source, condition=condition, attributes=attributes, deadline=deadline
@@ -153,7 +156,7 @@ class ThrottleOrigin:
                 await self._slots.acquire()
         except TimeoutError:
             raise DeadlineExceededError(
-                self.url, why="too many calls at one time (concurrency_max)"
+                self.url, why="no slot became free before the deadline (concurrency_max)"
             ) from None
         try:
             yield
@@ -161,18 +164,19 @@ class ThrottleOrigin:
             self._slots.release()
 
     async def _pay(self, size_bytes: int, deadline: Deadline) -> None:
-        """For one request of so many bytes. A call that is not made, refused or cancelled, pays nothing."""
+        """Pay for one request of so many bytes. A call that is refused or cancelled pays nothing."""
         charges = [(self._requests, 1), (self._bytes, size_bytes)]
-        taken = [(bucket, amount) for bucket, amount in charges if bucket is not None]
-        wait_s = max((bucket.reserve(amount) for bucket, amount in taken), default=0.0)
+        payments = [(bucket, amount) for bucket, amount in charges if bucket is not None]
+        wait_s = max((bucket.reserve(amount) for bucket, amount in payments), default=0.0)
         try:
             if wait_s > 0 and wait_s >= deadline.left_s():
                 raise DeadlineExceededError(
-                    self.url, why="throttled (request_limit_per_s or bytes_limit_per_s)"
+                    self.url,
+                    why="the throttle (request_limit_per_s or bytes_limit_per_s) would delay it past the deadline",
                 )
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
         except BaseException:
-            for bucket, amount in taken:
+            for bucket, amount in payments:
                 bucket.give_back(amount)
             raise

@@ -1,8 +1,8 @@
-"""The bytes of one put on their way to an object store: in one request, or in parts, within a limit of memory.
+"""Send the bytes of one put to an object store, in one request or in parts, within a memory limit.
 
-An upload in parts can't be given up by cancelling obstore's call, which would leave the parts there, invisible and
-paid for: its source of parts fails instead, and obstore then aborts the upload. Only a store that doesn't answer
-within ABORT_WITHIN_S is left with its parts (S3 and GCS have lifecycle rules for those; Azure drops them in a week).
+Cancelling obstore's call does not abort a multipart upload: its parts would remain at the store, invisible and
+charged for. Instead its source of parts fails, and obstore then aborts the upload. Only a store that does not answer
+within ABORT_WITHIN_S keeps its parts (S3 and GCS have lifecycle rules for them; Azure deletes them after a week).
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """single_max: up to here one request, for which the store itself decides the condition. part_min: of S3 5 MiB at
-    least. parts_max: 10,000 on S3 and GCS. in_flight_max: parts on their way at one time. memory_max: held by all
-    uploads of an origin together; one whose parts are larger takes all of it."""
+    """The limits of uploads.
+
+    - `single_max_bytes`: up to this size a put is one request, for which the store itself enforces the condition.
+    - `part_min_bytes`: at least 5 MiB on S3.
+    - `parts_max`: 10,000 on S3 and GCS.
+    - `in_flight_max`: parts sent at the same time.
+    - `memory_max_bytes`: held by all uploads of an origin together; an upload with larger parts takes all of it.
+    """
 
     single_max_bytes: int = 64 * _MIB
     part_min_bytes: int = 16 * _MIB
@@ -47,20 +52,20 @@ class Sizes:
         return max(self.part_min_bytes, -(-least // _MIB) * _MIB)
 
     def in_flight(self, part_bytes: int) -> int:
-        """One more is being read, and one waits in obstore."""
+        """Return the number of parts in flight. One more is being read, and one waits in obstore."""
         return max(1, min(self.in_flight_max, self.memory_max_bytes // part_bytes - 2))
 
 
 class ByteBudget:
-    """Memory, lent in the order of asking."""
+    """A memory budget, granted in the order of requests."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._free = self._all = bytes_max
+        self._free = self._total = bytes_max
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @contextlib.asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        size = min(size_bytes, self._all)
+        size = min(size_bytes, self._total)
         if self._waiting or size > self._free:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
@@ -90,22 +95,22 @@ class ByteBudget:
 
 
 class _StoppedError(Exception):
-    """What the source of parts fails with when the put is given up."""
+    """Raised by the source of parts when the put is abandoned."""
 
 
 Tags = dict[str, str] | None
 
 
 class Upload:
-    """One put. read: makes the call in a thread. The errors of obstore come out as they are."""
+    """One put. `threads` read its source. The errors of obstore come out unchanged."""
 
     def __init__(
-        self, source: PutSource, sizes: Sizes, threads: Threads, what: str, deadline: Deadline
+        self, source: PutSource, sizes: Sizes, threads: Threads, target: str, deadline: Deadline
     ) -> None:
         self._source = source
         self._sizes = sizes
         self._threads = threads
-        self._what = what
+        self._target = target
         self._deadline = deadline
         self._stopped = False
         self._part_bytes = sizes.part_bytes(source.size_bytes)
@@ -120,8 +125,8 @@ class Upload:
     async def send(
         self, store: ObjectStore, path: str, metadata: Metadata, tags: Tags, mode: PutMode
     ) -> PutResult:
-        """In one request, by the condition of mode."""
-        body: Body | None = getattr(self._source, "content", None)  # a thread less for a small file
+        """Send the file in one request, with the condition of `mode`."""
+        body: Body | None = getattr(self._source, "content", None)  # saves a small file the thread
         if body is None:
             body = await self._read(0, self._source.size_bytes) if self._source.size_bytes else b""
         return await obstore.put_async(
@@ -136,8 +141,8 @@ class Upload:
         tags: Tags,
         before_end: Callable[[], Awaitable[None]],
     ) -> PutResult:
-        """before_end: called when the last part was taken, and before the object comes to be; what it raises comes
-        out, and the upload is aborted."""
+        """Send the file in parts. `before_end` is called after the last part was read and before the object appears;
+        an exception from it comes out, and the upload is aborted."""
         call = asyncio.ensure_future(
             obstore.put_async(
                 store,
@@ -157,7 +162,7 @@ class Upload:
             if not call.done():
                 await self._stop(call)
         if call.cancelled() or isinstance(call.exception(), _StoppedError):
-            raise DeadlineExceededError(self._what, why="not uploaded within the time allowed")
+            raise DeadlineExceededError(self._target, why="the upload did not complete before the deadline")
         return call.result()
 
     async def _stop(self, call: asyncio.Future[PutResult]) -> None:
@@ -166,7 +171,7 @@ class Upload:
         call.cancel()
         await asyncio.wait({call})
         if not call.cancelled():
-            call.exception()  # asked for, so that none is complained of as never retrieved
+            call.exception()  # retrieved, so that asyncio does not report it
 
     async def _parts(self, before_end: Callable[[], Awaitable[None]]) -> AsyncGenerator[Body, None]:
         size, step = self._source.size_bytes, self._part_bytes
@@ -183,7 +188,7 @@ class Upload:
             raise _StoppedError
 
     async def _read(self, start: int, end: int) -> Body:
-        """A read that nobody waits for any more is waited for, as its file may be closed after that."""
+        """Read bytes in a thread. An abandoned read is still awaited, because its file may be closed afterwards."""
         return await self._threads.finish(
-            lambda: self._source.pread(start, end), lambda: None, self._what, self._deadline
+            lambda: self._source.pread(start, end), lambda: None, self._target, self._deadline
         )

@@ -1,6 +1,5 @@
-"""A web server as an origin: files by their URL, folders by the index pages that servers make (nginx, Apache,
-`python -m http.server`). An index names its files and says nothing sure of their sizes, so each is asked for.
-"""
+"""Serve a web server as an origin: files by their URL, directories by the index pages that servers make (nginx,
+Apache, `python -m http.server`). An index names its files without reliable sizes, so each file is queried."""
 
 from __future__ import annotations
 
@@ -30,24 +29,24 @@ _PAGE = 256
 class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            self.found.extend(value for name, value in attrs if name == "href" and value)
+            self.links.extend(value for name, value in attrs if name == "href" and value)
 
 
 def index_names(page: str, path: str) -> list[str]:
-    """The children that an index page links to, each once, folders with a slash at the end. path: the page's own,
-    unquoted, with slashes at both ends. Links to elsewhere, to parents and to sort orders are left out. ValueError for
-    what can't be read as a page."""
+    """Return the children that an index page links to, each once; directories end with a slash. `path` is the page's
+    own, unquoted, with slashes at both ends. Links to other places, to parents and to sort orders are ignored. Raise
+    ValueError if the page can't be parsed."""
     links = _Links()
     try:
         links.feed(page)
-    except AssertionError as error:  # of the parser, for some broken declarations
+    except AssertionError as error:  # from the parser, for some broken declarations
         raise ValueError(str(error)) from error
     names: dict[str, None] = {}
-    for link in links.found:
+    for link in links.links:
         try:
             parts = urllib.parse.urlsplit(link)
         except ValueError:
@@ -65,26 +64,30 @@ def index_names(page: str, path: str) -> list[str]:
 
 
 class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
-    """prefix: the path of the attached URL. An URL of one file is a folder with that file in it."""
+    """A web server as an origin. `prefix` is the path of the attached URL. A URL of one file is a directory with that
+    file in it."""
 
     def __init__(self, url: str, stores: Stores, prefix: str) -> None:
         super().__init__(url, stores, prefix)
-        self._bucket_seen = True
+        self._bucket_exists = True
         self._only = ""
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
-        """A server answers for a folder with its index: a page without a date and an ETag, which files have."""
-        what = self._where(key)
+        """Return a file. A server answers for a directory with its index: a page without a date and an ETag, which
+        files have."""
+        target = self._where(key)
         if not key or key.endswith("/"):
-            raise PathNotFoundError(what, why="no such object")
-        async with within(deadline, what):
-            with translated(what):
+            raise PathNotFoundError(target, why="no such object")
+        async with within(deadline, target):
+            with translated(target):
                 result = await obstore.get_async(
                     self._stores.objects, self._full(key), options={"head": True}
                 )
         version = version_of(result.meta)
         if not version.token and not version.mtime_ns:
-            raise PathNotFoundError(what, why="the server names no version of it (a folder, or a made page)")
+            raise PathNotFoundError(
+                target, why="the server names no version of it (a directory or a generated page)"
+            )
         return ObjectInfo(key, version)
 
     async def read_range(
@@ -96,7 +99,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             raise NotSupportedError(
                 self._where(key),
                 why="this web server does not serve ranges",
-                hint="use one that does, as nginx",
+                hint="use a server that does, for example nginx",
             ) from error
 
     async def list_directory(self, key: str, *, deadline: Deadline) -> AsyncIterator[ListPage]:
@@ -105,7 +108,7 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         except PathNotFoundError:
             if key:
                 return
-            raise BucketNotFoundError(self.url, why="the server has nothing there") from None
+            raise BucketNotFoundError(self.url, why="the server has no such path") from None
         except NotSupportedError:
             only = await self._only_file(deadline) if not key else None
             if only is None:
@@ -113,11 +116,11 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
             yield ListPage((only,), ())
             return
         directories = [name[:-1] for name in names if name.endswith("/")]
-        for at in range(0, len(directories), _PAGE):
-            yield ListPage((), tuple(directories[at : at + _PAGE]))
+        for start in range(0, len(directories), _PAGE):
+            yield ListPage((), tuple(directories[start : start + _PAGE]))
         files = [f"{key}/{name}" if key else name for name in names if not name.endswith("/")]
-        for at in range(0, len(files), _PAGE):
-            yield ListPage(tuple(await self._infos(files[at : at + _PAGE], deadline)), ())
+        for start in range(0, len(files), _PAGE):
+            yield ListPage(tuple(await self._infos(files[start : start + _PAGE], deadline)), ())
 
     def _full(self, key: str) -> str:
         if self._only and key == self._only:
@@ -125,20 +128,20 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
         return super()._full(key)
 
     async def _index(self, key: str, deadline: Deadline) -> list[str]:
-        what = self._where(key)
-        async with within(deadline, what):
-            with translated(what):
+        target = self._where(key)
+        async with within(deadline, target):
+            with translated(target):
                 result = await obstore.get_async(self._stores.listings, self._full(key))
             kind = str(result.attributes.get("Content-Type", ""))
             if not kind.startswith("text/html") or result.meta["size"] > INDEX_BYTES_MAX:
-                raise NotSupportedError(what, why="the server shows no index of this folder")
-            with translated(what):
+                raise NotSupportedError(target, why="the server shows no index of this directory")
+            with translated(target):
                 page = bytes(memoryview(await result.bytes_async()))
         path = f"/{self._full(key)}/" if self._full(key) else "/"
         try:
             return index_names(page.decode("utf-8", errors="surrogateescape"), path)
         except ValueError as error:
-            raise NotSupportedError(what, why=f"the server's index can't be read: {error}") from error
+            raise NotSupportedError(target, why=f"the server's index can't be parsed: {error}") from error
 
     async def _only_file(self, deadline: Deadline) -> ObjectInfo | None:
         name = self._prefix.rpartition("/")[2]
@@ -154,13 +157,13 @@ class WebOrigin(ReadOnlyCalls, ObjectStoreOrigin):
     async def _infos(self, keys: list[str], deadline: Deadline) -> list[ObjectInfo]:
         slots = asyncio.Semaphore(HEADS_AT_A_TIME)
 
-        async def one(key: str) -> ObjectInfo | None:
+        async def head_or_none(key: str) -> ObjectInfo | None:
             async with slots:
                 try:
                     return await self.head(key, deadline=deadline)
                 except PathNotFoundError:
-                    log.warning("index names what is not served url=%s", ascii(self._where(key)))
+                    log.warning("index links to a missing file url=%s", ascii(self._where(key)))
                     return None
 
-        found = await all_of([one(key) for key in keys])
-        return [info for info in found if info is not None]
+        heads = await all_of([head_or_none(key) for key in keys])
+        return [info for info in heads if info is not None]

@@ -300,7 +300,7 @@ def test_wrong_words_and_paths_are_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no such option"):
             await jobs.submit("free", "/", {"replicas": "2"})
         for call in (jobs.cancel, jobs.retry):
-            with pytest.raises(UsageError, match="none"):
+            with pytest.raises(UsageError, match="no such job"):
                 await call("7")
         assert w.records.values == {}
 

@@ -49,7 +49,7 @@ def put(
         top=below(path.parent),
         condition=condition,
         attributes=attributes,
-        turn=CommitPoint(),
+        commit=CommitPoint(),
         version_of=version,
     )
 
@@ -268,7 +268,7 @@ def test_what_is_put_is_on_its_own_disk_before_it_has_its_name(tmp_path: Path) -
             top=below(tmp_path),
             condition=Absent(),
             attributes=Attributes(),
-            turn=CommitPoint(),
+            commit=CommitPoint(),
             version_of=version_of,
         )
     assert source.settled == [False]
