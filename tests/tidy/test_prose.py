@@ -64,7 +64,6 @@ PENDING = {
     "node",
     "peer",
     "sdk",
-    "testing",
 }
 """Packages that are not rewritten yet."""
 PACKAGES = sorted(path.name for path in SOURCES.iterdir() if path.name not in ("__pycache__", "py.typed"))

@@ -1,13 +1,13 @@
 """Probe which preconditions of a put a store enforces itself.
 
-The node tries them once with a temporary object of a hidden name, separately for single requests and for multipart
-uploads, before the first put that has a condition. A process that is killed during the probe leaves its object
+The node tries them once with a temporary object of a hidden name, before the first put that has a condition. It
+probes single requests and multipart uploads separately. A process that is killed during the probe leaves its object
 behind; a probe a day later removes it.
 
 obstore gives a multipart upload no condition. On S3 the request that completes an upload takes If-Match and
-If-None-Match, so such an upload gets a client of its own that sends the header with each request. The probe shows
-whether the store enforces it there and ignores it elsewhere. (Azure signs these headers, and GCS has no conditions
-for parts, so neither is probed.)
+If-None-Match. Such an upload therefore gets a client of its own that sends the header with each request. The probe
+shows whether the store enforces it there and ignores it elsewhere. (Azure signs these headers, and GCS has no
+conditions for parts, so neither is probed.)
 """
 
 from __future__ import annotations

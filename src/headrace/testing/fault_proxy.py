@@ -1,7 +1,7 @@
-"""A proxy before a real server that spoils its answers: what clients make of 500, 503, half a body, silence, and of
-nobody there.
+"""Run a proxy before a real server that injects faults into its responses: 500, 503, half a body, silence, refused
+connections.
 
-Signatures stay valid: the Host header goes through as the client sent it.
+Signatures stay valid, because the Host header passes through as the client sent it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from typing import Any
 from headrace.testing.servers import Server
 
 MODES = ("pass", "500", "503", "429", "half", "close", "hang", "stall", "lost")
-"""half: the whole head, half of the body, then the connection is closed. close: closed without a word. hang: no
-answer until the mode changes or the proxy ends; then closed. stall: half of the body, then as hang. lost: the server
-does it, and the answer is lost."""
+"""The faults.
+
+- half: send the whole head and half of the body, then close the connection.
+- close: close the connection without a response.
+- hang: send no response until the mode changes or the proxy ends, then close.
+- stall: send half of the body, then hang.
+- lost: let the server execute the request, and lose the response.
+"""
 
 _HOP_BY_HOP = (
     "connection",
@@ -35,17 +40,25 @@ _HOP_BY_HOP = (
 
 
 class FaultProxy:
-    """endpoint: what to use in place of the server's. mode: one of MODES, for each request that comes from now on.
-    share: of the requests that mode spoils, 0 to 1; others pass. passed_s: when each request that passed was answered.
-    requests: how many came so far. drops: names of headers, in small letters, that requests lose on the way; where the
-    server checks signatures, it refuses them then. asked: of each request its method and path. put_delay_s: how long
-    each PUT and POST waits before the server has it. flip_share: of the bodies of objects that are asked for, how many
-    come with one bit of each MiB turned over, at random; put_flip_share: the same of bodies that are put; flipped: how
-    many did."""
+    """A proxy that injects faults.
 
-    def __init__(self, server: Server, endpoint: str, door: _Door) -> None:
+    - `endpoint`: the address to use in place of the server's.
+    - `mode`: one of MODES, for every request from now on.
+    - `share`: the share of requests that get the fault, 0 to 1; the others pass.
+    - `passed_s`: when each request that passed was answered.
+    - `requests`: the number of requests so far.
+    - `drops`: names of headers, in lower case, that the proxy removes from requests; a server that checks signatures
+      then refuses them.
+    - `asked`: the method and path of each request.
+    - `put_delay_s`: the delay of each PUT and POST before the server gets it.
+    - `flip_share`: the share of object bodies in which one random bit of each MiB is flipped; `put_flip_share` is the
+      same for uploads.
+    - `flipped`: the number of bodies with flipped bits.
+    """
+
+    def __init__(self, server: Server, endpoint: str, listener: _Listener) -> None:
         self.server = server
-        self._door = door
+        self._listener = listener
         self.endpoint = endpoint
         self.requests = 0
         self.put_delay_s = 0.0
@@ -72,26 +85,26 @@ class FaultProxy:
         self._set(mode, None)
 
     def fail_next(self, mode: str, count: int) -> None:
-        """That mode for the next `count` requests, then pass."""
+        """Apply a mode to the next `count` requests, then pass."""
         self._set(mode, count)
 
     def refuse(self) -> None:
-        """Nobody listens any more, and what is asked on the connections that there are gets no answer."""
+        """Refuse new connections, and answer no request on the existing ones."""
         self.mode = "close"
-        self._door.shut()
+        self._listener.close()
 
     def accept(self) -> None:
-        """After `refuse`: all is well again."""
+        """Accept connections again after `refuse`, without faults."""
         self.mode = "pass"
-        self._door.open()
+        self._listener.open()
 
     def lose_next(self, method: str) -> None:
-        """The next request of that method is done, and its answer lost; others pass."""
+        """Execute the next request of that method and lose its response; others pass."""
         with self._lock:
             self._losing = method
 
     def options(self) -> dict[str, str]:
-        """What build_origin needs besides the URL."""
+        """Return what build_origin needs besides the URL."""
         options = self.server.options()
         return {**options, "endpoint": self.endpoint} if "endpoint" in options else options
 
@@ -106,7 +119,7 @@ class FaultProxy:
             self._changed = threading.Event()
 
     def next_mode(self, method: str) -> tuple[str, threading.Event]:
-        """Of a request that just came, and what tells a hanging one to end."""
+        """Return the mode of a request that just arrived, and the event that ends a hanging one."""
         with self._lock:
             self.requests += 1
             if method == self._losing:
@@ -117,19 +130,20 @@ class FaultProxy:
                     self._mode, self._left = "pass", None
                 else:
                     self._left -= 1
-            spoils = self.share >= 1.0 or self._chance.random() < self.share
-            return self._mode if spoils else "pass", self._changed
+            is_faulty = self.share >= 1.0 or self._chance.random() < self.share
+            return self._mode if is_faulty else "pass", self._changed
 
     def flip(self, body: bytes, share: float) -> bytes:
+        """Change one random bit of each MiB, in that share of the bodies."""
         with self._lock:
             if not body or self._chance.random() >= share:
                 return body
             self.flipped += 1
-            spoilt = bytearray(body)
-            for start in range(0, len(spoilt), 1 << 20):
-                place = self._chance.randrange(start, min(start + (1 << 20), len(spoilt)))
-                spoilt[place] ^= 1 << self._chance.randrange(8)
-        return bytes(spoilt)
+            flipped = bytearray(body)
+            for start in range(0, len(flipped), 1 << 20):
+                index = self._chance.randrange(start, min(start + (1 << 20), len(flipped)))
+                flipped[index] ^= 1 << self._chance.randrange(8)
+        return bytes(flipped)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -140,7 +154,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the client gave up: that is what it should do
+        with contextlib.suppress(ConnectionError):  # the client gave up, as it should
             super().handle()
 
     def _answer(self) -> None:
@@ -183,9 +197,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 if name.lower() not in _HOP_BY_HOP and name.lower() not in self.proxy.drops:
                     connection.putheader(name, value)
             connection.endheaders(sent or None)
-            answer = connection.getresponse()
-            headers = [pair for pair in answer.getheaders() if pair[0].lower() not in _HOP_BY_HOP]
-            return answer.status, headers, answer.read()
+            response = connection.getresponse()
+            headers = [pair for pair in response.getheaders() if pair[0].lower() not in _HOP_BY_HOP]
+            return response.status, headers, response.read()
         finally:
             connection.close()
 
@@ -208,30 +222,30 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        return None  # a client that went away
+        return None  # the client closed the connection
 
 
 @contextlib.contextmanager
 def fault_proxy(server: Server) -> Iterator[FaultProxy]:
-    """In front of a running server, from threads of this process."""
+    """Run a proxy before a running server, in threads of this process."""
 
     class Handler(_Handler):
         pass
 
-    door = _Door(Handler)
+    listener = _Listener(Handler)
     path = urllib.parse.urlsplit(server.endpoint).path
-    proxy = FaultProxy(server, f"http://127.0.0.1:{door.port}{path}", door)
+    proxy = FaultProxy(server, f"http://127.0.0.1:{listener.port}{path}", listener)
     Handler.proxy = proxy
-    door.open()
+    listener.open()
     try:
         yield proxy
     finally:
-        proxy.mode = "pass"  # lets go of what hangs
-        door.shut()
+        proxy.mode = "pass"  # ends hanging requests
+        listener.close()
 
 
-class _Door:
-    """Where the proxy listens; it can be shut and opened again at the same port."""
+class _Listener:
+    """The listening socket of the proxy. It can close and open again at the same port."""
 
     def __init__(self, handler: type[_Handler]) -> None:
         self._handler = handler
@@ -247,8 +261,8 @@ class _Door:
         )
         self._thread.start()
 
-    def shut(self) -> None:
-        """Who connects is refused. Connections that there are stay."""
+    def close(self) -> None:
+        """Refuse new connections. Existing ones stay open."""
         if self._thread is not None:
             self._listening.shutdown()
             self._thread.join()

@@ -1,4 +1,4 @@
-"""An origin that fails by plan: what real ones do rarely and tests need at will."""
+"""Wrap an origin that fails by plan, as real ones rarely do and tests need at will."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ CALLS = ("head", "list", "read", "put", "remove", "directory")
 
 
 class PlannedFault(Enum):
-    """UNAVAILABLE: 503. HALF: the answer breaks off half-way (of a listing: after its first page). HANG: nothing
-    comes until the deadline. DENIED: 403. CHANGED: the object was replaced.
-    CONFLICT: a put or remove met another version. LOST: a put, remove or directory call took place, and its answer
-    broke off. SHORT: half a body passed off as the
-    whole, which no origin may do: to test who must not trust it."""
+    """The faults.
+
+    - UNAVAILABLE: status 503.
+    - HALF: the response breaks off half-way (a listing: after its first page).
+    - HANG: no response until the deadline.
+    - DENIED: status 403.
+    - CHANGED: the object was replaced.
+    - CONFLICT: a put or remove met another version.
+    - LOST: a put, remove or directory call took place, and its response was lost.
+    - SHORT: half a body is returned as the whole, which no origin may do: it tests callers that must not trust it.
+    """
 
     UNAVAILABLE = "unavailable"
     HALF = "half"
@@ -40,7 +46,8 @@ class PlannedFault(Enum):
 
 
 class FaultyOrigin:
-    """An Origin around an Origin. asked: each call so far, as (call, key), the failed ones included."""
+    """An Origin around an Origin that fails by plan. `asked` has each call so far as (call, key), including failed
+    ones."""
 
     def __init__(self, inner: Origin) -> None:
         self._inner = inner
@@ -57,23 +64,26 @@ class FaultyOrigin:
     def writable(self) -> bool:
         return self._inner.writable
 
-    def fail(self, call: str, fault: PlannedFault | HeadraceError, *, at: int | range | None = None) -> None:
-        """call: one of CALLS. at: which of these calls fail, the next one being 0; None for all from now on."""
+    def fail(
+        self, call: str, fault: PlannedFault | HeadraceError, *, numbers: int | range | None = None
+    ) -> None:
+        """Plan a fault for a call, one of CALLS. `numbers` selects which of these calls fail, the next one being 0;
+        None selects all from now on."""
         assert call in CALLS, call
-        if at is None:
+        if numbers is None:
             self._always[call] = fault
             return
-        done = self.count(call)
-        for number in [at] if isinstance(at, int) else at:
-            self._plan[call, done + number] = fault
+        begun = self.count(call)
+        for number in [numbers] if isinstance(numbers, int) else numbers:
+            self._plan[call, begun + number] = fault
 
     def mend(self) -> None:
-        """No call fails from now on."""
+        """End all planned faults."""
         self._plan.clear()
         self._always.clear()
 
     def count(self, call: str) -> int:
-        return sum(one == call for one, _ in self.asked)
+        return sum(name == call for name, _ in self.asked)
 
     async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
         fault = self._next("head", key)
@@ -138,19 +148,19 @@ class FaultyOrigin:
         return self._plan.get((call, number), self._always.get(call))
 
     async def _raise(self, fault: PlannedFault | HeadraceError, key: str, deadline: Deadline) -> None:
-        what = f"{self.url}/{key}"
+        target = f"{self.url}/{key}"
         if isinstance(fault, HeadraceError):
             raise fault
         if fault is PlannedFault.HANG:
             await self._hang(deadline)
-            raise DeadlineExceededError(what, why="hangs by plan")
+            raise DeadlineExceededError(target, why="hangs by plan")
         if fault is PlannedFault.DENIED:
-            raise OriginDeniedError(what, why="denied by plan")
+            raise OriginDeniedError(target, why="denied by plan")
         if fault is PlannedFault.CHANGED:
-            raise VersionChangedError(what, why="changed by plan")
+            raise VersionChangedError(target, why="changed by plan")
         if fault is PlannedFault.CONFLICT:
-            raise ConflictError(what, why="changed by plan")
-        raise OriginUnavailableError(what, why=f"{fault.value} by plan")
+            raise ConflictError(target, why="changed by plan")
+        raise OriginUnavailableError(target, why=f"{fault.value} by plan")
 
     async def _hang(self, deadline: Deadline) -> None:
         self.hanging += 1

@@ -1,9 +1,10 @@
-"""GCS's XML interface of uploads, which obstore speaks, in front of fake-gcs-server, which knows only JSON's.
+"""Serve GCS's XML interface for uploads, which obstore uses, before fake-gcs-server, which has only the JSON
+interface.
 
-A PUT and a multipart upload become an upload of the JSON interface, with its generation conditions and metadata; all
-else goes through as it is. What a condition means, what is stored and what a reader sees is the server's own doing;
-the parts of an upload are kept here until it is complete. (XML interface: "XML API multipart uploads" and "Request
-headers" in the reference of Cloud Storage.)
+A PUT and a multipart upload become an upload of the JSON interface, with its generation conditions and metadata. All
+other requests pass unchanged. The server itself enforces conditions, stores objects and serves readers; this process
+keeps the parts of an upload until it is complete. (XML interface: "XML API multipart uploads" and "Request headers"
+in the reference of Cloud Storage.)
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _Upload:
 
 @dataclass
 class GcsFront:
-    """endpoint: where obstore is to be sent. uploads: those begun and neither completed nor aborted, by id."""
+    """A running front. `endpoint` is the address for obstore. `uploads` are those neither completed nor aborted, by
+    id."""
 
     endpoint: str
     uploads: dict[str, _Upload]
@@ -48,7 +50,7 @@ class GcsFront:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    behind: int
+    server_port: int
     uploads: dict[str, _Upload]
     ids: itertools.count[int]
 
@@ -67,7 +69,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._forward()
             return
         self.uploads.pop(query["uploadId"], None)
-        self._answer(204, {}, b"")
+        self._respond(204, {}, b"")
 
     def do_PUT(self) -> None:
         (bucket, key), query = self._split()
@@ -77,10 +79,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         upload = self.uploads.get(query["uploadId"])
         if upload is None:
-            self._answer(404, {}, b"")
+            self._respond(404, {}, b"")
             return
         upload.parts[int(query["partNumber"])] = body
-        self._answer(200, {"ETag": f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'}, b"")
+        self._respond(200, {"ETag": f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'}, b"")
 
     def do_POST(self) -> None:
         (bucket, key), query = self._split()
@@ -89,12 +91,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             id = f"upload-{next(self.ids)}"
             self.uploads[id] = _Upload(key, dict(self.headers.items()))
             text = f"<InitiateMultipartUploadResult><UploadId>{id}</UploadId></InitiateMultipartUploadResult>"
-            self._answer(200, {"Content-Type": "application/xml"}, text.encode())
+            self._respond(200, {"Content-Type": "application/xml"}, text.encode())
         elif "uploadId" in query:
             upload = self.uploads.pop(query["uploadId"])
-            numbers = [int(one) for one in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
-            whole = b"".join(upload.parts[number] for number in numbers)
-            self._store(bucket, key, whole, upload.headers, as_xml=True)
+            numbers = [int(digits) for digits in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
+            content = b"".join(upload.parts[number] for number in numbers)
+            self._store(bucket, key, content, upload.headers, as_xml=True)
         else:
             self._forward(body)
 
@@ -113,46 +115,52 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         lower = {name.lower(): value for name, value in headers.items()}
         prefix = "x-goog-meta-"
         metadata = {name[len(prefix) :]: value for name, value in lower.items() if name.startswith(prefix)}
-        given = {field: lower[name] for name, field in _FIELDS.items() if name in lower}
-        about = json.dumps({"name": key, "metadata": metadata, **given}).encode()
-        kind_of_bytes = lower.get("content-type", "application/octet-stream").encode()
+        fields = {field: lower[name] for name, field in _FIELDS.items() if name in lower}
+        description = json.dumps({"name": key, "metadata": metadata, **fields}).encode()
+        content_type = lower.get("content-type", "application/octet-stream").encode()
         query = {"uploadType": "multipart"}
         if "x-goog-if-generation-match" in lower:
             query["ifGenerationMatch"] = lower["x-goog-if-generation-match"]
-        sent = b"\r\n".join(
+        request_body = b"\r\n".join(
             [
-                b"--%b\r\nContent-Type: application/json\r\n\r\n%b" % (_BOUNDARY.encode(), about),
-                b"--%b\r\nContent-Type: %b\r\n\r\n%b" % (_BOUNDARY.encode(), kind_of_bytes, body),
+                b"--%b\r\nContent-Type: application/json\r\n\r\n%b" % (_BOUNDARY.encode(), description),
+                b"--%b\r\nContent-Type: %b\r\n\r\n%b" % (_BOUNDARY.encode(), content_type, body),
                 b"--%b--\r\n" % _BOUNDARY.encode(),
             ]
         )
         path = f"/upload/storage/v1/b/{bucket}/o?{urllib.parse.urlencode(query)}"
-        kind = {"Content-Type": f"multipart/related; boundary={_BOUNDARY}"}
-        status, _, answer = self._ask("POST", path, sent, kind)
+        request_headers = {"Content-Type": f"multipart/related; boundary={_BOUNDARY}"}
+        status, _, response = self._request("POST", path, request_body, request_headers)
         if status != 200:
-            self._answer(status, {}, answer)
+            self._respond(status, {}, response)
             return
-        found = json.loads(answer)
-        told = {"ETag": f'"{found["etag"]}"', "x-goog-generation": found["generation"]}
-        xml = f"<CompleteMultipartUploadResult><ETag>&quot;{found['etag']}&quot;</ETag></CompleteMultipartUploadResult>"
-        self._answer(200, told, xml.encode() if as_xml else b"")
+        info = json.loads(response)
+        response_headers = {"ETag": f'"{info["etag"]}"', "x-goog-generation": info["generation"]}
+        xml = f"<CompleteMultipartUploadResult><ETag>&quot;{info['etag']}&quot;</ETag></CompleteMultipartUploadResult>"
+        self._respond(200, response_headers, xml.encode() if as_xml else b"")
 
     def _forward(self, body: bytes | None = None) -> None:
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _DROPPED}
-        sent = self._body() if body is None else body
-        status, told, answer = self._ask(self.command, self.path, sent, headers)
-        length = {"Content-Length": told["Content-Length"]} if self.command == "HEAD" and told else {}
-        self._answer(status, told, answer, length)
+        request_body = self._body() if body is None else body
+        status, response_headers, response = self._request(self.command, self.path, request_body, headers)
+        length = (
+            {"Content-Length": response_headers["Content-Length"]}
+            if self.command == "HEAD" and response_headers
+            else {}
+        )
+        self._respond(status, response_headers, response, length)
 
-    def _ask(
+    def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, dict[str, str], bytes]:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.behind, timeout=60)) as server:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=60)
+        ) as server:
             server.request(method, path, body=body or None, headers=headers)
-            answer = server.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
+            response = server.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
 
-    def _answer(
+    def _respond(
         self, status: int, headers: dict[str, str], body: bytes, length: dict[str, str] | None = None
     ) -> None:
         self.send_response_only(status)
@@ -168,9 +176,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def gcs_front(port: int) -> Iterator[GcsFront]:
-    """Before the server on that loopback port; served from threads of this process."""
+    """Run a front before the server on that loopback port, in threads of this process."""
     uploads: dict[str, _Upload] = {}
-    handler = type("Handler", (_Handler,), {"behind": port, "uploads": uploads, "ids": itertools.count(1)})
+    handler = type(
+        "Handler", (_Handler,), {"server_port": port, "uploads": uploads, "ids": itertools.count(1)}
+    )
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="gcs_front", daemon=True)

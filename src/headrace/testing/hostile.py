@@ -1,7 +1,8 @@
-"""Connections of somebody who wants a server to be of no use to others: thousands of them, from one thread.
+"""Open thousands of hostile connections from one thread, which try to make a server useless to others.
 
-As a program: `python -m headrace.testing.hostile --address HOST:PORT --count 5000 --seconds 60 KIND…`. Says a JSON line
-when all were opened once, and one at its end. A connection that the server closes is opened again a second later.
+As a program: `python -m headrace.testing.hostile --address HOST:PORT --count 5000 --seconds 60 KIND…`. It prints a
+JSON line when all connections were opened once, and one at its end. A connection that the server closes is opened
+again a second later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from headrace.wire.peer_frame import encode
 from headrace.wire.peer_messages import PEER_PROTOCOL, PeerHello
 
-AGAIN_S = 1.0
+REOPEN_S = 1.0
 TICKS_A_SECOND = 20
 OPENED_A_SECOND = 2000
 FLOOD = bytes(64 << 10)
@@ -31,7 +32,8 @@ FLOOD = bytes(64 << 10)
 
 @dataclass(frozen=True)
 class HostileKind:
-    """first: what is sent at once. slowly: a byte of it a second, for ever. flood: as much as the server takes."""
+    """A kind of hostile connection. `first` is sent at once. `slowly` is sent once a second, forever. `flood`: send
+    as much as the server accepts."""
 
     first: bytes = b""
     slowly: bytes = b""
@@ -39,7 +41,7 @@ class HostileKind:
 
 
 def client_hello() -> bytes:
-    """The first flight of a TLS client."""
+    """Return the first flight of a TLS client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -49,7 +51,8 @@ def client_hello() -> bytes:
 
 
 def kinds_of(target: str) -> dict[str, HostileKind]:
-    """What is done to an HTTP server. target: of uploads that it refuses, such as /bucket/key."""
+    """Return the attacks on an HTTP server. `target` is the path of uploads that the server refuses, such as
+    /bucket/key."""
     head = f"PUT {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
     upload = head + b"Content-Length: 1000000000\r\n\r\n"
     return {
@@ -66,6 +69,7 @@ def kinds_of(target: str) -> dict[str, HostileKind]:
 
 
 def kinds_for_peers() -> dict[str, HostileKind]:
+    """Return the attacks on the port of peers."""
     hello = encode(PeerHello((PEER_PROTOCOL, PEER_PROTOCOL), "another-cluster", "mallory"))
     return {
         "silent": HostileKind(),
@@ -77,7 +81,7 @@ def kinds_for_peers() -> dict[str, HostileKind]:
 
 
 class Hostile:
-    """sources: addresses that the connections come from, in turn."""
+    """A set of hostile connections. `sources` are the addresses that they come from, in turn."""
 
     def __init__(
         self,
@@ -107,11 +111,11 @@ class Hostile:
             time.sleep(max(0.0, 1 / TICKS_A_SECOND - (time.monotonic() - now_s)))
 
     def stop(self) -> None:
-        """`run` returns soon."""
+        """Make `run` return soon."""
         self._stopping = True
 
     def turn(self) -> None:
-        """What is done in a twentieth of a second."""
+        """Do the work of a twentieth of a second."""
         self._tick += 1
         for number, _ in self._epoll.poll(0):
             self._read(number)
@@ -143,13 +147,13 @@ class Hostile:
         sock.setblocking(False)
         try:
             sock.bind((self._sources[index % len(self._sources)], 0))
-            done = sock.connect_ex(self._address)
+            code = sock.connect_ex(self._address)
         except OSError:
-            done = errno.EADDRNOTAVAIL
-        if done not in (0, errno.EINPROGRESS):
+            code = errno.EADDRNOTAVAIL
+        if code not in (0, errno.EINPROGRESS):
             self.counts["not opened"] += 1
             sock.close()
-            self._to_open.append((time.monotonic() + AGAIN_S, index))
+            self._to_open.append((time.monotonic() + REOPEN_S, index))
             return
         self.counts["opened"] += 1
         self._open[sock.fileno()] = sock, index
@@ -182,11 +186,12 @@ class Hostile:
         self.counts["ended by the server"] += 1
         self._open.pop(sock.fileno(), None)
         sock.close()
-        self._to_open.append((time.monotonic() + AGAIN_S, index))
+        self._to_open.append((time.monotonic() + REOPEN_S, index))
 
 
-def say(found: dict[str, int]) -> None:
-    sys.stdout.write(json.dumps(found) + "\n")
+def say(counts: dict[str, int]) -> None:
+    """Print counts as a JSON line."""
+    sys.stdout.write(json.dumps(counts) + "\n")
     sys.stdout.flush()
 
 
@@ -194,25 +199,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--address", required=True, help="The HOST:PORT to attack.")
+    parser.add_argument("--count", type=int, default=5000, help="The number of connections.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="The duration in seconds.")
     parser.add_argument(
-        "--rate", type=int, default=OPENED_A_SECOND, help="connections opened a second at most"
+        "--rate",
+        type=int,
+        default=OPENED_A_SECOND,
+        help="The largest number of connections to open per second.",
     )
-    parser.add_argument("--target", default="/bucket/key", help="of uploads")
-    parser.add_argument("--source", action="append", help="an address that connections come from")
-    parser.add_argument("--peers", action="store_true", help="the peers' port, and no HTTP server")
-    parser.add_argument("kind", nargs="*", help="all, where none is named")
-    given = parser.parse_args()
+    parser.add_argument("--target", default="/bucket/key", help="The path of uploads.")
+    parser.add_argument(
+        "--source", action="append", help="An address that connections come from; may be repeated."
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="Attack the port of peers instead of an HTTP server."
+    )
+    parser.add_argument("kind", nargs="*", help="The kinds of connections; all of them by default.")
+    arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    known = kinds_for_peers() if given.peers else kinds_of(given.target)
-    kinds = [known[name] for name in given.kind or known]
-    host, _, port = given.address.rpartition(":")
-    sources = given.source or ["127.0.0.1"]
-    hostile = Hostile((host, int(port)), kinds, given.count, sources, opened_a_second=given.rate)
-    until_s = time.monotonic() + given.seconds
+    all_kinds = kinds_for_peers() if arguments.peers else kinds_of(arguments.target)
+    kinds = [all_kinds[name] for name in arguments.kind or all_kinds]
+    host, _, port = arguments.address.rpartition(":")
+    sources = arguments.source or ["127.0.0.1"]
+    hostile = Hostile((host, int(port)), kinds, arguments.count, sources, opened_a_second=arguments.rate)
+    until_s = time.monotonic() + arguments.seconds
     while not hostile.opened_once and time.monotonic() < until_s:
         hostile.run(0.05)
     say({"opened": hostile.counts["opened"]})

@@ -1,11 +1,11 @@
-"""What every origin must do, as tests: subclass OriginSuite and give it a fixture `subject`.
+"""Test what every origin must do: subclass OriginSuite and give it a fixture `subject`.
 
     class TestMyOrigin(OriginSuite):
         @pytest.fixture
         def subject(self) -> Subject: ...
 
-Each test works in a folder of its own, so that one server does for all. What an origin can't do it declares in its
-Traits; the suite then checks that it refuses, or skips with the reason, and never passes in silence.
+Each test works in a directory of its own, so one server serves all of them. An origin declares in its Traits what it
+can't do. The suite then checks that it refuses, or skips with the reason, and never passes silently.
 """
 
 from __future__ import annotations
@@ -77,13 +77,17 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an origin declares of itself; the plain object store is the default.
+    """Declares the properties of an origin; the defaults are those of a plain object store.
 
-    missing_bucket: what a place that doesn't exist is answered with; None: there is no such thing as a bucket.
-    both: a name may be a file and a folder at one time. strange_names: those of NAMES that it can't hold.
-    strict_folders: listing what is a file is NotSupportedError, and not just empty. writable: can be put to. folders:
-    an empty folder is something. keeps_attributes: head tells what a put was given. makes_buckets: a put to a bucket
-    that doesn't exist makes it. decides_races: a condition holds against another put at the same time, too.
+    - `missing_bucket`: the error for a place that doesn't exist; None if there are no buckets.
+    - `both`: a name may be a file and a directory at the same time.
+    - `strange_names`: the NAMES that it can't hold.
+    - `strict_folders`: listing a file raises NotSupportedError instead of yielding nothing.
+    - `writable`: supports puts.
+    - `folders`: an empty directory exists.
+    - `keeps_attributes`: head returns the attributes of the put.
+    - `makes_buckets`: a put to a missing bucket creates it.
+    - `decides_races`: a condition holds against a concurrent put, too.
     """
 
     missing_bucket: type[HeadraceError] | None = BucketNotFoundError
@@ -99,11 +103,12 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An origin to be tested, and the way to change what it holds that doesn't go through it.
+    """An origin under test, and a way to change its content that bypasses it.
 
-    attach: the origin with its root at that prefix ("" for the top). put and delete take keys from the top.
-    attach_nowhere: at a bucket, or folder, that doesn't exist. attach_in_parts: one that puts in small parts what is
-    larger than some MiB.
+    - `attach`: returns the origin with its root at that prefix ("" for the top). `put` and `delete` take keys from
+      the top.
+    - `attach_nowhere`: returns an origin at a bucket or directory that doesn't exist.
+    - `attach_in_parts`: returns an origin that puts files above some MiB in small parts.
     """
 
     attach: Callable[[str], Origin]
@@ -114,7 +119,7 @@ class Subject:
     traits: Traits = Traits()
 
     def put_all(self, keys: Iterable[str], data: bytes) -> None:
-        """Four at a time: half the test's time is this."""
+        """Put the same data under all keys, four at a time: this takes half of the test's time."""
         with ThreadPoolExecutor(4) as pool:
             for _ in pool.map(lambda key: self.put(key, data), keys):
                 pass
@@ -128,9 +133,9 @@ class CollectedListing:
 
 
 def run(attach: Callable[[], Origin], body: Callable[[Origin], Awaitable[Result]]) -> Result:
-    """body with an origin that lives in an event loop of its own; nothing may be left running in it."""
+    """Run `body` with an origin in an event loop of its own. No task may remain in it."""
 
-    async def whole() -> Result:
+    async def run_body() -> Result:
         origin = attach()
         try:
             return await body(origin)
@@ -139,11 +144,11 @@ def run(attach: Callable[[], Origin], body: Callable[[Origin], Awaitable[Result]
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, f"left running: {left}"
 
-    return asyncio.run(whole())
+    return asyncio.run(run_body())
 
 
 async def listing_of(origin: Origin, key: str) -> CollectedListing:
-    """All pages, checked: nothing twice, keys directly below, pages of a bounded length."""
+    """Return all pages, checked: nothing twice, keys directly below, pages of bounded length."""
     objects: dict[str, Version] = {}
     directories: set[str] = set()
     pages = 0
@@ -172,7 +177,7 @@ async def read(origin: Origin, info: ObjectInfo, start: int, end: int) -> bytes:
 
 
 class OriginSuite:
-    """The tests. `subject` is the fixture to give; `place` the folder of this one test."""
+    """The tests. Subclasses provide the fixture `subject`; `place` is the directory of one test."""
 
     @pytest.fixture
     def place(self) -> str:
@@ -184,16 +189,16 @@ class OriginSuite:
         subject.put(f"{place}/a/b.bin", b"hello world")
 
         async def body(origin: Origin) -> None:
-            found = await origin.head("a/b.bin", deadline=soon())
-            assert found.key == "a/b.bin"
-            assert found.version.size_bytes == 11
-            assert found.version.token or found.version.mtime_ns
-            assert found == await origin.head("a/b.bin", deadline=soon())
+            info = await origin.head("a/b.bin", deadline=soon())
+            assert info.key == "a/b.bin"
+            assert info.version.size_bytes == 11
+            assert info.version.token or info.version.mtime_ns
+            assert info == await origin.head("a/b.bin", deadline=soon())
 
         run(lambda: subject.attach(place), body)
 
     def test_what_is_no_object_is_not_found(self, subject: Subject, place: str) -> None:
-        """Also keys with parts that are names of nothing in a file system: whatever an origin makes of them, no file
+        """Check also keys with components that no file system can have: whatever an origin makes of them, no file
         comes out."""
         subject.put(f"{place}/a/b.bin", b"hello world")
         absent = ["none", "a/none", "none/none", "a", "a/", "", "a/b.bin/", "a/b.bin/c", "a/b"]
@@ -202,8 +207,8 @@ class OriginSuite:
         async def body(origin: Origin) -> None:
             for key in (*absent, *odd):
                 with pytest.raises(PathNotFoundError):
-                    found = await origin.head(key, deadline=soon())
-                    pytest.fail(f"{key!r} was found: {found}")
+                    info = await origin.head(key, deadline=soon())
+                    pytest.fail(f"{key!r} was found: {info}")
 
         run(lambda: subject.attach(place), body)
 
@@ -225,10 +230,10 @@ class OriginSuite:
         subject.put(f"{place}/d/full", b"x")
 
         async def body(origin: Origin) -> None:
-            found = await origin.head("d/empty", deadline=soon())
-            assert found.version.size_bytes == 0
+            info = await origin.head("d/empty", deadline=soon())
+            assert info.version.size_bytes == 0
             listing = await listing_of(origin, "d")
-            assert listing.objects["d/empty"] == found.version
+            assert listing.objects["d/empty"] == info.version
             assert set(listing.objects) == {"d/empty", "d/full"}
 
         run(lambda: subject.attach(place), body)
@@ -266,7 +271,7 @@ class OriginSuite:
             assert info.version.size_bytes == len(BIG)
             assert await read(origin, info, 0, len(BIG)) == BIG
             step = 1 << 20
-            cuts = [(at, min(at + step, len(BIG))) for at in range(0, len(BIG), step)]
+            cuts = [(start, min(start + step, len(BIG))) for start in range(0, len(BIG), step)]
             bodies = await asyncio.gather(*(read(origin, info, start, end) for start, end in cuts))
             assert b"".join(bodies) == BIG
 
@@ -285,7 +290,7 @@ class OriginSuite:
             assert not many.directories
             assert many.objects[keys[7]] == (await origin.head(keys[7], deadline=soon())).version
 
-            # Folders after the first page must not bring back, or lose, what was told before them.
+            # Directories after the first page must neither repeat nor lose names of earlier pages.
             await asyncio.to_thread(subject.put_all, [f"{place}/{key}" for key in late], b"x")
             await asyncio.to_thread(subject.put, f"{place}/many/empty", b"")
             many = await listing_of(origin, "many")
@@ -293,7 +298,7 @@ class OriginSuite:
             assert many.directories == {"g", "i"}
 
             pages = origin.list_directory("many", deadline=soon())
-            async for page in pages:  # left after the first page, as check_origin does
+            async for page in pages:  # ends after the first page, as check_origin does
                 assert page.objects or page.directories
                 break
             close = getattr(pages, "aclose", None)
@@ -307,9 +312,9 @@ class OriginSuite:
         subject.put_all((f"{place}/l/{key}" for key in ("a", "z")), b"x")
 
         async def body(origin: Origin) -> None:
-            found = await listing_of(origin, "l")
-            assert set(found.objects) == {"l/a", "l/z"}
-            assert found.directories == {f"d{n:04d}" for n in range(MANY)}
+            listing = await listing_of(origin, "l")
+            assert set(listing.objects) == {"l/a", "l/z"}
+            assert listing.directories == {f"d{n:04d}" for n in range(MANY)}
 
         run(lambda: subject.attach(place), body)
 
@@ -332,19 +337,19 @@ class OriginSuite:
 
         async def body(origin: Origin) -> None:
             for key in ("none", "a/none", "a/b", "none/none"):
-                found = await listing_of(origin, key)
-                assert not found.objects and not found.directories
+                listing = await listing_of(origin, key)
+                assert not listing.objects and not listing.directories
             if subject.traits.strict_folders:
                 with pytest.raises(NotSupportedError):
                     await listing_of(origin, "a/b.bin")
             else:
-                found = await listing_of(origin, "a/b.bin")
-                assert not found.objects and not found.directories
+                listing = await listing_of(origin, "a/b.bin")
+                assert not listing.objects and not listing.directories
 
         run(lambda: subject.attach(place), body)
 
     def test_names(self, subject: Subject, place: str) -> None:
-        """Each as a file's name and as a folder's, all beside each other."""
+        """Use each as a file's name and as a directory's, all beside each other."""
         names = [name for name in NAMES if name not in subject.traits.strange_names]
         for name in names:
             subject.put(f"{place}/in/{name}", name.encode())
@@ -375,8 +380,8 @@ class OriginSuite:
         subject.put(f"{place}/x/both/below", b"b")
 
         async def body(origin: Origin) -> None:
-            found = await listing_of(origin, "x")
-            assert set(found.objects) == {"x/both"} and found.directories == {"both"}
+            listing = await listing_of(origin, "x")
+            assert set(listing.objects) == {"x/both"} and listing.directories == {"both"}
             assert set((await listing_of(origin, "x/both")).objects) == {"x/both/below"}
             assert (await origin.head("x/both", deadline=soon())).version.size_bytes == 4
 
@@ -412,7 +417,8 @@ class OriginSuite:
     # -- versions
 
     def test_a_listing_names_the_version_that_head_names(self, subject: Subject, place: str) -> None:
-        """Else every listing would look like a change, and caches would fill again and again."""
+        """Compare versions: if they differed, every listing would look like a change, and caches would fill
+        repeatedly."""
         subject.put_all((f"{place}/v/{n}" for n in range(5)), b"same")
         subject.put(f"{place}/v/sub/below", b"x")
 
@@ -488,8 +494,8 @@ class OriginSuite:
                     await asyncio.sleep(0)
                 for call in calls:
                     call.cancel()
-                done = await asyncio.gather(*calls, return_exceptions=True)
-                assert all(isinstance(one, asyncio.CancelledError | bytes) for one in done), done
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                assert all(isinstance(result, asyncio.CancelledError | bytes) for result in results), results
             assert await read(origin, info, 7, 9) == BIG[7:9]
 
         run(lambda: subject.attach(place), body)

@@ -1,10 +1,10 @@
-"""What every origin that can be written to must do, as tests: OriginSuite's other half, over the same Subject.
+"""Test what every writable origin must do: the other half of OriginSuite, over the same Subject.
 
     class TestMyOriginWritten(OriginWriteSuite):
         @pytest.fixture
         def subject(self) -> Subject: ...
 
-What was put is read back through the origin and compared byte for byte.
+Every put is read back through the origin and compared byte for byte.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ async def content(origin: Origin, key: str) -> bytes:
 
 
 class HeldSource:
-    """Gives its bytes, but for the last, which come when it is let go. asked: set when they are asked for."""
+    """A source that withholds its last bytes until `released` is set. `asked` is set when a read reaches them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.size_bytes = len(data)
         self.asked = threading.Event()
-        self.let_go = threading.Event()
+        self.released = threading.Event()
 
     def pread(self, start: int, end: int) -> Body:
         if end == self.size_bytes:
             self.asked.set()
-            assert self.let_go.wait(WAIT_S)
+            assert self.released.wait(WAIT_S)
         return self._data[start:end]
 
 
 class BrokenSource:
-    """Fails at its last bytes."""
+    """A source that fails at its last bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -89,7 +89,7 @@ class BrokenSource:
 
 
 class OriginWriteSuite:
-    """The tests. `subject` is the fixture to give; `place` the folder of this one test."""
+    """The tests. Subclasses provide the fixture `subject`; `place` is the directory of one test."""
 
     @pytest.fixture
     def place(self, subject: Subject) -> str:
@@ -116,10 +116,10 @@ class OriginWriteSuite:
 
         run(lambda: subject.attach("read-only"), body)
 
-    # -- what was put is there
+    # -- puts
 
     def test_what_was_put_is_read_back(self, subject: Subject, place: str) -> None:
-        """And put, head and listing name one version."""
+        """Check also that put, head and listing return the same version."""
         bodies = {
             "empty": b"",
             "one": b"1",
@@ -163,12 +163,12 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             old = await origin.head("r", deadline=soon())
-            one = await put(origin, "r", b"short", old.version)
+            first = await put(origin, "r", b"short", old.version)
             assert await content(origin, "r") == b"short"
             with pytest.raises(VersionChangedError):
                 await read(origin, old, 0, 5)
-            two = await put(origin, "r", b"other", one.version)  # of the same size
-            assert two.version != one.version
+            second = await put(origin, "r", b"other", first.version)  # of the same size
+            assert second.version != first.version
             assert await content(origin, "r") == b"other"
             await put(origin, "r", b"", None)
             assert await content(origin, "r") == b""
@@ -183,8 +183,8 @@ class OriginWriteSuite:
             for name in names:
                 info = await put(origin, f"in {place}/{name}", name.encode(), Absent())
                 assert await read(origin, info, 0, len(name.encode())) == name.encode(), name
-            found = await listing_of(origin, f"in {place}")
-            assert set(found.objects) == {f"in {place}/{name}" for name in names}
+            listing = await listing_of(origin, f"in {place}")
+            assert set(listing.objects) == {f"in {place}/{name}" for name in names}
 
         run(lambda: subject.attach(place), body)
 
@@ -199,7 +199,7 @@ class OriginWriteSuite:
         run(lambda: subject.attach(place), body)
 
     def test_many_parts(self, subject: Subject, place: str) -> None:
-        """By small parts where there are parts; over what is there, and over nothing."""
+        """Use small parts where the origin has parts, over an existing object and over none."""
         attach = subject.attach_in_parts or subject.attach
 
         async def body(origin: Origin) -> None:
@@ -224,19 +224,19 @@ class OriginWriteSuite:
 
         async def body(origin: Origin) -> None:
             info = await put(origin, "f", b"1234", None, given)
-            found = (await origin.head("f", deadline=soon())).attributes
+            kept = (await origin.head("f", deadline=soon())).attributes
             assert (await origin.head("f", deadline=soon())).version == info.version
             if subject.traits.keeps_attributes:
-                assert found == given
+                assert kept == given
             else:
-                assert found is None
+                assert kept is None
             await put(origin, "g", b"1234")
             assert (await origin.head("g", deadline=soon())).version.size_bytes == 4
 
         run(lambda: subject.attach(place), body)
 
     def test_what_a_user_gave_comes_back(self, subject: Subject, place: str) -> None:
-        """Also beside a file's attributes of the same names; large ones go in parts."""
+        """Check also metadata beside a file's attributes of the same names; large files go in parts."""
 
         async def body(origin: Origin) -> None:
             tags = {"a b": "c/d=é"} if origin.url.startswith("s3:") else {}
@@ -315,7 +315,7 @@ class OriginWriteSuite:
         if over == "a-version":
             subject.put_all((f"{place}/r{n}" for n in range(rounds)), b"old")
 
-        async def one(key: str, number: int, condition: Condition) -> bytes | None:
+        async def write(key: str, number: int, condition: Condition) -> bytes | None:
             data = f"{key} by {number}".encode()
             other = subject.attach(place)
             try:
@@ -331,14 +331,14 @@ class OriginWriteSuite:
                 condition: Absent | Version = Absent()
                 if over == "a-version":
                     condition = (await origin.head(f"r{n}", deadline=soon())).version
-                done = await asyncio.gather(*(one(f"r{n}", number, condition) for number in range(writers)))
+                done = await asyncio.gather(*(write(f"r{n}", number, condition) for number in range(writers)))
                 won = [data for data in done if data is not None]
                 assert len(won) == 1, won
                 assert await content(origin, f"r{n}") == won[0]
 
         run(lambda: subject.attach(place), body)
 
-    # -- what fails leaves nothing
+    # -- failures leave nothing
 
     @pytest.mark.parametrize("size", ["small", "in-parts"])
     def test_a_cancelled_put_leaves_the_old_object(self, subject: Subject, place: str, size: str) -> None:
@@ -353,7 +353,7 @@ class OriginWriteSuite:
             )
             assert await asyncio.to_thread(source.asked.wait, WAIT_S)
             call.cancel()
-            asyncio.get_running_loop().call_soon(source.let_go.set)
+            asyncio.get_running_loop().call_soon(source.released.set)
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert await content(origin, "r") == b"old!"
@@ -418,7 +418,7 @@ class OriginWriteSuite:
 
         run(attach, body)
 
-    # -- removing, folders
+    # -- removal, directories
 
     def test_remove(self, subject: Subject, place: str) -> None:
         subject.put_all((f"{place}/{key}" for key in ("a", "b", "d/c", "stays")), b"1")
@@ -441,8 +441,8 @@ class OriginWriteSuite:
             await put(origin, "stays", b"1")
             await origin.make_directory("d/e", deadline=soon())
             await origin.make_directory("d/e", deadline=soon())
-            made = {"d"} if subject.traits.folders else set()
-            assert (await listing_of(origin, "")).directories == made
+            directories = {"d"} if subject.traits.folders else set()
+            assert (await listing_of(origin, "")).directories == directories
             await put(origin, "d/e/f", b"1")
             assert (await listing_of(origin, "d")).directories == {"e"}
             with pytest.raises(DirectoryNotEmptyError):
@@ -459,7 +459,7 @@ class OriginWriteSuite:
         run(lambda: subject.attach(place), body)
 
     def test_a_file_in_the_way(self, subject: Subject, place: str) -> None:
-        """Where a name is a file or a folder, neither takes the place of the other."""
+        """Check that neither a file nor a directory replaces the other, where a name is only one of them."""
         if subject.traits.both:
             pytest.skip("declared: a name may be both")
         subject.put_all((f"{place}/{key}" for key in ("f", "d/x")), b"1")

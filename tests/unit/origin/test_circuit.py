@@ -252,7 +252,7 @@ def test_a_share_of_failures_fails_no_read(monkeypatch: pytest.MonkeyPatch) -> N
     world = World(300)
 
     async def body() -> None:
-        world.faulty.fail("read", PlannedFault.UNAVAILABLE, at=range(0, 100_000, 2))
+        world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=range(0, 100_000, 2))
         calls = [asyncio.ensure_future(world.call("read", key)) for key in world.versions]
         await asyncio.sleep(10.0)
         world.faulty.mend()

@@ -123,8 +123,8 @@ def test_a_second_try_that_fails_is_tried_again_while_the_first_is_silent(
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG, at=0)
-        world.faulty.fail("read", PlannedFault.UNAVAILABLE, at=1)
+        world.faulty.fail("read", PlannedFault.HANG, numbers=0)
+        world.faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=1)
         assert await world.read() < LEAST_S + 1.0
         assert world.faulty.count("read") == 3 and world.faulty.hanging == 0
 
@@ -135,8 +135,8 @@ def test_an_answer_that_it_is_another_version_ends_both(monkeypatch: pytest.Monk
     world = World()
 
     async def body() -> None:
-        world.faulty.fail("read", PlannedFault.HANG, at=0)
-        world.faulty.fail("read", PlannedFault.CHANGED, at=1)
+        world.faulty.fail("read", PlannedFault.HANG, numbers=0)
+        world.faulty.fail("read", PlannedFault.CHANGED, numbers=1)
         with pytest.raises(VersionChangedError):
             await world.read()
         assert world.faulty.hanging == 0

@@ -27,7 +27,7 @@ def test_calls_errors_bytes_and_pages_are_counted() -> None:
         with pytest.raises(PathNotFoundError):
             await origin.head("none", deadline=NEVER)
         await origin.read_range("f", 2, 9, version=version, deadline=NEVER)
-        faulty.fail("read", PlannedFault.UNAVAILABLE, at=0)
+        faulty.fail("read", PlannedFault.UNAVAILABLE, numbers=0)
         with pytest.raises(OriginUnavailableError):
             await origin.read_range("f", 0, 10, version=version, deadline=NEVER)
         assert len([page async for page in origin.list_directory("", deadline=NEVER)]) == 3

@@ -56,7 +56,7 @@ def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: P
     condition: Condition = Absent() if over == "nothing" else None
     if over == "a-version":
         condition = setting.memory.hold("f", b"old")
-    setting.faulty.fail("put", fault, at=range(FAILURES))
+    setting.faulty.fail("put", fault, numbers=range(FAILURES))
 
     async def body() -> None:
         info = await put(setting.origin, b"ours", condition)
@@ -69,7 +69,7 @@ def test_a_put_that_broke_off_is_made_once(clock: FakeClock, over: str, fault: P
 
 def test_a_lost_put_that_another_replaced_is_a_conflict(clock: FakeClock) -> None:
     setting = Setting()
-    setting.faulty.fail("put", PlannedFault.LOST, at=0)
+    setting.faulty.fail("put", PlannedFault.LOST, numbers=0)
 
     class Meddler(FaultyOrigin):
         async def head(self, key: str, *, deadline: Deadline) -> ObjectInfo:
@@ -111,7 +111,7 @@ def test_a_put_is_given_up_when_its_caller_has_no_more_patience(clock: FakeClock
 def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
     setting = Setting()
     version = setting.memory.hold("f", b"old")
-    setting.faulty.fail("remove", PlannedFault.LOST, at=0)
+    setting.faulty.fail("remove", PlannedFault.LOST, numbers=0)
 
     async def body() -> None:
         await setting.origin.remove("f", condition=version, deadline=NEVER)
@@ -125,11 +125,11 @@ def test_a_remove_whose_answer_was_lost_is_done(clock: FakeClock) -> None:
 
 def test_folders_are_tried_again(clock: FakeClock) -> None:
     setting = Setting()
-    setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, at=0)
+    setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, numbers=0)
 
     async def body() -> None:
         await setting.origin.make_directory("d", deadline=NEVER)
-        setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, at=0)
+        setting.faulty.fail("directory", PlannedFault.UNAVAILABLE, numbers=0)
         await setting.origin.remove_directory("d", deadline=NEVER)
 
     asyncio.run(body())
@@ -142,7 +142,7 @@ def test_puts_are_measured(clock: FakeClock) -> None:
 
     async def body() -> None:
         await put(origin, b"12345", Absent())
-        setting.faulty.fail("put", OriginError("f", why="by plan"), at=0)
+        setting.faulty.fail("put", OriginError("f", why="by plan"), numbers=0)
         with pytest.raises(OriginError):
             await put(origin, b"1", None)
         await origin.remove("f", condition=None, deadline=NEVER)

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[Origin, Version, Deadline], Coroutine[None, None, Non
 @pytest.mark.parametrize("call", list(CALLS))
 def test_what_mends_before_the_deadline_comes(clock: FakeClock, call: str) -> None:
     setting, failures = Setting(), 40
-    setting.faulty.fail(call, PlannedFault.UNAVAILABLE, at=range(failures))
+    setting.faulty.fail(call, PlannedFault.UNAVAILABLE, numbers=range(failures))
     asyncio.run(CALLS[call](setting.origin, setting.version, Deadline.after(60)))
     assert setting.faulty.count(call) == failures + 1
     assert len(clock.slept) == failures
@@ -112,7 +112,7 @@ def test_pauses_grow_with_jitter_between_half_and_all_of_a_limit(clock: FakeCloc
     drawn: list[list[float]] = []
     for _ in range(60):
         setting = Setting()
-        setting.faulty.fail("head", PlannedFault.UNAVAILABLE, at=range(len(longest)))
+        setting.faulty.fail("head", PlannedFault.UNAVAILABLE, numbers=range(len(longest)))
         clock.slept.clear()
         asyncio.run(_head(setting.origin, setting.version, Deadline.never()))
         assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.slept, longest, strict=True))
@@ -140,7 +140,7 @@ def test_a_listing_that_broke_off_begins_anew_and_tells_each_name_once(clock: Fa
         memory.hold(name, DATA)
     faulty = FaultyOrigin(memory)
     origin = RetryOrigin(faulty)
-    faulty.fail("list", PlannedFault.HALF, at=range(breaks))
+    faulty.fail("list", PlannedFault.HALF, numbers=range(breaks))
 
     async def body() -> tuple[list[str], list[str]]:
         pages = [page async for page in origin.list_directory("", deadline=Deadline.after(60))]

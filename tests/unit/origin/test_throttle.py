@@ -145,7 +145,7 @@ def test_no_more_calls_at_one_time_than_allowed() -> None:
 
 def test_a_cancelled_call_gives_its_slot_back() -> None:
     faulty, origin, version = setting(OriginLimits(concurrency_max=1))
-    faulty.fail("read", PlannedFault.HANG, at=0)
+    faulty.fail("read", PlannedFault.HANG, numbers=0)
 
     async def body() -> None:
         calls = [
