@@ -118,7 +118,7 @@ def test_nodes_are_killed_started_stopped_added_and_ended(lab: Lab, tmp_path: Pa
         lab.report(1)
     lab.start(1)
     assert read_all(lab.mountpoint(1)) == wanted
-    with pytest.raises(UsageError, match="runs"):
+    with pytest.raises(UsageError, match="is running"):
         lab.start(1)
 
     lab.stop(2)

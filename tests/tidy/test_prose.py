@@ -60,7 +60,6 @@ PENDING = {
     "http",
     "identity",
     "integrations",
-    "lab",
     "node",
     "peer",
     "sdk",

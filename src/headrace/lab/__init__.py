@@ -1,1 +1,2 @@
-"""A cluster on one machine, for trying, testing and measuring: nodes in network namespaces behind shaped links."""
+"""Run a cluster on one machine for trials, tests and measurements: nodes in network namespaces behind shaped
+links."""

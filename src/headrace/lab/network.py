@@ -1,7 +1,9 @@
-"""The network of a lab: a bridge and a namespace a node with links shaped both ways, or plain loopback addresses.
+"""Build the network of a lab: a bridge and a namespace for each node, with links shaped in both directions, or plain
+loopback addresses.
 
-Shaping is `tc tbf`: on the node's own end what it sends, on the bridge's end what it gets. A cut puts the qdisc
-`blackhole` in its place, which drops without a word, each direction by itself; a healed link is shaped again.
+`tc tbf` shapes the links: on the node's end the packets that it sends, on the bridge's end those that it receives. A
+cut replaces it by the qdisc `blackhole`, which drops packets silently, in each direction separately. A healed link is
+shaped again.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ DIRECTIONS = ("in", "out")
 
 
 class Network(Protocol):
-    """Numbers of nodes begin at 1."""
+    """The network of a lab. Numbers of nodes begin at 1."""
 
     kind: str
     gateway: str
-    """Where what is not a node (etcd, an object store) is served."""
+    """The address of services that are not nodes (etcd, an object store)."""
 
     def make(self) -> None: ...
 
@@ -34,7 +36,7 @@ class Network(Protocol):
     def address(self, number: int) -> str: ...
 
     def inside(self, number: int) -> list[str]:
-        """What comes before a command for it to run there."""
+        """Return the words before a command that make it run in the node's network."""
         ...
 
     def cut(self, number: int, directions: tuple[str, ...]) -> None: ...
@@ -45,7 +47,8 @@ class Network(Protocol):
 
 
 class Loopback:
-    """Where namespaces can't be had: each node has an address of its own of 127/8; nothing is shaped."""
+    """The network where namespaces are not available: each node has an address of its own in 127/8, and no link is
+    shaped."""
 
     kind = "loopback"
     gateway = "127.0.0.1"
@@ -67,7 +70,7 @@ class Loopback:
 
     def cut(self, number: int, directions: tuple[str, ...]) -> None:
         raise UsageError(
-            "lab cut", why="nodes on loopback have no links", hint="run the lab as root, with tc"
+            "lab cut", why="nodes on loopback have no links", hint="run the lab as root, with tc installed"
         )
 
     def heal(self, number: int) -> None:
@@ -78,12 +81,12 @@ class Loopback:
 
 
 class Namespaces:
-    """Of the range 198.18.0.0/15, which is set apart for benchmarks (RFC 2544). Needs root."""
+    """A network of namespaces in the range 198.18.0.0/15, which is reserved for benchmarks (RFC 2544). Needs root."""
 
     kind = "namespaces"
 
     def __init__(self, folder: str, rate_bits_s: int) -> None:
-        """rate_bits_s: of each link, each way; 0 for unshaped."""
+        """Prepare the names. `rate_bits_s` is the rate of each link in each direction; 0 means unshaped."""
         mark = zlib.crc32(folder.encode())
         self._prefix = f"hr{mark & 0xFFFFFF:06x}"  # device names have 15 characters at most
         self._third = mark % 256
@@ -91,11 +94,12 @@ class Namespaces:
         self.gateway = f"198.18.{self._third}.1"
 
     def make(self) -> None:
-        """HeadraceError when the addresses are another's, or the kernel refuses."""
+        """Create the bridge. Raise HeadraceError if the addresses are in use, or the kernel refuses."""
         bridge = self._bridge
         if f"198.18.{self._third}." in _run("ip", "-o", "addr", "show"):
             raise HeadraceError(
-                f"198.18.{self._third}.0/24 is in use on this machine", hint="headrace lab down"
+                f"198.18.{self._third}.0/24 is in use on this machine",
+                hint="end the other lab: headrace lab down",
             )
         _run("ip", "link", "add", bridge, "type", "bridge", "forward_delay", "0", "stp_state", "0")
         _run("ip", "addr", "add", f"{self.gateway}/24", "dev", bridge)
@@ -116,14 +120,14 @@ class Namespaces:
         return f"198.18.{self._third}.{10 + number}"
 
     def inside(self, number: int) -> list[str]:
-        # not `ip netns exec`: that would hide the node's mounts from everybody else
+        # not `ip netns exec`, which would hide the node's mounts from all other processes
         return ["nsenter", f"--net=/run/netns/{self.namespace(number)}"]
 
     def namespace(self, number: int) -> str:
         return f"{self._prefix}-{number}"
 
     def cut(self, number: int, directions: tuple[str, ...]) -> None:
-        """What is not in `directions` works as before."""
+        """Drop the packets of these directions; the others work normally."""
         for direction in DIRECTIONS:
             self._shape(number, direction, cut=direction in directions)
 
@@ -131,14 +135,14 @@ class Namespaces:
         self.cut(number, ())
 
     def remove(self) -> None:
-        """Also of a half-made one. Nothing runs in the namespaces any more."""
-        made = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
-        for name in made:
+        """Remove everything, also of an incomplete network. No process may run in the namespaces any more."""
+        namespaces = os.listdir("/run/netns") if os.path.isdir("/run/netns") else []
+        for name in namespaces:
             if name.startswith(self._prefix + "-"):
                 _run("ip", "netns", "del", name)
         for name in os.listdir("/sys/class/net"):
             if name.startswith(self._prefix):
-                # a veth goes with its namespace, some time after it: either way it is to be gone
+                # a veth disappears some time after its namespace: delete it in either case
                 subprocess.run(["ip", "link", "del", name], capture_output=True, timeout=20, check=False)
 
     @property
@@ -149,15 +153,18 @@ class Namespaces:
         return f"{self._prefix}v{number}"
 
     def _shape(self, number: int, direction: str, *, cut: bool) -> None:
-        """in: what the node gets, which the bridge's end sends."""
-        where = [] if direction == "in" else ["-n", self.namespace(number)]
+        """Set the shaping of one direction. `in` are the packets that the node receives, which the bridge's end
+        sends."""
+        namespace_options = [] if direction == "in" else ["-n", self.namespace(number)]
         device = self._outside(number) if direction == "in" else "eth0"
         if cut:
-            _run("tc", *where, "qdisc", "replace", "dev", device, "root", "blackhole")
+            _run("tc", *namespace_options, "qdisc", "replace", "dev", device, "root", "blackhole")
         elif self._rate_bits_s:
-            _run("tc", *where, "qdisc", "replace", "dev", device, "root", *self._tbf())
+            _run("tc", *namespace_options, "qdisc", "replace", "dev", device, "root", *self._tbf())
         else:
-            _run("tc", *where, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000")
+            _run(
+                "tc", *namespace_options, "qdisc", "replace", "dev", device, "root", "pfifo", "limit", "10000"
+            )
 
     def _tbf(self) -> list[str]:
         burst = max(BURST_BYTES_MIN, int(self._rate_bits_s / 8 * BURST_S))
@@ -165,7 +172,7 @@ class Namespaces:
 
 
 def choose(folder: str, rate_bits_s: int) -> tuple[Network, str]:
-    """The network this machine allows, and why it is not the better one."""
+    """Return the network that this machine allows, and why it is plain loopback, if it is."""
     missing = why_no_namespaces()
     if missing:
         return Loopback(folder), missing
@@ -173,7 +180,7 @@ def choose(folder: str, rate_bits_s: int) -> tuple[Network, str]:
 
 
 def why_no_namespaces() -> str:
-    """Nothing where they can be had."""
+    """Return why namespaces are not available; empty if they are."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program in ("ip", "tc", "nsenter"):
@@ -183,7 +190,7 @@ def why_no_namespaces() -> str:
 
 
 def parse_rate(text: str) -> int:
-    """Bits a second of `1Gbit`, `200Mbit`, `56kbit`. UsageError."""
+    """Return the bits per second of `1Gbit`, `200Mbit` or `56kbit`. Raise UsageError if the text is invalid."""
     units = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
     number, unit = text[:-4], text[-4:].lower()
     try:
@@ -191,7 +198,7 @@ def parse_rate(text: str) -> int:
     except (KeyError, ValueError):
         rate = 0
     if rate <= 0:
-        raise UsageError(f"rate {text!r}", why="not a rate", hint="for example 1Gbit or 200Mbit")
+        raise UsageError(f"rate {text!r}", why="not a valid rate", hint="use a rate like 1Gbit or 200Mbit")
     return rate
 
 

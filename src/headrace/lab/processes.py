@@ -1,7 +1,7 @@
-"""Processes that outlive who started them, and finding them again later.
+"""Start processes that outlive their parent, and find them again later.
 
-Every process of a node has the node's run folder in its environment, whoever started it: that is what is asked
-before any signal, so that a pid which has gone to somebody else is never hit.
+Every process of a node has the node's run directory in its environment, whoever started it. That is checked before
+any signal, so a recycled pid is never hit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ _PF_KTHREAD = 0x200000
 
 
 def spawn(argv: Sequence[str], folder: str, *, name: str, environment: Mapping[str, str]) -> int:
-    """Its pid. It runs on after us, in a session of its own, marked by `folder`; output goes to folder/NAME.log.
-
-    HeadraceError when the program can't be run.
-    """
+    """Start a process and return its pid. It continues after this process, in a session of its own, marked by
+    `folder`; its output goes to folder/NAME.log. Raise HeadraceError if the program can't be run."""
     os.makedirs(folder, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     log = os.open(log_of(folder, name), flags, 0o600)
@@ -40,10 +38,10 @@ def spawn(argv: Sequence[str], folder: str, *, name: str, environment: Mapping[s
             start_new_session=True,
         )
     except OSError as error:
-        raise HeadraceError(f"{argv[0]} does not run", why=error.strerror or str(error)) from error
+        raise HeadraceError(f"{argv[0]} can't be started", why=error.strerror or str(error)) from error
     finally:
         os.close(log)
-    process.returncode = 0  # it is not waited for: quiet at our end
+    process.returncode = 0  # nobody waits for it: suppresses a warning when this process ends
     return process.pid
 
 
@@ -51,51 +49,53 @@ def log_of(folder: str, name: str) -> str:
     return os.path.join(folder, f"{name}.log")
 
 
-def last_words(folder: str, name: str) -> str:
-    """The last line that it said."""
+def last_log_line(folder: str, name: str) -> str:
+    """Return the last line of a process's log."""
     try:
         with open(log_of(folder, name), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 2000))
             lines = log.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return "no log"
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "the log is empty"
 
 
 def marked(folder: str) -> dict[int, str]:
-    """Living processes with that run folder: pid → command line."""
+    """Return the living processes with that run directory: pid → command line."""
     mark = f"{MARK}={folder}".encode()
-    found = {}
+    commands = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and _has(int(name), mark):
-            found[int(name)] = _command(int(name))
-    return found
+            commands[int(name)] = _command(int(name))
+    return commands
 
 
 def send(folder: str, number: signal.Signals, *, among: Callable[[str], bool] | None = None) -> list[int]:
-    """To all processes of the folder, or those whose command line `among` takes; whom it reached."""
+    """Send a signal to all processes of the directory, or those whose command line `among` accepts. Return the pids
+    reached."""
     mark = f"{MARK}={folder}".encode()
     reached = []
     for pid, command in marked(folder).items():
         if among is not None and not among(command):
             continue
         try:
-            held = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _has(pid, mark):  # held: the number can't change hands between this look and the signal
-                signal.pidfd_send_signal(held, number)
+            if _has(pid, mark):  # the pidfd names this process even if the pid is reused now
+                signal.pidfd_send_signal(pidfd, number)
                 reached.append(pid)
         except ProcessLookupError:
             pass
         finally:
-            os.close(held)
+            os.close(pidfd)
     return reached
 
 
 def stopped(pid: int) -> bool:
-    """Whether it stands still: SIGSTOP ends the kill call at once, and each thread of the process a little later."""
+    """Return whether a process is stopped. The kill call returns at once after SIGSTOP, and each thread stops a
+    little later."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -104,23 +104,27 @@ def stopped(pid: int) -> bool:
 
 
 def end(folder: str, *, patience_s: float) -> None:
-    """SIGTERM to all of the folder's, SIGKILL to those left after patience_s. Blocks until they are gone."""
+    """Send SIGTERM to all processes of the directory, then SIGKILL to those left after patience_s. Blocks until they
+    have ended."""
     send(folder, signal.SIGCONT)
     send(folder, signal.SIGTERM)
-    if not _gone(folder, patience_s):
+    if not _wait_for_all(folder, patience_s):
         kill(folder)
 
 
 def kill(folder: str) -> None:
-    """SIGKILL to all of the folder's; they are gone on return. DeadlineExceededError after 20 s."""
+    """Send SIGKILL to all processes of the directory, and wait for their end. Raise DeadlineExceededError after 20
+    s."""
     until_s = time.monotonic() + 20
-    while send(folder, signal.SIGKILL):  # again: one may have had a child meanwhile
+    while send(folder, signal.SIGKILL):  # repeated, because one may have started a child meanwhile
         if time.monotonic() > until_s:
-            raise DeadlineExceededError(f"processes of {folder} do not end")
-        _gone(folder, 1)
+            raise DeadlineExceededError(
+                f"processes of {folder} do not end", why="they are alive 20 s after SIGKILL"
+            )
+        _wait_for_all(folder, 1)
 
 
-def _gone(folder: str, within_s: float) -> bool:
+def _wait_for_all(folder: str, within_s: float) -> bool:
     until_s = time.monotonic() + within_s
     while left := marked(folder):
         if time.monotonic() > until_s:
@@ -131,18 +135,18 @@ def _gone(folder: str, within_s: float) -> bool:
 
 def _wait_for_end(pid: int, within_s: float) -> None:
     try:
-        held = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        select.select([held], [], [], within_s)
+        select.select([pidfd], [], [], within_s)
         _reap(pid)
     finally:
-        os.close(held)
+        os.close(pidfd)
 
 
 def _reap(pid: int) -> None:
-    """Where it is our own child it stays a zombie until somebody waits for it."""
+    """Reap the process if it is a child of this one: it stays a zombie until then."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -150,19 +154,20 @@ def _reap(pid: int) -> None:
 
 
 def wait_until(ready: Callable[[], bool], folder: str, *, name: str, within_s: float) -> None:
-    """HeadraceError with its last words when it has ended or time is up."""
+    """Poll `ready` until it returns true. Raise HeadraceError with the last log line if the process ended or time is
+    up."""
     until_s = time.monotonic() + within_s
     while not ready():
-        dead = not marked(folder)
-        if dead or time.monotonic() > until_s:
-            why = last_words(folder, name)
-            state = "ended before it was ready" if dead else f"was not ready in {within_s:.0f} s"
+        has_ended = not marked(folder)
+        if has_ended or time.monotonic() > until_s:
+            why = last_log_line(folder, name)
+            state = "ended before it was ready" if has_ended else f"was not ready in {within_s:.0f} s"
             raise HeadraceError(f"{name} {state}", why=why, hint=f"see {log_of(folder, name)}")
-        time.sleep(0.03)  # between two questions, not instead of one
+        time.sleep(0.03)  # the pause between two polls
 
 
 def _has(pid: int, mark: bytes) -> bool:
-    """A zombie has no environment any more, so it is nobody's."""
+    """Return whether a process carries the mark. A zombie has no environment any more, so it carries none."""
     for _ in range(EXEC_LOOKS):
         try:
             with open(f"/proc/{pid}/environ", "rb") as source:
@@ -176,7 +181,8 @@ def _has(pid: int, mark: bytes) -> bool:
 
 
 def _is_in_exec(pid: int) -> bool:
-    """No environment although it is neither a zombie nor the kernel's own: the new program's is not there yet."""
+    """Return whether a process without environment, neither a zombie nor the kernel's own, is just executing a new
+    program."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
             fields = source.read().rpartition(b")")[2].split()
@@ -194,7 +200,7 @@ def _command(pid: int) -> str:
 
 
 def _state(stat: str) -> bytes:
-    """Of a process or thread, a letter of proc(5); X: it is gone."""
+    """Return the state of a process or thread, a letter of proc(5); X if it has ended."""
     try:
         with open(stat, "rb") as source:
             return source.read().rpartition(b")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""What a lab needs beside its nodes: an etcd, and an object store with a small data set where none is named."""
+"""Run what a lab needs beside its nodes: an etcd, and an object store with a small data set if no origin is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.testing import etcd, servers
 
 READY_WITHIN_S = 60.0
 PORTS = "ports"
-"""The object store's, a line each, in its folder."""
+"""The file with the object store's ports, one for each line, in its directory."""
 EXTRA_HINT = "pip install 'headrace[lab]'"
 SAMPLE_SMALL = 200
 SAMPLE_SMALL_BYTES = 110_000
@@ -29,8 +29,8 @@ class ObjectStore:
 
 
 def start_etcd(folder: str, address: str) -> str:
-    """Its URL as setting `cluster`; it answers on return. folder: its own; data that is there is used again.
-    MissingExtraError when it is not installed."""
+    """Start etcd and return its URL as the setting `cluster`; it answers on return. `folder` is its own directory;
+    existing data is used again. Raise MissingExtraError if it is not installed."""
     program = _program("etcd", "put it on PATH")
     ports = servers.free_ports(2)
     words = [*etcd.etcd_command(program, folder, address, ports), "--log-level", "warn"]
@@ -40,7 +40,8 @@ def start_etcd(folder: str, address: str) -> str:
 
 
 def start_object_store(folder: str, address: str) -> ObjectStore:
-    """SeaweedFS with an empty bucket; it takes uploads on return. MissingExtraError when it is not installed."""
+    """Start SeaweedFS with an empty bucket; it accepts uploads on return. Raise MissingExtraError if it is not
+    installed."""
     weed = _program("weed", "name an ORIGIN")
     key, secret, bucket = "headrace", "headrace-secret", "data"
     ports = servers.free_ports(8)
@@ -64,23 +65,23 @@ def start_object_store(folder: str, address: str) -> ObjectStore:
 
 
 def clear_object_store(folder: str) -> None:
-    """What one that was started there, and was killed, leaves outside of its folder."""
+    """Remove what a killed object store leaves outside its directory."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, PORTS), encoding="ascii") as ports:
         servers.remove_weed_sockets([int(port) for port in ports])
 
 
 def client_of(store: ObjectStore) -> servers.S3Server:
-    """To put objects with."""
+    """Return a client that can put objects."""
     options = store.options
     bucket = store.url.partition("://")[2].partition("/")[0]
-    found = servers.s3_store(
+    client = servers.s3_store(
         options["endpoint"], bucket, options["access_key_id"], options["secret_access_key"]
     )
-    return servers.S3Server("s3", options["endpoint"], bucket, found, options)
+    return servers.S3Server("s3", options["endpoint"], bucket, client, options)
 
 
 def put_sample(store: ObjectStore) -> int:
-    """A small data set: its bytes."""
+    """Put a small data set and return its size in bytes."""
     client, rng, total = client_of(store), random.Random(11), 0
     sizes = {
         f"images/{n % 4}/{n:05d}.bin": SAMPLE_SMALL_BYTES + rng.randrange(-9000, 9000)
@@ -97,12 +98,12 @@ def python_words() -> list[str]:
     return module_command("headrace")
 
 
-def _program(name: str, otherwise: str) -> str:
+def _program(name: str, alternative: str) -> str:
     try:
         return servers.find_program(name, hint=EXTRA_HINT)
     except servers.ServerMissing:
         raise MissingExtraError(
-            "lab", why=f"{name} is not installed", hint=f"{EXTRA_HINT}, or {otherwise}"
+            "lab", why=f"{name} is not installed", hint=f"{EXTRA_HINT}, or {alternative}"
         ) from None
 
 

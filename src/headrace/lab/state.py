@@ -1,4 +1,5 @@
-"""What a lab is made of, in a file, so that later commands find it, also after a crash of the one that made it."""
+"""Keep the state of a lab in a file, so that later commands find it, also after a crash of the process that made
+it."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ NAME = "lab.json"
 
 
 class LabState(msgspec.Struct, kw_only=True):
-    """nodes: numbers from 1, those that were killed too. rate_bits_s: 0 for unshaped. made_folder: `folder` is ours
-    and goes with the lab. origin_options may hold the secrets of a test's object store: the file is for its owner only.
-    """
+    """The state of a lab. `nodes` are numbers from 1, including killed nodes. `rate_bits_s` is 0 for unshaped links.
+    `made_folder`: the lab made `folder`, and removes it. `origin_options` may hold the secrets of a test's object
+    store, so only the owner may read the file."""
 
     folder: str
     network: str
@@ -32,7 +33,7 @@ class LabState(msgspec.Struct, kw_only=True):
 
 
 def write(path: str, state: LabState) -> None:
-    """Replaced as a whole. StoreError."""
+    """Replace the file atomically. Raise StoreError."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         descriptor = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -44,19 +45,21 @@ def write(path: str, state: LabState) -> None:
 
 
 def read(path: str) -> LabState | None:
-    """None when there is no lab. HeadraceError for a file of another version."""
+    """Return the state; None if there is no lab. Raise HeadraceError for a file of another version."""
     try:
         with open(path, "rb") as source:
             return msgspec.json.decode(source.read(), type=LabState)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise HeadraceError(f"state of the lab {path}", why=str(error), hint="of another version?") from error
+        raise HeadraceError(
+            f"state of the lab {path}", why=str(error), hint="the file may be of another version of headrace"
+        ) from error
 
 
 def remove(path: str) -> None:
-    for one in (path, path + ".new"):
+    for name in (path, path + ".new"):
         try:
-            os.unlink(one)
+            os.unlink(name)
         except FileNotFoundError:
             pass

@@ -89,7 +89,7 @@ def test_state_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:
 def test_without_a_lab(tmp_path: Path) -> None:
     lab = Lab(str(tmp_path / "lab.json"))
     lab.down()
-    with pytest.raises(UsageError, match="no lab runs"):
+    with pytest.raises(UsageError, match="no lab is running"):
         lab.status()
     with pytest.raises(UsageError, match="--nodes 0"):
         lab.up(LabPlan(nodes=0))
