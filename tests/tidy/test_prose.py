@@ -59,7 +59,6 @@ PENDING = {
     "entry",
     "http",
     "identity",
-    "integrations",
     "node",
     "peer",
     "sdk",

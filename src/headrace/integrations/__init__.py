@@ -1,1 +1,1 @@
-"""Headrace in other people's frameworks: one third-party package a file, each an extra."""
+"""Contain the adapters to other libraries: one third-party package per module, and each is an extra."""

@@ -1,8 +1,9 @@
-"""`headrace://` for fsspec, and so for pandas, pyarrow, dask, torch.distributed.checkpoint: docs/fsspec.md.
+"""Implement `headrace://` for fsspec, and so for pandas, pyarrow, dask and torch.distributed.checkpoint.
 
-A file system of this host's running node, without a mount: cached files are read from their cache files, what is
-written goes to the upper layer, as through a mount. All that is not fsspec's way of saying things is in
-`sdk/local_vfs.py`."""
+The file system reaches this host's running node without a mount: it reads cached files from their cache files, and
+writes to the upper layer, as a mount does. This module only translates to fsspec's interface; `sdk/local_vfs.py`
+does the work. docs/fsspec.md is the guide.
+"""
 
 from __future__ import annotations
 
@@ -46,26 +47,29 @@ from headrace.sdk.streams import ReadStream, WriteStream
 from headrace.sdk.vfs_reader import is_directory, version_text
 
 THREADS = 32
-"""Of one file system, for many files at once: they wait for the node, or for the disk."""
+"""Threads of one file system for calls on many files. They mostly wait for the node or the disk."""
 _MODES = ("rb", "wb", "ab", "xb")
 _FRAMES_UP_MAX = 4
 
 
 class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """cache: a folder, to choose among nodes of this host (else as the command line does, and HEADRACE_CACHE chooses);
-    socket: the same, by its socket. nodes: those of other hosts, as of `headrace.connect`. auto_mkdir: folders above a
-    new file are made. patience_s: how long calls wait for a node that is away. The node is looked for at the first
-    call: NodeUnavailableError, UsageError."""
+    """Open files of this host's node by fsspec's interface, without a mount.
+
+    cache: a directory that selects one of the nodes on this host; without it, HEADRACE_CACHE or the only running node
+    counts, as on the command line. socket: selects the node by its socket. nodes: nodes of other hosts, as in
+    `headrace.connect`. auto_mkdir: create missing parents of a new file. patience_s: how long a call waits for a node
+    that does not respond. The first call connects; it raises NodeUnavailableError or UsageError.
+    """
 
     protocol = "headrace"
     root_marker = "/"
 
     def __new__(cls, *_: Any, asynchronous: bool = False, **__: Any) -> HeadraceFileSystem:
-        """asynchronous, as fsspec asks for it: with its coroutines, too."""
-        made: HeadraceFileSystem = super().__new__(
+        """Return the variant with coroutines where fsspec requests it with `asynchronous`."""
+        filesystem: HeadraceFileSystem = super().__new__(
             AsyncHeadraceFileSystem if asynchronous and cls is HeadraceFileSystem else cls
         )
-        return made
+        return filesystem
 
     def __init__(
         self,
@@ -83,87 +87,88 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._cache_folder, self._socket, self._nodes = cache, socket, nodes
         self.auto_mkdir = auto_mkdir
         self._patience_s = patience_s
-        self._host: LocalVfs | None = None
-        self._many = _Many()
+        self._connection: LocalVfs | None = None
+        self._file_threads = _FileThreads()
 
     @property
-    def _paths(self) -> LocalVfs:
-        host = self._host
-        if host is None or host.client.closed:
-            chosen = {"cache": self._cache_folder, "socket": self._socket}
-            host = self._host = open_vfs(self._nodes, **chosen, patience_s=self._patience_s)
-        return host
+    def _vfs(self) -> LocalVfs:
+        vfs = self._connection
+        if vfs is None or vfs.client.closed:
+            selection = {"cache": self._cache_folder, "socket": self._socket}
+            vfs = self._connection = open_vfs(self._nodes, **selection, patience_s=self._patience_s)
+        return vfs
 
     @property
     def fsid(self) -> str:
-        return f"headrace-{self._paths.client.generation:x}"
+        return f"headrace-{self._vfs.client.generation:x}"
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        """headrace:///a/b, headrace://a/b and /a/b are the same."""
+        """Return the absolute path: headrace:///a/b, headrace://a/b and /a/b are the same."""
         if isinstance(path, (list, tuple)):
-            return [cls._strip_protocol(one) for one in path]
+            return [cls._strip_protocol(each_path) for each_path in path]
         text = stringify_path(path)
-        for begin in ("headrace://", "headrace::"):
-            if text.startswith(begin):
-                text = text[len(begin) :]
+        for prefix in ("headrace://", "headrace::"):
+            if text.startswith(prefix):
+                text = text[len(prefix) :]
         return posixpath.normpath("/" + text.lstrip("/"))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ metadata
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        name, asked = self._strip_protocol(path), _bytes(self._strip_protocol(path))
-        whole, found = self._paths.find(asked, follow=False)
-        if found is None:
+        name = self._strip_protocol(path)
+        real_path, file_stat = self._vfs.find(_bytes(name), follow=False)
+        if file_stat is None:
             raise PathNotFoundError(name, why="no such file or directory")
-        return self._about(name, whole, found)
+        return self._describe(name, real_path, file_stat)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         name = self._strip_protocol(path)
-        at = _bytes(name)
+        directory = _bytes(name)
         try:
-            rows = list(self._paths.children(at))
+            rows = list(self._vfs.children(directory))
         except NotADirectoryPathError:
             return [self.info(name)] if detail else [name]
         if not detail:
-            return [os.fsdecode(join(at, one)) for one, _ in rows]
-        return [self._about(os.fsdecode(join(at, one)), join(at, one), found) for one, found in rows]
+            return [os.fsdecode(join(directory, child)) for child, _ in rows]
+        paths = [(join(directory, child), file_stat) for child, file_stat in rows]
+        return [self._describe(os.fsdecode(child), child, file_stat) for child, file_stat in paths]
 
-    def _about(self, name: str, at: bytes, found: FileStat) -> dict[str, Any]:
-        if isinstance(found, Entry):
-            kind = "directory" if is_directory(found) else "file"
-            version = found.version
-            times = {} if kind == "directory" else {"mtime": found.mtime_ns / 1e9}
-            about = {"name": name, "size": version.size_bytes, "type": kind, "islink": False, **times}
-            return about if kind == "directory" else {**about, "version": version_text(found)}
-        if stat.S_ISLNK(found.st_mode):
-            return self._about_link(name, at)
+    def _describe(self, name: str, path: bytes, file_stat: FileStat) -> dict[str, Any]:
+        if isinstance(file_stat, Entry):
+            kind = "directory" if is_directory(file_stat) else "file"
+            version = file_stat.version
+            times = {} if kind == "directory" else {"mtime": file_stat.mtime_ns / 1e9}
+            description = {"name": name, "size": version.size_bytes, "type": kind, "islink": False, **times}
+            return description if kind == "directory" else {**description, "version": version_text(file_stat)}
+        if stat.S_ISLNK(file_stat.st_mode):
+            return self._describe_link(name, path)
         kind = "other"
-        if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
-            kind = "directory" if is_directory(found) else "file"
+        if stat.S_ISREG(file_stat.st_mode) or stat.S_ISDIR(file_stat.st_mode):
+            kind = "directory" if is_directory(file_stat) else "file"
         return {
             "name": name,
-            "size": 0 if kind == "directory" else found.st_size,
+            "size": 0 if kind == "directory" else file_stat.st_size,
             "type": kind,
             "islink": False,
-            "mtime": found.st_mtime_ns / 1e9,
-            "mode": found.st_mode,
-            "uid": found.st_uid,
-            "gid": found.st_gid,
-            "version": version_text(found),
+            "mtime": file_stat.st_mtime_ns / 1e9,
+            "mode": file_stat.st_mode,
+            "uid": file_stat.st_uid,
+            "gid": file_stat.st_gid,
+            "version": version_text(file_stat),
         }
 
-    def _about_link(self, name: str, at: bytes) -> dict[str, Any]:
-        """Of what it leads to, as far as that is within the namespace."""
-        about = {"name": name, "size": 0, "type": "other", "islink": True}
-        about["destination"] = os.fsdecode(self._paths.readlink(at))
+    def _describe_link(self, name: str, path: bytes) -> dict[str, Any]:
+        """Describe the link by its target, as far as that is within the namespace."""
+        description = {"name": name, "size": 0, "type": "other", "islink": True}
+        description["destination"] = os.fsdecode(self._vfs.readlink(path))
         with contextlib.suppress(HeadraceError):
-            whole, found = self._paths.get(at)
-            return {**about, **self._about(name, whole, found), "islink": True}
-        return about
+            real_path, file_stat = self._vfs.get(path)
+            return {**description, **self._describe(name, real_path, file_stat), "islink": True}
+        return description
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._paths.exists(_bytes(self._strip_protocol(path)))
+        return self._vfs.exists(_bytes(self._strip_protocol(path)))
 
     def isdir(self, path: str) -> bool:
         return self._type_of(path) == "directory"
@@ -185,8 +190,12 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         on_error: Any = "omit",
         **options: Any,
     ) -> Iterator[Any]:
-        """on_error "omit": what is gone meanwhile is left out; an origin that is away is no empty folder."""
-        seen_by = _raise_unless_gone if on_error == "omit" else on_error
+        """Yield (directory, subdirectories, files), as fsspec does.
+
+        With on_error "omit", entries that disappear meanwhile are left out. Other errors are raised, so that an
+        unreachable origin does not look like an empty directory.
+        """
+        on_error_of_level = _raise_unless_gone if on_error == "omit" else on_error
         if maxdepth is not None and maxdepth < 1:
             raise ValueError("maxdepth must be at least 1")
         folders: Iterator[str] = iter([self._strip_protocol(path)])
@@ -199,7 +208,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 if row is not None and not topdown:
                     yield row
                 continue
-            for row in super().walk(folder, maxdepth=1, on_error=seen_by, **options):
+            for row in super().walk(folder, maxdepth=1, on_error=on_error_of_level, **options):
                 if topdown:
                     yield row
                 names = row[1] if maxdepth is None or len(levels) < maxdepth else ()
@@ -214,12 +223,17 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     # ------------------------------------------------------------ reading
 
     def open(self, path: str, mode: str = "rb", *arguments: Any, **options: Any) -> Any:
-        """Binary: rb, wb, xb, ab. What is written with w or x is there when it is closed, whole; with a in place."""
+        """Open a file; binary modes are rb, wb, xb and ab, and text modes wrap them.
+
+        A file written with w or x appears complete when it is closed; `a` appends in place.
+        """
         if "b" in mode:
             return super().open(path, mode, *arguments, **options)
-        words = {word: options.pop(word) for word in ("encoding", "errors", "newline") if word in options}
-        below = super().open(path, mode.replace("t", "") + "b", *arguments, **options)
-        return _TextStream(below, **words)
+        text_options = {
+            name: options.pop(name) for name in ("encoding", "errors", "newline") if name in options
+        }
+        binary = super().open(path, mode.replace("t", "") + "b", *arguments, **options)
+        return _TextStream(binary, **text_options)
 
     def _open(
         self,
@@ -230,38 +244,41 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         cache_options: dict[str, Any] | None = None,
         **_: Any,
     ) -> ReadStream | WriteStream:
-        at = _bytes(path)
+        file_path = _bytes(path)
         if mode not in _MODES:
             raise NotSupportedError(
-                f"mode {mode!r}", why=f"it is none of {', '.join(_MODES)}", hint="use a mount"
+                f"mode {mode!r}", why=f"only {', '.join(_MODES)} are supported", hint="use a mount"
             )
         if mode == "rb":
-            return self._paths.open(at)
-        self._paths.check_writable(at)
+            return self._vfs.open(file_path)
+        self._vfs.check_writable(file_path)
         if mode == "ab":
             if not autocommit:
-                raise NotSupportedError(path, why="appending is done in place, and not within a transaction")
+                raise NotSupportedError(
+                    path, why="files are appended to in place, so a transaction cannot undo it"
+                )
             if self.auto_mkdir:
-                self._paths.make_directories(split(at)[0])
-            return self._closing_well(self._paths.append(at))
+                self._vfs.make_directories(split(file_path)[0])
+            return self._discarding_on_error(self._vfs.append(file_path))
         replace, parents = mode == "wb", self.auto_mkdir
-        return self._closing_well(
-            self._paths.create(at, replace=replace, parents=parents, commits=autocommit)
+        return self._discarding_on_error(
+            self._vfs.create(file_path, replace=replace, parents=parents, commits=autocommit)
         )
 
-    def _closing_well(self, stream: WriteStream) -> WriteStream:
+    def _discarding_on_error(self, stream: WriteStream) -> WriteStream:
+        """Make the stream discard its file when an exception ends `with fsspec.open(...)`."""
         stream.is_broken_off = _closed_by_an_exception
         return stream
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        content = self._paths.content(_bytes(self._strip_protocol(path)))
+        content = self._vfs.content(_bytes(self._strip_protocol(path)))
         try:
             return content.read(*_range_of(start, end, content.size_bytes))
         finally:
             content.close()
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **_: Any) -> Any:
-        """Of many files those first that are in memory, the others at once in threads."""
+        """Return the contents: files in memory are read first, the others in parallel by threads."""
         if (
             isinstance(path, str)
             and not recursive
@@ -272,13 +289,13 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return self.cat_file(path)
         paths = self.expand_path(path, recursive=recursive)
         if recursive:
-            paths = [one for one in paths if not self.isdir(one)]
+            paths = [each for each in paths if not self.isdir(each)]
         elif isinstance(path, str) and paths == [self._strip_protocol(path)]:
             return self.cat_file(paths[0])
-        found = self._cat_many([(one, None, None) for one in paths], stops=on_error == "raise")
+        results = self._cat_many([(each, None, None) for each in paths], stops=on_error == "raise")
         if on_error == "omit":
-            return {one: data for one, data in zip(paths, found, strict=True) if isinstance(data, bytes)}
-        return dict(zip(paths, found, strict=True))
+            return {each: data for each, data in zip(paths, results, strict=True) if isinstance(data, bytes)}
+        return dict(zip(paths, results, strict=True))
 
     def cat_ranges(
         self,
@@ -291,36 +308,38 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
     ) -> list[bytes | Exception]:
         if not isinstance(paths, list):
             raise TypeError("paths must be a list")
-        wanted = [_as_list(bounds, len(paths)) for bounds in (starts, ends)]
-        asked = list(zip(map(self._strip_protocol, paths), *wanted, strict=True))
-        return self._cat_many(asked, stops=on_error == "raise")
+        bounds_of_paths = [_as_list(bounds, len(paths)) for bounds in (starts, ends)]
+        ranges = list(zip(map(self._strip_protocol, paths), *bounds_of_paths, strict=True))
+        return self._cat_many(ranges, stops=on_error == "raise")
 
     def _cat_many(
-        self, wanted: list[tuple[str, int | None, int | None]], *, stops: bool
+        self, ranges: list[tuple[str, int | None, int | None]], *, stops: bool
     ) -> list[bytes | Exception]:
-        found: list[bytes | Exception | Future[bytes]] = []
-        for path, start, end in wanted:
+        results: list[bytes | Exception | Future[bytes]] = []
+        for path, start, end in ranges:
             try:
-                found.append(self._cat_here_or_there(path, start, end))
+                results.append(self._cat_or_submit(path, start, end))
             except Exception as error:
                 if stops:
                     raise
-                found.append(error)
-        return [_result_of(one, stops=stops) if isinstance(one, Future) else one for one in found]
+                results.append(error)
+        return [
+            _result_of(result, stops=stops) if isinstance(result, Future) else result for result in results
+        ]
 
-    def _cat_here_or_there(self, path: str, start: int | None, end: int | None) -> bytes | Future[bytes]:
-        """At once, where nothing has to be waited for: another thread costs more than that."""
-        cached = self._paths.content_if_cached(_bytes(path))
+    def _cat_or_submit(self, path: str, start: int | None, end: int | None) -> bytes | Future[bytes]:
+        """Return the bytes if they are in memory, else a future: a thread costs more than such a read."""
+        cached = self._vfs.content_if_cached(_bytes(path))
         if cached is None:
-            return self._many.submit(self.cat_file, path, start, end)
+            return self._file_threads.submit(self.cat_file, path, start, end)
         if not cached.is_in_memory():
-            return self._many.submit(_read_and_close, cached, start, end)
+            return self._file_threads.submit(_read_and_close, cached, start, end)
         return _read_and_close(cached, start, end)
 
     def get_file(
         self, rpath: str, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **_: Any
     ) -> None:
-        """By the kernel, from the cache file to the local one."""
+        """Download a file; the kernel copies from the cache file to the local file."""
         if outfile is None and isfilelike(lpath):
             outfile = lpath
         elif outfile is None and self.isdir(rpath):
@@ -328,17 +347,17 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return
         source = _bytes(self._strip_protocol(rpath))
         if outfile is not None:
-            with self._paths.open(source) as stream:
+            with self._vfs.open(source) as stream:
                 callback.set_size(stream.size)
                 while data := stream.read(self.blocksize):
                     outfile.write(data)
                     callback.relative_update(len(data))
             return
         os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
-        self._many.do(lambda: self._copy_out(source, lpath, callback))
+        self._file_threads.do(lambda: self._copy_out(source, lpath, callback))
 
     def _copy_out(self, source: bytes, target: str, callback: Any) -> None:
-        content = self._paths.content(source)
+        content = self._vfs.content(source)
         try:
             callback.set_size(content.size_bytes)
             with open(target, "wb") as out:
@@ -347,7 +366,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             content.close()
 
     def get(self, rpath: Any, lpath: Any, *arguments: Any, **options: Any) -> None:
-        with self._many.together(_callback_of(arguments, options)):
+        with self._file_threads.batch(_callback_of(arguments, options)):
             super().get(rpath, lpath, *arguments, **options)
 
     # ------------------------------------------------------------ writing
@@ -358,7 +377,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if os.path.isdir(lpath):
             self.makedirs(rpath, exist_ok=True)
             return
-        self._many.do(lambda: self._copy_in(lpath, rpath, callback, replaces=mode != "create"))
+        self._file_threads.do(lambda: self._copy_in(lpath, rpath, callback, replaces=mode != "create"))
 
     def _copy_in(self, source: str, target: str, callback: Any, *, replaces: bool) -> None:
         with open(source, "rb") as file:
@@ -370,7 +389,7 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     callback.relative_update(len(data))
 
     def put(self, lpath: Any, rpath: Any, *arguments: Any, **options: Any) -> None:
-        with self._many.together(_callback_of(arguments, options)):
+        with self._file_threads.batch(_callback_of(arguments, options)):
             super().put(lpath, rpath, *arguments, **options)
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **options: Any) -> None:
@@ -378,96 +397,103 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]
             with self.open(path, "xb" if mode == "create" else "wb", **options) as out:
                 out.write(value)
 
-        self._many.do(write)
+        self._file_threads.do(write)
 
     def pipe(self, path: Any, value: Any = None, **options: Any) -> None:
-        with self._many.together(DEFAULT_CALLBACK):
+        with self._file_threads.batch(DEFAULT_CALLBACK):
             super().pipe(path, value, **options)
 
     def touch(self, path: str, truncate: bool = True, **options: Any) -> None:
         if truncate or not self.exists(path):
             self.open(path, "wb", **options).close()
         else:
-            self._paths.touch(_bytes(self._strip_protocol(path)))
+            self._vfs.touch(_bytes(self._strip_protocol(path)))
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        source, target = (_bytes(self._strip_protocol(one)) for one in (path1, path2))
+        source, target = (_bytes(self._strip_protocol(each_path)) for each_path in (path1, path2))
         kind = self.info(path1)["type"]
         if kind == "directory":
             self.makedirs(path2, exist_ok=True)
             return
-        self._many.do(lambda: self._paths.copy(source, target, parents=self.auto_mkdir))
+        self._file_threads.do(lambda: self._vfs.copy(source, target, parents=self.auto_mkdir))
 
     def copy(self, path1: Any, path2: Any, *arguments: Any, **options: Any) -> None:
-        with self._many.together(DEFAULT_CALLBACK):
+        with self._file_threads.batch(DEFAULT_CALLBACK):
             super().copy(path1, path2, *arguments, **options)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        at = _bytes(self._strip_protocol(path))
+        directory = _bytes(self._strip_protocol(path))
         if create_parents:
-            self._paths.make_directories(split(at)[0])
-        self._paths.make_directory(at)
+            self._vfs.make_directories(split(directory)[0])
+        self._vfs.make_directory(directory)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        at = _bytes(self._strip_protocol(path))
+        directory = _bytes(self._strip_protocol(path))
         if not exist_ok and self.exists(path):
-            raise PathExistsError(os.fsdecode(at), why="it is there already")
-        self._paths.make_directories(at)
+            raise PathExistsError(os.fsdecode(directory), why="it already exists")
+        self._vfs.make_directories(directory)
 
     def rmdir(self, path: str) -> None:
-        self._paths.remove_directory(_bytes(self._strip_protocol(path)))
+        self._vfs.remove_directory(_bytes(self._strip_protocol(path)))
 
     def rm_file(self, path: str) -> None:
-        self._paths.remove(_bytes(self._strip_protocol(path)))
+        self._vfs.remove(_bytes(self._strip_protocol(path)))
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         if maxdepth is not None:
-            raise NotSupportedError("rm with maxdepth", why="what is deeper would hold its folders")
-        asked = path if isinstance(path, list) else [path]
-        for one in dict.fromkeys(match for each in asked for match in self.expand_path(each)):
-            at = _bytes(one)
+            raise NotSupportedError("rm with maxdepth", why="deeper files would keep their directories")
+        patterns = path if isinstance(path, list) else [path]
+        for name in dict.fromkeys(match for pattern in patterns for match in self.expand_path(pattern)):
+            target = _bytes(name)
             if recursive:
-                self._paths.remove_all(at)
-            elif is_directory(self._paths.get(at, follow=False)[1]):
-                raise IsADirectoryPathError(one, why="it is a directory", hint="recursive=True")
+                self._vfs.remove_all(target)
+            elif is_directory(self._vfs.get(target, follow=False)[1]):
+                raise IsADirectoryPathError(name, why="it is a directory", hint="use recursive=True")
             else:
-                self._paths.remove(at)
+                self._vfs.remove(target)
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any
     ) -> None:
-        """Renames, in one step, over a file that is there; never copies. Into a folder that is there."""
-        into = isinstance(path2, str) and (path2.endswith("/") or self.isdir(path2))
+        """Rename in one step, without a copy; an existing file is replaced.
+
+        An existing directory as the target receives the source.
+        """
+        is_into_directory = isinstance(path2, str) and (path2.endswith("/") or self.isdir(path2))
         if isinstance(path1, str) and isinstance(path2, str):
             if self._strip_protocol(path1) == self._strip_protocol(path2):
                 return
             sources = self.expand_path(path1)
-            many = sources != [self._strip_protocol(path1)]
+            has_matches = sources != [self._strip_protocol(path1)]
             target = self._strip_protocol(path2)
-            targets = other_paths(sources, target, exists=True, flatten=True) if many or into else [target]
+            targets = (
+                other_paths(sources, target, exists=True, flatten=True)
+                if has_matches or is_into_directory
+                else [target]
+            )
         elif isinstance(path1, list) and isinstance(path2, list) and len(path1) == len(path2):
             sources, targets = self._strip_protocol(path1), self._strip_protocol(path2)
         else:
             raise UsageError(
-                f"mv of {path1!r} to {path2!r}", why="neither two paths nor two lists of one length"
+                f"mv of {path1!r} to {path2!r}", why="give two paths, or two lists of the same length"
             )
         for source, target in zip(sources, targets, strict=True):
-            self._paths.get(_bytes(source), follow=False)
+            self._vfs.get(_bytes(source), follow=False)
             if self.auto_mkdir:
-                self._paths.make_directories(split(_bytes(target))[0])
+                self._vfs.make_directories(split(_bytes(target))[0])
             if source != target:
-                self._paths.rename(_bytes(source), _bytes(target))
+                self._vfs.rename(_bytes(source), _bytes(target))
 
 
 class AsyncHeadraceFileSystem(HeadraceFileSystem, Coroutines):
-    """The same for a program with an event loop."""
+    """Add fsspec's coroutines, for a program with an event loop."""
 
 
-class _Many:
-    """Calls for many files, in threads. Within `together`, `do` does not wait."""
+class _FileThreads:
+    """Run calls for many files in threads. Within `batch`, `do` does not wait."""
 
     def __init__(self) -> None:
-        self._here = threading.local()
+        self._local = threading.local()
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -475,26 +501,28 @@ class _Many:
         return self._executor().submit(work, *arguments)
 
     def do(self, work: Callable[[], None]) -> None:
-        batch: list[Future[None]] | None = getattr(self._here, "batch", None)
-        if batch is None:
+        calls: list[Future[None]] | None = getattr(self._local, "calls", None)
+        if calls is None:
             work()
         else:
-            batch.append(self._executor().submit(work))
+            calls.append(self._executor().submit(work))
 
     @contextlib.contextmanager
-    def together(self, callback: Any) -> Iterator[None]:
-        """All is done on return, or what failed is raised, when nothing is under way any more. Who wants to be told of
-        each file gets them one by one."""
-        if callback is not DEFAULT_CALLBACK or getattr(self._here, "batch", None) is not None:
+    def batch(self, callback: Any) -> Iterator[None]:
+        """Wait on exit for all calls of the block; raise the first error once no call is running.
+
+        With a callback, which follows each file, the calls run one after the other.
+        """
+        if callback is not DEFAULT_CALLBACK or getattr(self._local, "calls", None) is not None:
             yield
             return
-        batch: list[Future[None]] = []
-        self._here.batch = batch
+        calls: list[Future[None]] = []
+        self._local.calls = calls
         try:
             yield
         finally:
-            self._here.batch = None
-            errors = [error for one in batch if (error := one.exception()) is not None]
+            self._local.calls = None
+            errors = [error for call in calls if (error := call.exception()) is not None]
         if errors:
             raise errors[0]
 
@@ -506,15 +534,18 @@ class _Many:
 
 
 class _TextStream(io.TextIOWrapper):
-    def __exit__(self, kind: Any, *rest: Any) -> None:
+    def __exit__(self, kind: Any, *details: Any) -> None:
         if kind is not None and isinstance(self.buffer, WriteStream):
             self.buffer.discard()
-        super().__exit__(kind, *rest)
+        super().__exit__(kind, *details)
 
 
 def _closed_by_an_exception() -> bool:
-    """`with fsspec.open(...)` closes its files at the end without saying whether an exception brought it there; what it
-    was told itself is found some frames up."""
+    """Return whether an exception ends the `with fsspec.open(...)` that is closing this file.
+
+    fsspec closes the files without passing the exception on, so this looks for the arguments of its `__exit__` in the
+    frames above.
+    """
     frame = sys._getframe(1)
     for _ in range(_FRAMES_UP_MAX):
         above = frame.f_back
@@ -522,12 +553,12 @@ def _closed_by_an_exception() -> bool:
             return False
         frame = above
         if frame.f_code is OpenFile.__exit__.__code__:
-            return any(one is not None for one in frame.f_locals.get("args", ()))
+            return any(argument is not None for argument in frame.f_locals.get("args", ()))
     return False
 
 
 def _callback_of(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Of get and put, after the two paths: recursive, callback."""
+    """Return the callback of get or put, whose arguments after the two paths are (recursive, callback)."""
     return arguments[1] if len(arguments) > 1 else options.get("callback", DEFAULT_CALLBACK)
 
 
@@ -536,14 +567,14 @@ def _bytes(path: str) -> bytes:
 
 
 def _as_list(bounds: Any, count: int) -> list[int | None]:
-    found = list(bounds) if isinstance(bounds, (list, tuple)) else [bounds] * count
-    if len(found) != count:
-        raise ValueError(f"{count} paths, and {len(found)} bounds of ranges")
-    return found
+    values = list(bounds) if isinstance(bounds, (list, tuple)) else [bounds] * count
+    if len(values) != count:
+        raise ValueError(f"{count} paths but {len(values)} range bounds")
+    return values
 
 
 def _range_of(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """As slices have it: negative ones count from the end."""
+    """Return the range as slices have it: negative bounds count from the end."""
     first, last, _ = slice(start, end).indices(size)
     return first, last
 

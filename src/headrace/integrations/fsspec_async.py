@@ -1,7 +1,8 @@
-"""What `headrace://` has more for a program with an event loop: fsspec's coroutines, `_cat_file`, `_info`, …
+"""Add fsspec's coroutines (`_cat_file`, `_info`, …) to `headrace://`, for a program with an event loop.
 
-Each is the call of the same name in one of the file system's threads: the loop never waits. Calls for many files are
-one such call, which has its own threads. One that is cancelled ends in its thread, unseen.
+Each coroutine runs the blocking call of the same name in one of the file system's threads, so the loop never waits. A
+call on many files is one such call, with threads of its own. A cancelled call still ends in its thread, and its result
+is discarded.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def _in_thread(name: str) -> Call:
 
 
 class Coroutines(AsyncFileSystem):  # type: ignore[misc]
-    """Of a file system whose calls may wait: its class comes before this one."""
+    """Add coroutines to a file system with blocking calls, whose class must precede this one among the bases."""
 
     mirror_sync_methods = False
-    """The calls that wait stay what they are, and need no loop."""
+    """The blocking calls stay as they are and need no loop."""
     _threads: tuple[int, ThreadPoolExecutor] | None = None
 
     _info = _in_thread("info")
@@ -76,15 +77,15 @@ class Coroutines(AsyncFileSystem):  # type: ignore[misc]
     _makedirs = _in_thread("makedirs")
 
     async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
-        """A folder at a time: the caller may leave some of its folders out."""
-        found = self.walk(path, *arguments, **options)
-        while (one := await self._do(next, found, _END)) is not _END:
-            yield one
+        """Yield one directory at a time: the caller may remove subdirectories that are not to be walked."""
+        rows = self.walk(path, *arguments, **options)
+        while (row := await self._do(next, rows, _END)) is not _END:
+            yield row
 
     async def open_async(self, path: str, mode: str = "rb", **options: Any) -> AsyncStream:
-        """As `open`, binary; what is written is there when it is closed."""
+        """Open a file as `open` does, in a binary mode; a written file appears when it is closed."""
         if "b" not in mode or options.get("compression"):
-            raise ValueError("open_async is for bytes as they are: mode with b, and no compression")
+            raise ValueError("open_async reads and writes plain bytes: use a binary mode and no compression")
         return AsyncStream(await self._do(self.open, path, mode, **options), self._do)
 
     async def _do(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -95,7 +96,7 @@ class Coroutines(AsyncFileSystem):  # type: ignore[misc]
 
 
 class AsyncStream:
-    """stream: an open file. do: has a call done by a thread. One call at a time."""
+    """Read or write an open file by coroutines, one call at a time. do: runs a call in a thread."""
 
     def __init__(self, stream: Any, do: Call) -> None:
         self.stream = stream
@@ -123,10 +124,10 @@ class AsyncStream:
     async def close(self) -> None:
         await self._do(self.stream.close)
 
-    def seek(self, at: int, whence: int = os.SEEK_SET) -> int:
-        place: int = self.stream.seek(at, whence)
-        return place
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        position: int = self.stream.seek(offset, whence)
+        return position
 
     def tell(self) -> int:
-        place: int = self.stream.tell()
-        return place
+        position: int = self.stream.tell()
+        return position

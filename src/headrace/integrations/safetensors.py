@@ -1,11 +1,11 @@
-"""A model's weights out of safetensors files, as fast as links and disks allow. Needs torch, and no other package.
+"""Load a model's weights from safetensors files as fast as links and disks allow.
 
     weights = load_model("/mnt/models/llama-70b")             # all tensors, by name
     for name, tensor in iter_model("/mnt/models/llama-70b", device="cuda:0"): ...     # as the files arrive
 
-Some files at a time are fetched whole (sdk/mapped_files.py), each is then mapped, and tensors lie in the mapping:
-nothing is copied for device "cpu", and all processes of a host share the memory. The format:
-https://github.com/huggingface/safetensors#format
+The loader requests a few complete files at a time (sdk/mapped_files.py) and maps each of them. Tensors point into the
+mapping: device "cpu" needs no copy, and all processes of a host share the memory. It needs torch and no other package.
+The format is https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from headrace.sdk.cancel import Cancel
 from headrace.sdk.mapped_files import ModelFolder, open_model_folder
 
 FILES_AT_A_TIME = 4
-"""So that several owners of a cluster are asked at one time, and the first files are there early."""
+"""Files requested in parallel: several owners of a cluster serve them, and the first files arrive early."""
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 SINGLE = "model.safetensors"
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
@@ -48,21 +48,22 @@ def load_model(
     only: Sequence[str] = (),
     socket: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """All tensors, by name, in the order of the files. Blocks until everything is there.
+    """Return all tensors by name, in the order of the files. Blocks until every file is complete.
 
-    where: one file, an index (`*.safetensors.index.json`), or a folder: its index says what belongs to the model, else
-    `model.safetensors`, else all of its `*.safetensors`. A path, in a mount of Headrace's or anywhere; or
-    `headrace:///PATH`, of the node at `socket` or of the configured cache. device: tensors of "cpu" lie in the mapped
-    files; writing to them changes this process's memory only, 4 KiB page by page. only: patterns of names
-    (`model.layers.0.*`); files without any such tensor are not read, where there is an index.
+    where: a file, an index (`*.safetensors.index.json`), or a directory. A directory's index names the files of the
+    model; without an index it is `model.safetensors`, else every `*.safetensors`. The path may be in a mount of
+    Headrace or in any other file system. `headrace:///PATH` is a path of the node at `socket`, or of the configured
+    cache. device: tensors of "cpu" point into the mapped files; a write to them changes only this process's memory, in
+    pages of 4 KiB. only: patterns of names (`model.layers.0.*`); with an index, files without such a tensor are not
+    read.
 
-    PathNotFoundError, with what is missing; CorruptCheckpointError for what is no safetensors file;
-    NotSupportedError for a dtype that torch hasn't; the origin's errors.
+    Raises PathNotFoundError with the name of what is missing; CorruptCheckpointError for a file that is not
+    safetensors; NotSupportedError for a dtype that this torch does not have; the origin's errors.
     """
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensors in _by_file(os.fspath(where), torch.device(device), only, socket, found):
-        found[name] = tensors
-    return {name: tensor for tensors in found.values() for name, tensor in tensors.items()}
+    tensors_of_file: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensors in _by_file(os.fspath(where), torch.device(device), only, socket, tensors_of_file):
+        tensors_of_file[name] = tensors
+    return {name: tensor for tensors in tensors_of_file.values() for name, tensor in tensors.items()}
 
 
 def iter_model(
@@ -72,15 +73,18 @@ def iter_model(
     only: Sequence[str] = (),
     socket: str | None = None,
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """As load_model, each file's tensors as soon as the file is there, in whatever order files arrive. One that is
-    given up midway asks for no more files; the node may go on with those that it has begun."""
+    """Yield the tensors of each file, as (name, tensor), when the file arrives; files arrive in any order.
+
+    A caller that stops early requests no more files, but the node may complete the files that it has begun. Arguments
+    and errors are those of load_model.
+    """
     for _, tensors in _by_file(os.fspath(where), torch.device(device), only, socket, {}):
         yield from tensors.items()
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """A file, and the tensors that an index says are in it; None: whatever is."""
+    """Name a file and the tensors that an index lists for it; names is None without an index."""
 
     file: str
     names: frozenset[str] | None
@@ -93,23 +97,28 @@ def _by_file(
     socket: str | None,
     in_order: dict[str, dict[str, torch.Tensor]],
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Each file and its tensors as it arrives. in_order: gets the files' names first, in the order of the model."""
-    files, single = open_model_folder(where, socket=socket)
-    cancel, wanted = Cancel(), matcher(only)
+    """Yield each file and its tensors when the file arrives.
+
+    in_order: receives the names of all files first, in the order of the model.
+    """
+    files, file_name = open_model_folder(where, socket=socket)
+    cancel, is_selected = Cancel(), matcher(only)
     pool = ThreadPoolExecutor(FILES_AT_A_TIME, thread_name_prefix="model")
     try:
-        shards = _shards(files, single, wanted)
+        shards = _shards(files, file_name, is_selected)
         in_order.update((shard.file, {}) for shard in shards)
-        coming = {pool.submit(files.whole, shard.file, cancel): shard for shard in shards}
-        seen: set[str] = set()
-        for done in as_completed(coming):
-            shard = coming.pop(done)
+        shards_by_future = {pool.submit(files.whole, shard.file, cancel): shard for shard in shards}
+        loaded_names: set[str] = set()
+        for future in as_completed(shards_by_future):
+            shard = shards_by_future.pop(future)
             name = f"{files.name}/{shard.file}"
-            tensors = _tensors(done.result(), name, shard.names, wanted)
-            if not seen.isdisjoint(tensors):
-                twice = ", ".join(sorted(seen & tensors.keys())[:3])
-                raise CorruptCheckpointError(name, why=f"{twice}: in another file, too", hint="name one file")
-            seen |= tensors.keys()
+            tensors = _tensors(future.result(), name, shard.names, is_selected)
+            if not loaded_names.isdisjoint(tensors):
+                duplicates = ", ".join(sorted(loaded_names & tensors.keys())[:3])
+                raise CorruptCheckpointError(
+                    name, why=f"another file also has {duplicates}", hint="name one file"
+                )
+            loaded_names |= tensors.keys()
             yield shard.file, {key: tensor.to(device) for key, tensor in tensors.items()}
     finally:
         cancel.set()
@@ -118,20 +127,22 @@ def _by_file(
         cancel.close()
 
 
-def _shards(files: ModelFolder, single: str, wanted: Callable[[str], bool]) -> list[_Shard]:
-    if single.endswith(INDEX):
-        return _indexed(files, single, wanted)
-    if single:
-        return [_Shard(single, None)]
+def _shards(files: ModelFolder, file_name: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
+    if file_name.endswith(INDEX):
+        return _indexed(files, file_name, is_selected)
+    if file_name:
+        return [_Shard(file_name, None)]
     names = files.names()
     indexes = [name for name in names if name.endswith(INDEX)]
     if len(indexes) == 1:
-        return _indexed(files, indexes[0], wanted)
+        return _indexed(files, indexes[0], is_selected)
     if indexes:
-        raise NotSupportedError(files.name, why=f"{len(indexes)} indexes are in it", hint="name one of them")
+        raise NotSupportedError(
+            files.name, why=f"the directory has {len(indexes)} indexes", hint="name one of them"
+        )
     chosen = [SINGLE] if SINGLE in names else [name for name in names if name.endswith(SUFFIX)]
     if not chosen:
-        raise PathNotFoundError(files.name, why=f"no *{SUFFIX} is in it")
+        raise PathNotFoundError(files.name, why=f"the directory has no *{SUFFIX} file")
     return [_Shard(name, None) for name in chosen]
 
 
@@ -139,22 +150,23 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _indexed(files: ModelFolder, index: str, wanted: Callable[[str], bool]) -> list[_Shard]:
+def _indexed(files: ModelFolder, index: str, is_selected: Callable[[str], bool]) -> list[_Shard]:
     try:
         weight_map = decode_json(files.read(index), _Index).weight_map
     except msgspec.MsgspecError as error:
-        raise _corrupt(f"{files.name}/{index}", f"not an index: {error}") from None
+        raise _corrupt(f"{files.name}/{index}", f"it is not a valid index: {error}") from None
     names: dict[str, set[str]] = {}
     for name, file in weight_map.items():
         if "/" in file or file in ("", ".", ".."):
-            raise _corrupt(f"{files.name}/{index}", f"{name} is said to be in {file!r}, not in this folder")
-        if wanted(name):
+            raise _corrupt(f"{files.name}/{index}", f"it places {name} in {file!r}, outside this directory")
+        if is_selected(name):
             names.setdefault(file, set()).add(name)
-    return [_Shard(file, frozenset(found)) for file, found in sorted(names.items())]
+    return [_Shard(file, frozenset(file_names)) for file, file_names in sorted(names.items())]
 
 
 class _Tensor(msgspec.Struct, frozen=True):
-    """As the header says it. data_offsets: start and end, after the header."""
+    """Describe a tensor as the header does. data_offsets: start and end in bytes, counted from the end of the
+    header."""
 
     dtype: str
     shape: list[int]
@@ -162,58 +174,62 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 def _tensors(
-    data: memoryview, name: str, listed: frozenset[str] | None, wanted: Callable[[str], bool]
+    data: memoryview, name: str, listed: frozenset[str] | None, is_selected: Callable[[str], bool]
 ) -> dict[str, torch.Tensor]:
-    """Of one file, those wanted, over its memory. listed: what must be in it."""
-    header, begin = _header(data, name)
+    """Return the selected tensors of one file, over its memory. listed: names that the file must contain."""
+    header, data_start = _header(data, name)
     if listed is not None and not listed <= header.keys():
         missing = ", ".join(sorted(listed - header.keys())[:3])
-        raise _corrupt(name, f"the index says that {missing} is in it, and it is not")
+        raise _corrupt(name, f"the index lists {missing}, which the file does not contain")
     chosen = header.keys() if listed is None else listed
     return {
-        key: _tensor_over(data, begin, f"{key} of {name}", one)
-        for key, one in header.items()
-        if key in chosen and wanted(key)
+        key: _tensor_over(data, data_start, f"{key} of {name}", tensor)
+        for key, tensor in header.items()
+        if key in chosen and is_selected(key)
     }
 
 
 def _header(data: memoryview, name: str) -> tuple[dict[str, _Tensor], int]:
-    """The tensors in the order of their bytes, and where those begin."""
+    """Return the tensors in the order of their bytes, and the offset of the first byte after the header."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= length <= min(HEADER_BYTES_MAX, len(data) - 8):
-        raise _corrupt(name, "it does not begin as a safetensors file")
+        raise _corrupt(name, "it does not begin like a safetensors file")
     try:
-        words: dict[str, Any] = decode_json(bytes(data[8 : 8 + length]), dict[str, Any])
-        words.pop("__metadata__", None)
-        found = msgspec.convert(words, dict[str, _Tensor])
+        header: dict[str, Any] = decode_json(bytes(data[8 : 8 + length]), dict[str, Any])
+        header.pop("__metadata__", None)
+        tensors = msgspec.convert(header, dict[str, _Tensor])
     except msgspec.MsgspecError as error:
-        raise _corrupt(name, f"its header is not one of a safetensors file: {error}") from None
-    ordered = sorted(found.items(), key=lambda item: item[1].data_offsets)
+        raise _corrupt(name, f"its header is not valid: {error}") from None
+    ordered = sorted(tensors.items(), key=lambda item: item[1].data_offsets)
     return dict(ordered), 8 + length
 
 
-def _tensor_over(data: memoryview, begin: int, name: str, one: _Tensor) -> torch.Tensor:
-    dtype = _DTYPES.get(one.dtype)
+def _tensor_over(data: memoryview, data_start: int, name: str, tensor: _Tensor) -> torch.Tensor:
+    dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
-        raise NotSupportedError(name, why=f"this torch has no {one.dtype}", hint="use a newer one")
-    start, end = one.data_offsets
-    count = math.prod(one.shape)
-    strides = math.prod(max(1, size) for size in one.shape)  # which torch calculates of an empty one, too
-    if len(one.shape) > DIMENSIONS_MAX or strides > SIZE_BYTES_MAX:
-        raise _corrupt(name, f"{len(one.shape)} dimensions, {strides} items")
-    if min(one.shape, default=0) < 0 or not 0 <= start <= end <= len(data) - begin:
-        raise _corrupt(name, f"said to be at {start} to {end}, of {len(data) - begin} bytes")
+        raise NotSupportedError(name, why=f"this torch has no dtype {tensor.dtype}", hint="use a newer torch")
+    start, end = tensor.data_offsets
+    count = math.prod(tensor.shape)
+    strides = math.prod(max(1, size) for size in tensor.shape)  # torch computes it for an empty tensor too
+    if len(tensor.shape) > DIMENSIONS_MAX or strides > SIZE_BYTES_MAX:
+        raise _corrupt(
+            name,
+            f"a tensor has {len(tensor.shape)} dimensions and spans {strides} items, more than is allowed",
+        )
+    if min(tensor.shape, default=0) < 0 or not 0 <= start <= end <= len(data) - data_start:
+        raise _corrupt(
+            name,
+            f"a tensor is at {start} to {end}, but the file has {len(data) - data_start} bytes of tensors",
+        )
     if end - start != count * dtype.itemsize:
-        raise _corrupt(name, f"{end - start} bytes do not hold {one.dtype} {one.shape}")
+        raise _corrupt(name, f"{end - start} bytes cannot hold {tensor.dtype} {tensor.shape}")
     if count == 0:
-        return torch.empty(one.shape, dtype=dtype)
-    if (
-        begin + start
-    ) % dtype.itemsize:  # a mapping begins at a page; torch wants items at multiples of their size
-        piece = bytearray(data[begin + start : begin + end])
-        return torch.frombuffer(piece, dtype=dtype, count=count).reshape(one.shape)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin + start).reshape(one.shape)
+        return torch.empty(tensor.shape, dtype=dtype)
+    if (data_start + start) % dtype.itemsize:  # torch requires items at multiples of their size
+        copied = bytearray(data[data_start + start : data_start + end])
+        return torch.frombuffer(copied, dtype=dtype, count=count).reshape(tensor.shape)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=data_start + start).reshape(tensor.shape)
 
 
 def _corrupt(name: str, why: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(name, why=why, hint="fetch or save it again")
+    return CorruptCheckpointError(name, why=why, hint="download or save the file again")

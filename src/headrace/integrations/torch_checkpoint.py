@@ -1,13 +1,13 @@
-"""torch.distributed.checkpoint on Headrace's checkpoints: `HeadraceWriter` for save and async_save, `HeadraceReader`.
+"""Save and load by torch.distributed.checkpoint: `HeadraceWriter` for save and async_save, `HeadraceReader` for load.
 
     writer = HeadraceWriter("/mnt/checkpoints/run7")           # one for the whole training
     dcp.save(state, checkpoint_id="4000", storage_writer=writer)   # 4000 is the step
     dcp.load(state, storage_reader=HeadraceReader("/mnt/checkpoints/run7"))
 
-The order of calls is torch/distributed/checkpoint/storage.py's. torch's planner says which rank writes what, also for
-another number of ranks; here each rank writes a part as in headrace.checkpoint, and `finish`, which only the
-coordinator is asked for, commits. Nothing here is pickled. What isn't a tensor torch's planner pickles itself
-(torch.save), and its loading unpickles: load only what you trust.
+torch/distributed/checkpoint/storage.py defines the order of the calls. torch's planner decides which rank writes what,
+also for another number of ranks. Here each rank writes a part as in headrace.checkpoint, and `finish`, which torch
+calls on the coordinator only, commits. This module pickles nothing. torch's planner pickles values that are not tensors
+(torch.save), and its loading unpickles them: load only checkpoints that you trust.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ from headrace.checkpoint.worker_pool import WorkerPool
 log = logging.getLogger(__name__)
 
 THROUGH_MEMORY_BYTES_MAX = 256 << 20
-"""What a load reads beside the tensors themselves at a time, on a rank: where it needs parts of shards only."""
+"""Memory that a rank's load uses at a time for shards of which it needs only a part, in addition to the tensors."""
 Id = str | os.PathLike[str] | None
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """What the coordinator tells a rank with its plan."""
+    """Carry the coordinator's instructions to a rank, with its plan."""
 
     save: layout.SaveId
     step: int
@@ -96,7 +96,7 @@ class SaveOrder:
 
 @dataclass(frozen=True, slots=True)
 class Planned(HostLeaf):
-    """A tensor that the planner makes when it is copied. value: the planner and its item."""
+    """Hold a tensor that the planner creates when it is copied. value: the planner and its item."""
 
     def bytes(self) -> Any:
         planner, item = self.value
@@ -110,16 +110,17 @@ class Planned(HostLeaf):
 
 
 class HeadraceWriter(StorageWriter):
-    """where: the folder of all checkpoints of this training. step: of the next save, where no checkpoint_id says it.
+    """Write checkpoints of torch.distributed.checkpoint, many with one writer.
 
-    One writer for many saves: it keeps the staging memory, and knows what the last checkpoint holds.
+    A writer keeps the staging memory and knows which chunks the last checkpoint has. where: the directory of all
+    checkpoints of this training. step: of the next save, where checkpoint_id does not name it.
     """
 
     def __init__(
         self, where: str | CheckpointStorage, *, step: int | None = None, options: SaveOptions | None = None
     ) -> None:
         super().__init__()
-        self._place = place_of(where)
+        self._storage = place_of(where)
         self._options = options or SaveOptions()
         self._step = step
         self._run = secrets.token_hex(6)
@@ -131,83 +132,87 @@ class HeadraceWriter(StorageWriter):
         self._committed = False
 
     def reset(self, checkpoint_id: Id = None) -> None:
-        """checkpoint_id: the step; of a path its last word."""
+        """Set the step of the next save. checkpoint_id: the step, or a path that ends in it."""
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001
-        """A new save begins."""
+        """Begin a new save. Raises UsageError without a step."""
         if not kwargs.get("use_collectives", True):
             raise NotSupportedError(
-                "use_collectives=False", why="a checkpoint is committed once, for all ranks"
+                "use_collectives=False", why="one rank commits a checkpoint for all ranks"
             )
         if self._step is None:
-            raise UsageError("checkpoint_id", why="no step is given", hint='for example checkpoint_id="4000"')
+            raise UsageError("checkpoint_id", why="it names no step", hint='for example checkpoint_id="4000"')
         self._end_attempt()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The coordinator names the attempt, and counts the ranks."""
+        """Name the attempt and number the ranks, on the coordinator."""
         assert self._step is not None
         save = layout.save_id(self._step, self._run, self._saves)
         self._saves += 1
         return [
-            replace(one, storage_data=SaveOrder(save, self._step, rank, len(plans)))
-            for rank, one in enumerate(plans)
+            replace(rank_plan, storage_data=SaveOrder(save, self._step, rank, len(plans)))
+            for rank, rank_plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Blocks until this rank's part is durable."""
+        """Write this rank's part. Blocks until the part is durable."""
         order: SaveOrder = plan.storage_data
         self._attempt = Attempt(
-            self._place, order.save, order.step, order.rank, order.ranks, self._options.timeout_s
+            self._storage, order.save, order.step, order.rank, order.ranks, self._options.timeout_s
         )
         if self._parts is None:
-            self._parts = PartSaver(self._place, self._options, order.rank)
-        held = [_held_of(item, planner) for item in plan.items]
+            self._parts = PartSaver(self._storage, self._options, order.rank)
+        leaves = [_host_leaf_of(item, planner) for item in plan.items]
         try:
-            self._part = self._write(self._attempt, self._parts, held)
+            self._part = self._write(self._attempt, self._parts, leaves)
             self._attempt.deliver(self._part)
         except BaseException:
             self._parts.drop(self._attempt)
             raise
         results = [
-            WriteResult(item.index, one.size_bytes, (order.rank, place))
-            for place, (item, one) in enumerate(zip(plan.items, held, strict=True))
+            WriteResult(item.index, leaf.size_bytes, (order.rank, index))
+            for index, (item, leaf) in enumerate(zip(plan.items, leaves, strict=True))
         ]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
-    def _write(self, attempt: Attempt, parts: PartSaver, held: list[HostLeaf]) -> RankPart:
-        """Copies and writes at the same time, in slots: host memory for two of them is enough."""
-        size = sum(one.size_bytes for one in held)
+    def _write(self, attempt: Attempt, parts: PartSaver, host_leaves: list[HostLeaf]) -> RankPart:
+        """Copy and write at the same time, in slots: host memory for two slots is enough."""
+        size = sum(leaf.size_bytes for leaf in host_leaves)
         budget = self._options.budget_bytes or plan.budget(
             size // 2, slot_bytes=self._options.slot_bytes, available_bytes=available_bytes()
         )
         self._arena.allow(budget)
         base = parts.claim(attempt, full=False)
-        crew = WorkerPool(self._options.threads, f"checkpoint-{attempt.step}")
-        leaves = [Leaf(one.name, one.kind, one.size_bytes, one.dtype, list(one.shape)) for one in held]
-        job = SaveJob(SaveHandle(attempt.step), leaves, self._arena, self._options, crew)
-        staging = threading.Thread(target=self._stage, args=(job, held), name="checkpoint-stage")
+        pool = WorkerPool(self._options.threads, f"checkpoint-{attempt.step}")
+        leaves = [
+            Leaf(each.name, each.kind, each.size_bytes, each.dtype, list(each.shape)) for each in host_leaves
+        ]
+        job = SaveJob(SaveHandle(attempt.step), leaves, self._arena, self._options, pool)
+        staging = threading.Thread(target=self._stage, args=(job, host_leaves), name="checkpoint-stage")
         staging.start()
         try:
             return parts.write(job, attempt, ["n"], base).part
         finally:
             job.drain()
             staging.join()
-            crew.close()
+            pool.close()
             if job.failure is not None:
                 raise job.failure
 
-    def _stage(self, job: SaveJob, held: list[HostLeaf]) -> None:
+    def _stage(self, job: SaveJob, host_leaves: list[HostLeaf]) -> None:
         with ThreadPoolExecutor(self._options.copy_threads, "checkpoint-copy") as copiers:
             stager = Stager(self._arena, copiers, chunk_bytes=self._options.chunk_bytes)
             try:
-                job.inline = stager.stage(held, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED))
+                job.inline = stager.stage(
+                    host_leaves, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED)
+                )
             except BaseException as error:
                 job.failure = error
                 job.inbox.put(StageEvent.CANCELLED)
@@ -218,20 +223,24 @@ class HeadraceWriter(StorageWriter):
         job.inbox.put(StageEvent.STAGED)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The commit; on the coordinator only. On return the checkpoint is there."""
+        """Commit the checkpoint, on the coordinator only. On return the checkpoint exists and is durable."""
         attempt = self._attempt
         assert attempt is not None
-        about = encode_metadata(metadata, results)
-        attempt.publish(manifest_of(attempt, attempt.gather(), metadata={}, kind="dcp", dcp=about))
+        dcp_metadata = encode_metadata(metadata, results)
+        attempt.publish(manifest_of(attempt, attempt.gather(), metadata={}, kind="dcp", dcp=dcp_metadata))
         self._committed = True
         self._end_attempt()
         try:
-            prune(self._place, self._options.retention or Retention())
-        except HeadraceError as error:  # the checkpoint is there all the same
-            log.warning("leftovers of a checkpoint stay step=%d error=%s", attempt.step, error)
+            prune(self._storage, self._options.retention or Retention())
+        except HeadraceError as error:  # the checkpoint is committed
+            log.warning(
+                "deleting old checkpoint files failed, the next save retries step=%d error=%s",
+                attempt.step,
+                error,
+            )
 
     def _end_attempt(self) -> None:
-        """Of the save before: whether it was committed, the coordinator knows, and others see."""
+        """End the previous save and remember its part if it was committed; other ranks look at the manifest."""
         attempt, self._attempt = self._attempt, None
         if attempt is None or self._parts is None:
             return
@@ -249,9 +258,12 @@ class HeadraceWriter(StorageWriter):
 
 
 class HeadraceReader(StorageReader):
-    """step: which checkpoint, where no checkpoint_id says it; None: the newest. All ranks must find the same one.
-    unsafe_pickles: values that are no tensors may be any pickle, which runs code of whoever can write into the folder;
-    else only what `torch.load(weights_only=True)` takes."""
+    """Read checkpoints of torch.distributed.checkpoint.
+
+    step: the checkpoint to load, where checkpoint_id does not name it; None: the newest. All ranks must find the same
+    checkpoint. unsafe_pickles: load values that are not tensors from any pickle, which can run code of everyone who can
+    write to the directory. By default only pickles that `torch.load(weights_only=True)` accepts are loaded.
+    """
 
     def __init__(
         self,
@@ -263,59 +275,59 @@ class HeadraceReader(StorageReader):
     ) -> None:
         super().__init__()
         self._unsafe_pickles = unsafe_pickles
-        self._place = place_of(where)
+        self._storage = place_of(where)
         self._step = step
         self._threads = threads
         self._manifest: Manifest | None = None
-        self._sources = PackReaders()
-        self._at: dict[MetadataIndex, tuple[int, int]] = {}
+        self._readers = PackReaders()
+        self._leaf_numbers: dict[MetadataIndex, tuple[int, int]] = {}
 
     def reset(self, checkpoint_id: Id = None) -> None:
-        self._sources.close()
+        self._readers.close()
         self._manifest = None
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
     def read_metadata(self, *args: Any, **named: Any) -> Metadata:
-        self._sources.close()
-        self._manifest, self._sources = open_checkpoint(self._place, self._step)
+        self._readers.close()
+        self._manifest, self._readers = open_checkpoint(self._storage, self._step)
         if self._manifest.head.kind != "dcp":
             raise CheckpointMismatchError(
-                f"{self._place.name}, step {self._manifest.head.step}",
-                why="not saved by torch.distributed.checkpoint",
+                f"{self._storage.name}, step {self._manifest.head.step}",
+                why="torch.distributed.checkpoint did not save it",
                 hint="load it with headrace.checkpoint.load",
             )
         return decode_metadata(self._manifest.body.dcp)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, **kwargs: Any) -> None:  # noqa: FBT001
-        if self._manifest is None:  # another rank has read the metadata
+        if self._manifest is None:  # torch read the metadata on another rank
             self.read_metadata()
-        self._at = metadata.storage_data
+        self._leaf_numbers = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         assert self._manifest is not None
         return replace(plan, storage_data=self._manifest.head.save)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        found = {one.storage_data for one in plans}
-        if len(found) > 1:
+        saves = {rank_plan.storage_data for rank_plan in plans}
+        if len(saves) > 1:
             raise CheckpointFailedError(
-                f"load from {self._place.name}",
-                why=f"the ranks found different checkpoints: {', '.join(sorted(found))}",
-                hint="give the step",
+                f"load from {self._storage.name}",
+                why=f"the ranks read different checkpoints: {', '.join(sorted(saves))}",
+                hint="name the step",
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Whole shards straight into the tensors; parts of shards through memory of a limited size."""
+        """Read complete shards straight into the tensors, and parts of shards through limited memory."""
         for batch in self._batches(plan.items, planner):
-            fetch([read for one in batch for read in one.reads], self._sources, threads=self._threads)
-            for one in batch:
-                if one.target is None and not self._unsafe_pickles:
-                    one.check_pickle()
-                one.give(planner)
-        self._sources.close()
-        self._manifest, self._sources = None, PackReaders()
+            fetch([read for item in batch for read in item.reads], self._readers, threads=self._threads)
+            for item in batch:
+                if item.target is None and not self._unsafe_pickles:
+                    item.check_pickle()
+                item.give(planner)
+        self._readers.close()
+        self._manifest, self._readers = None, PackReaders()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -324,9 +336,9 @@ class HeadraceReader(StorageReader):
         batch: list[WantedItem] = []
         size = 0
         for item in items:
-            one = self._wanted(item, planner)
-            batch.append(one)
-            size += one.memory.nbytes if one.through_memory else 0
+            wanted_item = self._wanted(item, planner)
+            batch.append(wanted_item)
+            size += wanted_item.memory.nbytes if wanted_item.through_memory else 0
             if size >= THROUGH_MEMORY_BYTES_MAX:
                 yield batch
                 batch, size = [], 0
@@ -335,24 +347,28 @@ class HeadraceReader(StorageReader):
 
     def _wanted(self, item: ReadItem, planner: LoadPlanner) -> WantedItem:
         assert self._manifest is not None
-        if item.storage_index not in self._at:
-            raise CorruptCheckpointError(item.storage_index.fqn, why="the manifest does not name its bytes")
-        part_number, place = self._at[item.storage_index]
+        if item.storage_index not in self._leaf_numbers:
+            raise CorruptCheckpointError(item.storage_index.fqn, why="the manifest lists no bytes for it")
+        part_number, leaf_number = self._leaf_numbers[item.storage_index]
         try:
             part = self._manifest.body.parts[part_number]
-            leaf = part.leaves[place]
+            leaf = part.leaves[leaf_number]
         except IndexError:
-            raise CorruptCheckpointError(item.storage_index.fqn, why="its bytes are nowhere") from None
+            raise CorruptCheckpointError(
+                item.storage_index.fqn, why="the manifest lists its bytes in a part that does not exist"
+            ) from None
         if item.type == LoadItemType.BYTE_IO:
             memory = page_aligned(leaf.size_bytes)
             return WantedItem(item, leaf, None, memory, 0, _reads(part, leaf, memory))
         target = planner.resolve_tensor(item).detach()
         if list(target.shape) != list(item.lengths) or str(target.dtype) != f"torch.{leaf.dtype}":
-            why = f"saved as {leaf.dtype} {list(item.lengths)}, wanted as {target.dtype} {list(target.shape)}"
+            why = f"saved as {leaf.dtype} {list(item.lengths)}, to be loaded as {target.dtype} {list(target.shape)}"
             raise CheckpointMismatchError(item.storage_index.fqn, why=why)
-        own = tensors.bytes_of_target(target) if list(item.lengths) == leaf.shape else None
-        if own is not None:
-            return WantedItem(item, leaf, target, own, 0, _reads(part, leaf, own), through_memory=False)
+        target_bytes = tensors.bytes_of_target(target) if list(item.lengths) == leaf.shape else None
+        if target_bytes is not None:
+            return WantedItem(
+                item, leaf, target, target_bytes, 0, _reads(part, leaf, target_bytes), through_memory=False
+            )
         start, end = _hull(leaf, item)
         memory = page_aligned(end - start)
         return WantedItem(item, leaf, target, memory, start, _reads(part, leaf, memory, start, end))
@@ -364,7 +380,10 @@ class HeadraceReader(StorageReader):
 
 @dataclass(frozen=True, slots=True)
 class WantedItem:
-    """What one item of a plan needs. memory: bytes of the leaf from `start` on, the target's own or beside it."""
+    """Describe how to load one item of a plan.
+
+    memory: bytes of the leaf from `start` on: the target's own, or a buffer (through_memory).
+    """
 
     item: ReadItem
     leaf: Leaf
@@ -375,18 +394,18 @@ class WantedItem:
     through_memory: bool = True
 
     def check_pickle(self) -> None:
-        """Hold a value that is no tensor against what is safe to load; the planner loads it without a check."""
+        """Raise NotSupportedError for a value whose pickle could run code; the planner loads it unchecked."""
         try:
             torch.load(io.BytesIO(self.memory.tobytes()), weights_only=True)
-        except Exception as error:  # noqa: BLE001  # whatever it is that stops torch, it is not loaded
+        except Exception as error:  # noqa: BLE001  # whatever error torch raises, the value is not loaded
             raise NotSupportedError(
                 self.leaf.name,
                 why=f"it is a pickle that could run code: {str(error).splitlines()[0]}",
-                hint="HeadraceReader(..., unsafe_pickles=True) loads it, where you trust all who write to this folder",
+                hint="if you trust everyone who can write there, use HeadraceReader(..., unsafe_pickles=True)",
             ) from None
 
     def give(self, planner: LoadPlanner) -> None:
-        """The bytes are there: to the tensor, and to the planner."""
+        """Pass the bytes, once read, to the tensor and to the planner."""
         if self.target is None:
             planner.load_bytes(self.item, io.BytesIO(self.memory.tobytes()))
             return
@@ -400,45 +419,49 @@ class WantedItem:
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """The number at the end: "4000", "step-4000", "run7/4000"."""
-    found = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
-    if found is None:
-        raise UsageError(f"checkpoint_id {checkpoint_id!r}", why="it does not end in a step's number")
-    return int(found.group(1))
+    """Return the number at the end: "4000", "step-4000", "run7/4000". Raises UsageError without one."""
+    digits = re.search(r"(\d+)/?$", os.fspath(checkpoint_id))
+    if digits is None:
+        raise UsageError(f"checkpoint_id {checkpoint_id!r}", why="it does not end in the number of a step")
+    return int(digits.group(1))
 
 
 def encode_metadata(metadata: Metadata, results: list[list[WriteResult]]) -> dict[str, Any]:
-    """What the manifest keeps of torch's metadata, plain."""
-    kept: dict[str, Any] = {}
-    plain: list[str] = []
-    for name, one in metadata.state_dict_metadata.items():
-        if isinstance(one, BytesStorageMetadata):
-            plain.append(name)
+    """Convert torch's metadata to plain JSON, for the manifest."""
+    encoded_tensors: dict[str, Any] = {}
+    blob_names: list[str] = []
+    for name, described in metadata.state_dict_metadata.items():
+        if isinstance(described, BytesStorageMetadata):
+            blob_names.append(name)
             continue
-        kept[name] = {
-            "dtype": str(one.properties.dtype).removeprefix("torch."),
-            "layout": str(one.properties.layout).removeprefix("torch."),
-            "memory_format": str(one.properties.memory_format).removeprefix("torch."),
-            "requires_grad": one.properties.requires_grad,
-            "pin_memory": one.properties.pin_memory,
-            "size": list(one.size),
-            "chunks": [[list(chunk.offsets), list(chunk.sizes)] for chunk in one.chunks],
+        encoded_tensors[name] = {
+            "dtype": str(described.properties.dtype).removeprefix("torch."),
+            "layout": str(described.properties.layout).removeprefix("torch."),
+            "memory_format": str(described.properties.memory_format).removeprefix("torch."),
+            "requires_grad": described.properties.requires_grad,
+            "pin_memory": described.properties.pin_memory,
+            "size": list(described.size),
+            "chunks": [[list(chunk.offsets), list(chunk.sizes)] for chunk in described.chunks],
         }
-    tree, held = tensors.flatten(metadata.planner_data)
-    if held:
-        raise NotSupportedError("planner_data", why="this planner keeps tensors in its metadata")
+    tree, leaves = tensors.flatten(metadata.planner_data)
+    if leaves:
+        raise NotSupportedError("planner_data", why="tensors in a planner's metadata can't be saved")
     items = [
-        [one.index.fqn, None if one.index.offset is None else list(one.index.offset), *one.storage_data]
-        for of_rank in results
-        for one in of_rank
+        [
+            result.index.fqn,
+            None if result.index.offset is None else list(result.index.offset),
+            *result.storage_data,
+        ]
+        for rank_results in results
+        for result in rank_results
     ]
-    return {"tensors": kept, "bytes": plain, "planner": tree, "items": items}
+    return {"tensors": encoded_tensors, "bytes": blob_names, "planner": tree, "items": items}
 
 
-def decode_metadata(about: dict[str, Any]) -> Metadata:
-    """storage_data: from an index to the part's number and the leaf's place in it."""
+def decode_metadata(encoded: dict[str, Any]) -> Metadata:
+    """Return torch's metadata; its storage_data maps an index to (number of the part, number of the leaf)."""
     try:
-        return _decode_metadata(msgspec.convert(about, _Metadata))
+        return _decode_metadata(msgspec.convert(encoded, _Metadata))
     except msgspec.ValidationError as error:
         raise CorruptCheckpointError(
             "the manifest's metadata", why=str(error), hint="load another step"
@@ -456,7 +479,7 @@ class _TensorMetadata(msgspec.Struct, frozen=True):
 
 
 class _Metadata(msgspec.Struct, frozen=True):
-    """items: name, offsets of a shard, number of its part, place of its leaf."""
+    """Define the JSON. items: name, offsets of a shard, number of its part, number of its leaf."""
 
     tensors: dict[str, _TensorMetadata]
     bytes: list[str]
@@ -464,49 +487,51 @@ class _Metadata(msgspec.Struct, frozen=True):
     items: list[tuple[str, list[Count] | None, Count, Count]]
 
 
-def _torch_word(word: str, kind: type) -> Any:
-    """Return torch's object of that name, of that kind only: a manifest names no other attribute of torch."""
-    value = getattr(torch, word, None)
+def _torch_object(name: str, kind: type) -> Any:
+    """Return torch's object of that name and kind; a manifest can name no other attribute of torch."""
+    value = getattr(torch, name, None)
     if not isinstance(value, kind):
         raise CorruptCheckpointError(
-            "the manifest's metadata", why=f"torch has no {kind.__name__} {word[:40]!r}"
+            "the manifest's metadata", why=f"torch has no {kind.__name__} {name[:40]!r}"
         )
     return value
 
 
-def _decode_metadata(about: _Metadata) -> Metadata:
-    kept: dict[str, Any] = {name: BytesStorageMetadata() for name in about.bytes}
-    for name, tensor in about.tensors.items():
+def _decode_metadata(encoded: _Metadata) -> Metadata:
+    metadata: dict[str, Any] = {name: BytesStorageMetadata() for name in encoded.bytes}
+    for name, tensor in encoded.tensors.items():
         properties = TensorProperties(
-            dtype=_torch_word(tensor.dtype, torch.dtype),
-            layout=_torch_word(tensor.layout, torch.layout),
+            dtype=_torch_object(tensor.dtype, torch.dtype),
+            layout=_torch_object(tensor.layout, torch.layout),
             requires_grad=tensor.requires_grad,
-            memory_format=_torch_word(tensor.memory_format, torch.memory_format),
+            memory_format=_torch_object(tensor.memory_format, torch.memory_format),
             pin_memory=tensor.pin_memory,
         )
         chunks = [ChunkStorageMetadata(torch.Size(start), torch.Size(size)) for start, size in tensor.chunks]
-        kept[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
-    at = {
-        MetadataIndex(name, None if offset is None else torch.Size(offset)): (part, place)
-        for name, offset, part, place in about.items
+        metadata[name] = TensorStorageMetadata(properties, torch.Size(tensor.size), chunks)
+    leaf_numbers = {
+        MetadataIndex(name, None if offset is None else torch.Size(offset)): (part, leaf_number)
+        for name, offset, part, leaf_number in encoded.items
     }
-    planner_data = tensors.build(about.planner, lambda place, path: None, lambda name: True)
-    return Metadata(kept, planner_data=planner_data, storage_data=at)
+    planner_data = tensors.build(encoded.planner, lambda leaf_number, path: None, lambda name: True)
+    return Metadata(metadata, planner_data=planner_data, storage_data=leaf_numbers)
 
 
-def _held_of(item: WriteItem, planner: SavePlanner) -> HostLeaf:
+def _host_leaf_of(item: WriteItem, planner: SavePlanner) -> HostLeaf:
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         data = planner.resolve_data(item)
         assert isinstance(data, io.BytesIO)
         memory = np.frombuffer(data.getbuffer(), np.uint8)
         return HostLeaf(name, "blob", "", (), memory.nbytes, memory)
-    about = item.tensor_data
-    assert about is not None
-    if about.properties.layout != torch.strided:
-        raise NotSupportedError(name, why=f"a tensor that is {about.properties.layout} can't be saved")
-    shape = tuple(about.chunk.sizes)
-    dtype = about.properties.dtype
+    tensor_data = item.tensor_data
+    assert tensor_data is not None
+    if tensor_data.properties.layout != torch.strided:
+        raise NotSupportedError(
+            name, why=f"a tensor with the layout {tensor_data.properties.layout} can't be saved"
+        )
+    shape = tuple(tensor_data.chunk.sizes)
+    dtype = tensor_data.properties.dtype
     size = int(np.prod(shape, dtype=np.int64)) * torch.empty(0, dtype=dtype).element_size()
     return Planned(name, "torch", str(dtype).removeprefix("torch."), shape, size, (planner, item))
 
@@ -518,23 +543,23 @@ def _reads(part: RankPart, leaf: Leaf, memory: Bytes, start: int = 0, end: int |
 
 
 def _hull(leaf: Leaf, item: ReadItem) -> tuple[int, int]:
-    """The bytes of the leaf that hold the item's region, out to the edges of chunks, which are checked as a whole."""
+    """Return the byte range of the leaf that has the item's region, widened to full chunks, the units of checksums."""
     if 0 in item.lengths or not leaf.size_bytes:
         return 0, 0
     strides = _strides(leaf.shape)
     count = int(np.prod(leaf.shape, dtype=np.int64))
-    each = leaf.size_bytes // count
+    item_bytes = leaf.size_bytes // count
     first = sum(o * s for o, s in zip(item.storage_offsets, strides, strict=True))
     last = first + sum((length - 1) * s for length, s in zip(item.lengths, strides, strict=True))
-    start, end, at = first * each, (last + 1) * each, 0
+    start, end, position = first * item_bytes, (last + 1) * item_bytes, 0
     if not leaf.chunks:
         return 0, leaf.size_bytes
-    low, high = leaf.size_bytes, 0
+    range_start, range_end = leaf.size_bytes, 0
     for chunk in leaf.chunks:
-        if at < end and at + chunk.length > start:
-            low, high = min(low, at), max(high, at + chunk.length)
-        at += chunk.length
-    return low, high
+        if position < end and position + chunk.length > start:
+            range_start, range_end = min(range_start, position), max(range_end, position + chunk.length)
+        position += chunk.length
+    return range_start, range_end
 
 
 def _strides(shape: list[int]) -> tuple[int, ...]:

@@ -1,14 +1,16 @@
-"""Training data for PyTorch, from `headrace:///PATH` or any folder: docs/torch.md. Needs torch, and no other package.
+"""Feed training data to PyTorch from `headrace:///PATH` or any directory. docs/torch.md is the guide.
 
     loader = Loader(Samples("headrace:///images", decode=to_tensor), batch_size=256, workers=8, seed=7)
     for epoch in range(90):
         for images, labels in loader: ...
-    torch.save(loader.state_dict(), …)            # in mid-epoch too: the next run goes on with the next batch
+    torch.save(loader.state_dict(), …)            # also in mid-epoch: the next run continues with the next batch
 
-Three kinds of data: `Samples`, a folder with a file for each sample; `Shards`, tar files of samples as WebDataset has
-them (https://github.com/webdataset/webdataset#the-webdataset-format); `TokenWindows`, large files of numbers that
-are read in windows. Each is a plain data set of torch's. `Loader` shuffles them, deals them to ranks and workers,
-and resumes."""
+There are three data sets, which are plain data sets of torch. `Samples` is a directory with one file per sample.
+`Shards` are tar files of samples in WebDataset's format
+(https://github.com/webdataset/webdataset#the-webdataset-format). `TokenWindows` are large files of numbers that are
+read in windows. `Loader` shuffles them, distributes them to ranks and workers, and resumes. It needs torch and no other
+package.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,15 @@ Decode = Callable[[bytes, str], Any]
 
 
 class Samples(Dataset[Any]):
-    """A folder with a file for each sample. An item is (what `decode(bytes, name)` makes of it, label): the label is
-    the number of the sample's top folder, as `classes` has them, or what `label(name)` says. Without decode: a tensor
-    of bytes. A whole batch is read at once (`__getitems__`), so what is not cached is fetched in parallel.
+    """Read a directory with one file per sample. An item is (`decode(bytes, name)`, label).
 
-    where: `headrace:///PATH` or a folder. suffixes: only such files. PathNotFoundError where there is none."""
+    The label is the number of the sample's top directory, its index in `classes`; `label(name)` replaces it. Without
+    decode, the first element is a tensor of bytes. A batch is read in one call (`__getitems__`), so missing files are
+    fetched in parallel.
+
+    where: `headrace:///PATH` or a directory. suffixes: use only such files. Raises PathNotFoundError without any
+    sample.
+    """
 
     def __init__(
         self,
@@ -64,9 +70,9 @@ class Samples(Dataset[Any]):
         self.place = open_folder(where, cache=cache, socket=socket)
         self.names = [name for name in self.place.names() if not suffixes or name.lower().endswith(suffixes)]
         if not self.names:
-            raise PathNotFoundError(self.place.name, why=f"no samples{_of(suffixes)} in it")
+            raise PathNotFoundError(self.place.name, why=f"the directory has no samples{_of(suffixes)}")
         self.classes = sorted({name.split("/", 1)[0] for name in self.names if "/" in name})
-        self._class_numbers = {one: number for number, one in enumerate(self.classes)}
+        self._class_numbers = {class_name: number for number, class_name in enumerate(self.classes)}
         self._decode = _as_bytes if decode is None else decode
         self._label = label
 
@@ -90,10 +96,12 @@ class Samples(Dataset[Any]):
 
 
 class TokenWindows(Dataset[torch.Tensor]):
-    """Numbers of one type, in files that are read in windows of `window` of them, `stride` apart (else `window`). An
-    item is a tensor of that type, over memory that belongs to nobody else. Of a file that is not cached only the
-    windows are fetched. where: as of Samples, or one file; a folder's files are taken in the order of their names, a
-    window lies in one."""
+    """Read numbers of one type in windows of `window` numbers. An item is a tensor over memory of its own.
+
+    Windows begin `stride` numbers apart, by default `window`. From a file that is not cached, only the windows are
+    fetched. where: as in Samples, or one file. Files of a directory are taken in the order of their names, and no
+    window spans two files.
+    """
 
     def __init__(
         self,
@@ -110,13 +118,13 @@ class TokenWindows(Dataset[torch.Tensor]):
         self.names = [name for name in names if not suffixes or name.endswith(suffixes)]
         self._window, self._stride, self._dtype = window, stride or window, dtype
         if window < 1 or self._stride < 1:
-            raise UsageError(f"window {window}, stride {stride}", why="both are 1 or more")
+            raise UsageError(f"window {window}, stride {stride}", why="both must be at least 1")
         self._contents: tuple[int, list[Content]] | None = None
-        counts = [self._windows_of(one.size_bytes) for one in self._open()]
+        counts = [self._windows_of(content.size_bytes) for content in self._open()]
         self._ends = list(itertools.accumulate(counts))
         if not self._ends or not self._ends[-1]:
             raise PathNotFoundError(
-                self.place.name, why=f"no file{_of(suffixes)} with a window of {window} in it"
+                self.place.name, why=f"no file{_of(suffixes)} is as long as a window of {window}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,23 +143,26 @@ class TokenWindows(Dataset[torch.Tensor]):
         return torch.frombuffer(bytearray(body), dtype=self._dtype)
 
     def _windows_of(self, size_bytes: int) -> int:
-        left = size_bytes // self._dtype.itemsize - self._window
-        return left // self._stride + 1 if left >= 0 else 0
+        last_start = size_bytes // self._dtype.itemsize - self._window
+        return last_start // self._stride + 1 if last_start >= 0 else 0
 
     def _open(self) -> list[Content]:
-        """Once a process."""
+        """Return the open files; each process opens them once."""
         if self._contents is None or self._contents[0] != os.getpid():
             self._contents = os.getpid(), [self.place.open(name) for name in self.names]
         return self._contents[1]
 
 
 class Shards(IterableDataset[dict[str, Any]]):
-    """Tar files of samples: neighbours of one name up to the first dot are one sample, a dict of what comes after the
-    dot ("jpg", "cls", …) → bytes, and "__key__"; `decode(sample)` makes of it what is given out; else the bytes become
-    tensors. They are memoryviews of the mapped shard: nothing is copied.
+    """Read samples from tar files, each shard by one worker of one rank.
 
-    Shards are dealt to ranks and workers, each to one; within `Loader` in another order each epoch, and samples in a
-    buffer of `shuffle` of them (0: in the order of the shard). UsageError where there are fewer shards than that."""
+    Adjacent members with the same name up to the first dot are one sample: a dict of the extension ("jpg", "cls", …) →
+    bytes, and "__key__". An item is `decode(sample)`, by default the bytes as tensors. The bytes are memoryviews of the
+    mapped shard, without a copy.
+
+    Within `Loader` the order of the shards changes every epoch, and samples are shuffled in a buffer of `shuffle`
+    samples (0: in the order of the shard). Raises UsageError where there are fewer shards than workers of all ranks.
+    """
 
     def __init__(
         self,
@@ -166,34 +177,34 @@ class Shards(IterableDataset[dict[str, Any]]):
         self.place = open_folder(where, cache=cache, socket=socket)
         self.names = [name for name in self.place.names() if fnmatch.fnmatch(name, pattern)]
         if not self.names:
-            raise PathNotFoundError(self.place.name, why=f"no {pattern} in it")
+            raise PathNotFoundError(self.place.name, why=f"the directory has no {pattern}")
         self._decode = _tensors if decode is None else decode
         self._buffer = shuffle
         self._order: EpochOrder | None = None
 
     def in_order(self, order: EpochOrder) -> None:
-        """For the next iteration."""
+        """Set the order of the next iteration."""
         self._order = order
 
     def __iter__(self) -> Iterator[Any]:
         order, worker = self._order or EpochOrder(), get_worker_info()
         count = 1 if worker is None else worker.num_workers
-        number = 0 if worker is None else (worker.id + order.first) % count
-        part, parts = order.rank * count + number, order.world * count
+        worker_number = 0 if worker is None else (worker.id + order.first) % count
+        part, parts = order.rank * count + worker_number, order.world * count
         if parts > len(self.names):
             raise UsageError(
                 f"{len(self.names)} shards of {self.place.name}",
                 why=f"{order.world} ranks with {count} workers each need {parts}",
                 hint="use fewer workers, or smaller shards",
             )
-        names, chance = list(self.names), random.Random(f"{order.seed} {order.epoch}")
+        names, random_source = list(self.names), random.Random(f"{order.seed} {order.epoch}")
         if order.shuffled:
-            chance.shuffle(names)
+            random_source.shuffle(names)
         samples = self._samples(names[part::parts])
         if order.shuffled and self._buffer > 1:
             samples = _mixed(samples, self._buffer, random.Random(f"{order.seed} {order.epoch} {part}"))
-        for at, sample in enumerate(samples):
-            if at >= order.taken.get(number, 0):
+        for sample_number, sample in enumerate(samples):
+            if sample_number >= order.samples_done.get(worker_number, 0):
                 yield self._decode(sample)
 
     def _samples(self, names: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -202,7 +213,7 @@ class Shards(IterableDataset[dict[str, Any]]):
 
 
 def samples_of(shard: memoryview, name: str) -> Iterator[dict[str, Any]]:
-    """Of one tar file. UsageError where it is none."""
+    """Yield the samples of one tar file. Raises UsageError for a file that is not a tar file."""
     sample: dict[str, Any] = {}
     try:
         with tarfile.open(fileobj=_Mapped(shard), mode="r:") as tar:
@@ -218,16 +229,16 @@ def samples_of(shard: memoryview, name: str) -> Iterator[dict[str, Any]]:
                 sample["__key__"] = key
                 sample[extension.lower()] = shard[member.offset_data : member.offset_data + member.size]
     except tarfile.TarError as error:
-        raise UsageError(name, why=f"no tar file: {error}") from None
+        raise UsageError(name, why=f"not a tar file: {error}") from None
     if sample:
         yield sample
 
 
 class _Mapped(io.RawIOBase):
-    """A file of memory, without a copy of all of it."""
+    """Present mapped memory as a file, without a copy."""
 
     def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
+        self._view, self._position = view, 0
 
     def readable(self) -> bool:
         return True
@@ -236,22 +247,27 @@ class _Mapped(io.RawIOBase):
         return True
 
     def readinto(self, target: Any) -> int:
-        count = min(len(target), max(0, len(self._view) - self._at))
-        target[:count] = self._view[self._at : self._at + count]
-        self._at += count
+        count = min(len(target), max(0, len(self._view) - self._position))
+        target[:count] = self._view[self._position : self._position + count]
+        self._position += count
         return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._view)}[whence]
-        return self._at
+        self._position = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        )
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
 
 class EpochOrder:
-    """How one epoch goes on one rank. taken: samples that each worker gave out before, in this epoch. first: the one
-    that is next: a DataLoader takes batches of its workers in turn, and begins with the first."""
+    """Describe how one epoch runs on one rank.
+
+    samples_done: samples that each worker has already yielded in this epoch. first: the worker whose batch is next; a
+    DataLoader takes batches from its workers in turn and begins with the first.
+    """
 
     def __init__(
         self,
@@ -261,23 +277,25 @@ class EpochOrder:
         rank: int = 0,
         world: int = 1,
         shuffled: bool = False,
-        taken: dict[int, int] | None = None,
+        samples_done: dict[int, int] | None = None,
         first: int = 0,
     ) -> None:
         self.seed, self.epoch, self.rank, self.world = seed, epoch, rank, world
         self.shuffled = shuffled
-        self.taken = dict(taken or {})
+        self.samples_done = dict(samples_done or {})
         self.first = first
 
 
 class Loader:
-    """A DataLoader that shuffles, deals to ranks, and resumes: one `for` over it is one epoch, and `state_dict`, taken
-    at any time, is of the batches that were given out, whatever the workers have read ahead.
+    """Shuffle a data set, distribute it to ranks, and resume. One `for` over a loader is one epoch.
 
-    data: a data set of this module, or any of torch's with a length. workers: processes. rank, world: of
-    torch.distributed where it runs, else of RANK and WORLD_SIZE. drop_last: as of DataLoader; all ranks have the same
-    number of batches in any case: of data sets with a length by leaving out (drop_last) or repeating some samples.
-    pin_memory: where CUDA is, unless it is said. More words go to the DataLoader."""
+    A `state_dict` taken at any time describes the batches that were yielded, not the ones that workers have read ahead.
+
+    data: a data set of this module, or any data set of torch with a length. workers: processes. rank, world: by default
+    those of torch.distributed if it is initialized, else RANK and WORLD_SIZE. drop_last: as in DataLoader. For data
+    sets with a length all ranks get the same number of batches: some samples are left out (drop_last) or repeated.
+    pin_memory: by default True if CUDA is available. Other options go to the DataLoader.
+    """
 
     def __init__(
         self,
@@ -295,11 +313,11 @@ class Loader:
         **options: Any,
     ) -> None:
         if batch_size < 1:
-            raise UsageError(f"batch_size {batch_size}", why="it is 1 or more")
+            raise UsageError(f"batch_size {batch_size}", why="it must be at least 1")
         self.data = data
         self._batch_size, self._drop_last = batch_size, drop_last
         self._shuffle, self._seed, self._workers = shuffle, seed, workers
-        self._rank, self._world = _place_among_ranks(rank, world)
+        self._rank, self._world = _rank_and_world(rank, world)
         self._collate = _Tagged(collate)
         self._options = {
             **options,
@@ -307,67 +325,72 @@ class Loader:
         }
         self.epoch = 0
         self._batches = self._next = 0
-        self._taken: dict[int, int] = {}
+        self._samples_done: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Batches of an epoch, on this rank. TypeError for shards: how many samples they have is not known."""
+        """Return the batches of an epoch on this rank. Raises TypeError for shards, whose sample count is unknown."""
         if not isinstance(self.data, Sized):
             raise TypeError(f"{type(self.data).__name__} has no length")
         return len(_Batches(self._sampled(), 0, self._batch_size, drop_last=self._drop_last))
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch that was begun, or a whole one."""
+        """Yield the remaining batches of a resumed epoch, or a full epoch."""
         first, workers = self._next, max(1, self._workers)
         for worker, count, batch in self._loader():
             number = (worker + first) % workers
             self._batches, self._next = self._batches + 1, (number + 1) % workers
-            self._taken[number] = self._taken.get(number, 0) + count
+            self._samples_done[number] = self._samples_done.get(number, 0) + count
             yield batch
         self.epoch += 1
-        self._batches, self._next, self._taken = 0, 0, {}
+        self._batches, self._next, self._samples_done = 0, 0, {}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "format": STATE_FORMAT,
             "epoch": self.epoch,
             "batches": self._batches,
-            "taken": dict(self._taken),
+            "taken": dict(self._samples_done),
             "next": self._next,
-            "about": self._about(),
+            "about": self._identity(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """UsageError where data or loader are others than those of the state: then "the next batch" means nothing."""
+        """Continue with the batch after the state's last one.
+
+        Raises UsageError where the data or the loader differ from the state's: there is no "next batch" then.
+        """
         if state.get("format") != STATE_FORMAT:
             raise UsageError(
                 "state of a loader", why=f"its format is {state.get('format')!r}, not {STATE_FORMAT}"
             )
         changed = [
             f"{key} was {state['about'].get(key)}, is {now}"
-            for key, now in self._about().items()
+            for key, now in self._identity().items()
             if state["about"].get(key) != now
         ]
         if changed and state["batches"]:
             raise UsageError(
                 "state of a loader",
                 why="; ".join(changed),
-                hint="begin a new epoch: state['batches'] = 0, or make the loader as it was",
+                hint="start a new epoch by state['batches'] = 0, or create the loader as it was",
             )
         self.epoch, self._batches = state["epoch"], state["batches"]
-        self._taken, self._next = (dict(state["taken"]), state["next"]) if state["batches"] else ({}, 0)
+        self._samples_done, self._next = (
+            (dict(state["taken"]), state["next"]) if state["batches"] else ({}, 0)
+        )
 
-    def _about(self) -> dict[str, Any]:
-        about = {
+    def _identity(self) -> dict[str, Any]:
+        identity = {
             "seed": self._seed,
             "shuffle": self._shuffle,
             "batch_size": self._batch_size,
             "world": self._world,
         }
-        about["drop_last"] = self._drop_last
+        identity["drop_last"] = self._drop_last
         if isinstance(self.data, Sized):
-            return {**about, "samples": len(self.data)}
+            return {**identity, "samples": len(self.data)}
         names = getattr(self.data, "names", [])
-        return {**about, "workers": self._workers, "shards": len(names)}
+        return {**identity, "workers": self._workers, "shards": len(names)}
 
     def _loader(self) -> Iterator[tuple[int, int, Any]]:
         options = {"num_workers": self._workers, "collate_fn": self._collate, **self._options}
@@ -383,23 +406,23 @@ class Loader:
                     rank=self._rank,
                     world=self._world,
                     shuffled=self._shuffle,
-                    taken=self._taken,
+                    samples_done=self._samples_done,
                     first=self._next,
                 )
             )
-        elif self._taken:
+        elif self._samples_done:
             raise UsageError(
-                type(self.data).__name__, why="only Shards, and data with a length, can be resumed"
+                type(self.data).__name__, why="only Shards and data sets with a length can be resumed"
             )
         return iter(DataLoader(self.data, batch_size=self._batch_size, drop_last=self._drop_last, **options))
 
     def _sampled(self) -> list[int]:
-        """This rank's samples of the epoch, in order."""
+        """Return this rank's sample numbers of the epoch, in order."""
         assert isinstance(self.data, Sized)
         total = len(self.data)
         if self._shuffle:
-            chance = torch.Generator().manual_seed(self._seed + self.epoch)
-            order = torch.randperm(total, generator=chance).tolist()
+            generator = torch.Generator().manual_seed(self._seed + self.epoch)
+            order = torch.randperm(total, generator=generator).tolist()
         else:
             order = list(range(total))
         if self._drop_last:
@@ -410,7 +433,7 @@ class Loader:
 
 
 class _Batches(Sampler[list[int]]):
-    """skipped: batches that were given out before."""
+    """Divide samples into batches. skipped: batches that were yielded before."""
 
     def __init__(self, samples: Sequence[int], skipped: int, size: int, *, drop_last: bool) -> None:
         end = len(samples) // size * size if drop_last else len(samples)
@@ -420,12 +443,12 @@ class _Batches(Sampler[list[int]]):
         return -(-len(self._samples) // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for at in range(0, len(self._samples), self._size):
-            yield list(self._samples[at : at + self._size])
+        for start in range(0, len(self._samples), self._size):
+            yield list(self._samples[start : start + self._size])
 
 
 class _Tagged:
-    """A batch with the worker that made it, and of how many samples."""
+    """Tag a batch with the worker that built it and the number of its samples."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate
@@ -435,30 +458,28 @@ class _Tagged:
         return (0 if worker is None else worker.id), len(samples), self._collate(samples)
 
 
-def _mixed(samples: Iterator[Any], size: int, chance: random.Random) -> Iterator[Any]:
-    """Through a buffer of that many: each goes to a place of its own chance."""
+def _mixed(samples: Iterator[Any], size: int, random_source: random.Random) -> Iterator[Any]:
+    """Yield the samples through a buffer of `size` samples, from which a random one leaves."""
     buffer: list[Any] = []
     for sample in samples:
         if len(buffer) < size:
             buffer.append(sample)
             continue
-        at = chance.randrange(size)
-        yield buffer[at]
-        buffer[at] = sample
-    chance.shuffle(buffer)
+        index = random_source.randrange(size)
+        yield buffer[index]
+        buffer[index] = sample
+    random_source.shuffle(buffer)
     yield from buffer
 
 
-def _place_among_ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+def _rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     if rank is None and world is None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
             rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if rank is None or world is None or not 0 <= rank < world:
-        raise UsageError(
-            f"rank {rank} of {world}", why="both are given, or none, and the rank is one of them"
-        )
+        raise UsageError(f"rank {rank} of {world}", why="give both or neither, with 0 <= rank < world")
     return rank, world
 
 
@@ -468,10 +489,10 @@ def _as_bytes(body: bytes, name: str) -> torch.Tensor:
 
 def _tensors(sample: dict[str, Any]) -> dict[str, Any]:
     return {
-        word: torch.frombuffer(value, dtype=torch.uint8)
+        key: torch.frombuffer(value, dtype=torch.uint8)
         if isinstance(value, memoryview) and len(value)
         else value
-        for word, value in sample.items()
+        for key, value in sample.items()
     }
 
 

@@ -177,7 +177,7 @@ def refuse(folder: str, seen: dict[str, Any]) -> None:
     nothing, complex_ = HeadraceReader(f"{folder}/none"), HeadraceReader(f"{folder}/tensors")
     expect("no checkpoint", lambda: dcp.load({"x": torch.zeros(1)}, storage_reader=nothing))
     expect("saved as complex64", lambda: dcp.load({"complex": torch.zeros(90, 70)}, storage_reader=complex_))
-    expect("no step is given", lambda: dcp.save({}, storage_writer=HeadraceWriter(f"{folder}/x")))
+    expect("it names no step", lambda: dcp.save({}, storage_writer=HeadraceWriter(f"{folder}/x")))
     seen["refused"] = True
 
 

@@ -463,7 +463,7 @@ def test_a_replaced_file_keeps_mode_and_owner(make_door: MakeDoor) -> None:
     host, fs = make_door(write="local")
     fs.pipe("/new", b"x")
     at = host.cache / "upper/tree/new"
-    umask = LocalVfs(fs._paths.client)._umask
+    umask = LocalVfs(fs._vfs.client)._umask
     assert at.stat().st_mode & 0o777 == 0o666 & ~umask
     at.chmod(0o640)
     os.chown(at, 1234, 2345)

@@ -89,7 +89,7 @@ def test_an_index_says_what_belongs_to_the_model(tmp_path: Path) -> None:
     with pytest.raises(PathNotFoundError, match=r"two\.safetensors"):
         load_model(tmp_path)
     index.write_text(json.dumps({"weight_map": {"z": "one.safetensors"}}))
-    with pytest.raises(CorruptCheckpointError, match="z is in it"):
+    with pytest.raises(CorruptCheckpointError, match="lists z"):
         load_model(tmp_path)
     wrong: Any
     for wrong in ({"weight_map": {"a": "../one.safetensors"}}, {"weights": {}}, []):
@@ -103,7 +103,7 @@ def test_without_an_index_the_single_file_counts_and_a_name_twice_is_an_error(tm
     save_file({"b": torch.ones(2)}, tmp_path / "two.safetensors")
     assert sorted(load_model(tmp_path)) == ["a", "b"]
     save_file({"a": torch.ones(2)}, tmp_path / "two.safetensors")
-    with pytest.raises(CorruptCheckpointError, match="in another file"):
+    with pytest.raises(CorruptCheckpointError, match="another file"):
         load_model(tmp_path)
     save_file({"a": torch.ones(3)}, tmp_path / "model.safetensors")
     assert len(load_model(tmp_path)["a"]) == 3
