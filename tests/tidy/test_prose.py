@@ -52,7 +52,6 @@ FRAGMENTS = {
 }
 PENDING = {
     "bench",
-    "checkpoint",
     "cluster",
     "dataplane",
     "diagnose",

@@ -1,4 +1,5 @@
-"""Checkpoints: `save` and `load` a training state, `Saver` in the background. docs/checkpoint.md shows how."""
+"""Save and load the state of a training: `save`, `load`, and `Saver` for saves in the background. docs/checkpoint.md is
+the guide."""
 
 from headrace.base.missing_extras import needs_extra
 

@@ -1,8 +1,8 @@
-"""One attempt to save one step, seen from one rank: claim, part, gathering, the commit. Steps and what a crash at each
-of them leaves: docs/format.md.
+"""Run one attempt to save one step, as one rank sees it: claim, part, gathering, commit.
 
-Ranks meet in the folder only. Rank 0 commits when all parts are there. Whoever fails says so in a file, so that the
-others need not wait for their time to be up.
+docs/format.md lists the steps, and what a crash after each of them leaves. Ranks communicate only by files of the
+checkpoint directory. Rank 0 commits when all parts are there. A rank that fails writes the reason to a file, so that
+the others don't wait until their timeout.
 """
 
 from __future__ import annotations
@@ -34,92 +34,102 @@ CLAIM_TRIES = 10
 
 @dataclass
 class Attempt:
-    place: CheckpointStorage
+    """Perform one rank's part of one attempt to save a step."""
+
+    storage: CheckpointStorage
     save: SaveId
     step: int
     rank: int = 0
     ranks: int = 1
     timeout_s: float = 600.0
     promised: bool = False
-    """Somebody may refer to this rank's pack from now on: it must not be deleted when something fails later."""
+    """Other saves may refer to this rank's pack from now on, so a later failure must not delete it."""
     _claim: SaveClaim | None = field(default=None, repr=False)
 
     def begin(self, packs: Collection[str]) -> None:
-        """packs: older ones that this save may refer to. None of them is deleted from now on; who wants to rely on
-        one looks after this whether its manifest is still there."""
+        """Claim the packs that this save may refer to: from now on nobody deletes them.
+
+        packs: older packs. A claim does not prove that they still exist, so the caller then checks for the manifest of
+        the save that it relies on.
+        """
         data = msgspec.json.encode(sorted(packs))
-        for left in reversed(range(CLAIM_TRIES)):
-            for one in (layout.MANIFESTS, layout.PACKS, layout.save_folder(self.save)):
-                self.place.make_folder(one)
+        for tries_left in reversed(range(CLAIM_TRIES)):
+            for directory in (layout.MANIFESTS, layout.PACKS, layout.save_folder(self.save)):
+                self.storage.make_folder(directory)
             try:
-                self._claim = self.place.claim(layout.claim_name(self.save, self.rank), data)
+                self._claim = self.storage.claim(layout.claim_name(self.save, self.rank), data)
                 break
-            except PathNotFoundError:  # somebody who prunes took the empty folder for that of a dead save
-                if not left:
+            except PathNotFoundError:  # a concurrent prune removed the empty directory as one of a dead save
+                if not tries_left:
                     raise
         failpoint.hit("save.claimed")
 
     def deliver(self, part: RankPart) -> None:
-        """What this rank has written; durable on return, like the packs that it names."""
+        """Publish this rank's part to rank 0. The part is durable on return, as are the packs that it names."""
         name = layout.part_name(self.save, self.rank)
-        write_file(self.place, f"{name}{layout.NEW}", encode_part(part))
+        write_file(self.storage, f"{name}{layout.NEW}", encode_part(part))
         self.promised = True
-        self.place.rename(f"{name}{layout.NEW}", name)
-        self.place.sync_folder(layout.save_folder(self.save))
+        self.storage.rename(f"{name}{layout.NEW}", name)
+        self.storage.sync_folder(layout.save_folder(self.save))
         failpoint.hit("save.delivered")
 
     def gather(self) -> list[RankPart]:
-        """The parts of all ranks, in order. Blocks until they are there. CheckpointFailedError when a rank fails, or
-        takes longer than timeout_s."""
+        """Return the parts of all ranks, in order. Blocks until all are there.
+
+        Raises CheckpointFailedError when a rank fails or takes longer than timeout_s.
+        """
         deadline = Deadline.after(self.timeout_s)
         parts: dict[int, RankPart] = {}
         pause_s = POLL_S_MIN
         while len(parts) < self.ranks:
             self._raise_if_failed()
             for rank in range(self.ranks):
-                if rank not in parts and (found := self._part(rank)) is not None:
-                    parts[rank] = found
+                if rank not in parts and (part := self._part(rank)) is not None:
+                    parts[rank] = part
                     pause_s = POLL_S_MIN
             if len(parts) < self.ranks:
                 missing = [rank for rank in range(self.ranks) if rank not in parts]
-                self._pause(deadline, pause_s, f"nothing came from ranks {missing[:8]}")
+                self._pause(deadline, pause_s, f"no part arrived from ranks {missing[:8]}")
                 pause_s = min(2 * pause_s, POLL_S_MAX)
         return [parts[rank] for rank in range(self.ranks)]
 
     def _part(self, rank: int) -> RankPart | None:
         name = layout.part_name(self.save, rank)
         try:
-            return check_part(decode_part(self.place.read(name), name), name)
+            return check_part(decode_part(self.storage.read(name), name), name)
         except PathNotFoundError:
             return None
 
     def publish(self, manifest: Manifest) -> None:
-        """The commit: on return the checkpoint is there, and survives a power loss. Before, there is nothing of it."""
+        """Commit the checkpoint: on return it exists and survives a power loss. Before, no trace of it is visible.
+
+        Raises CheckpointFailedError where a pack is missing or short.
+        """
         for name, size_bytes in zip(manifest.head.packs, manifest.head.pack_bytes, strict=True):
             self._check_pack(f"{layout.PACKS}/{name}", size_bytes)
         new = layout.new_manifest_name(self.step, self.save)
-        write_file(self.place, new, encode(manifest))
+        write_file(self.storage, new, encode(manifest))
         failpoint.hit("save.manifest")
         self.promised = True
-        self.place.rename(new, layout.manifest_name(self.step))
+        self.storage.rename(new, layout.manifest_name(self.step))
         failpoint.hit("save.renamed")
-        self.place.sync_folder(layout.MANIFESTS)
+        self.storage.sync_folder(layout.MANIFESTS)
         failpoint.hit("save.committed")
 
     def _check_pack(self, name: str, size_bytes: int) -> None:
-        """Somebody may have deleted what this save refers to, by hand or as that of a dead save."""
+        """Raise CheckpointFailedError if a user or a prune has deleted a pack that this save refers to."""
         try:
-            found = self.place.size_bytes(name)
+            actual_bytes = self.storage.size_bytes(name)
         except PathNotFoundError:
-            found = -1
-        if found < size_bytes:
+            actual_bytes = -1
+        if actual_bytes < size_bytes:
             raise CheckpointFailedError(
                 f"checkpoint of step {self.step}",
-                why=f"{name} is gone or short: {found} of {size_bytes} bytes",
+                why=f"{name} is missing or short: {max(actual_bytes, 0)} of {size_bytes} bytes",
             )
 
     def await_commit(self) -> None:
-        """Blocks until rank 0 has committed. CheckpointFailedError as for `gather`."""
+        """Block until rank 0 has committed. Raises CheckpointFailedError as `gather` does."""
         deadline = Deadline.after(self.timeout_s)
         pause_s = POLL_S_MIN
         while not self.is_committed():
@@ -129,7 +139,7 @@ class Attempt:
 
     def is_committed(self) -> bool:
         try:
-            return folder.head(self.place, self.step).save == self.save
+            return folder.head(self.storage, self.step).save == self.save
         except (CheckpointNotFoundError, CorruptCheckpointError):
             return False
 
@@ -142,43 +152,43 @@ class Attempt:
 
     def _raise_if_failed(self) -> None:
         try:
-            why = self.place.read(layout.failed_name(self.save)).decode(errors="replace")
+            why = self.storage.read(layout.failed_name(self.save)).decode(errors="replace")
         except PathNotFoundError:
             return
         raise CheckpointFailedError(f"checkpoint of step {self.step}", why=why)
 
     def fail(self, error: BaseException) -> None:
-        """Tells the other ranks, as far as that is possible."""
+        """Report the failure to the other ranks, as far as that is possible."""
         if self.ranks == 1:
             return
         text = f"rank {self.rank} failed: {error}"
         own = f"{layout.failed_name(self.save)}-{self.rank}"
         try:
-            write_file(self.place, own, text.encode())
-            self.place.rename(own, layout.failed_name(self.save))
-        except HeadraceError:  # the disk is full, perhaps: they find out when their time is up
+            write_file(self.storage, own, text.encode())
+            self.storage.rename(own, layout.failed_name(self.save))
+        except HeadraceError:  # perhaps the disk is full: the other ranks notice by their timeout
             pass
 
     def end(self) -> None:
-        """The files of this attempt go, those of this rank at least; what others leave is pruned later."""
+        """Delete this rank's files of the attempt; a prune deletes what other ranks leave."""
         if self._claim is not None:
             self._claim.release()
             self._claim = None
-        self.place.remove(layout.claim_name(self.save, self.rank))
-        self.place.remove(layout.part_name(self.save, self.rank))
-        self.place.remove(layout.new_manifest_name(self.step, self.save))
-        self.place.remove_folder(layout.save_folder(self.save))
+        self.storage.remove(layout.claim_name(self.save, self.rank))
+        self.storage.remove(layout.part_name(self.save, self.rank))
+        self.storage.remove(layout.new_manifest_name(self.step, self.save))
+        self.storage.remove_folder(layout.save_folder(self.save))
 
 
-def write_file(place: CheckpointStorage, name: str, data: bytes) -> None:
-    """A new file, its bytes durable on return. Nothing is left of it when that fails."""
-    sink = place.create(name)
+def write_file(storage: CheckpointStorage, name: str, data: bytes) -> None:
+    """Write a new file, whose bytes are durable on return. On failure the file is deleted."""
+    writer = storage.create(name)
     try:
         try:
-            sink.write(memoryview(data), 0)
-            sink.sync()
+            writer.write(memoryview(data), 0)
+            writer.sync()
         finally:
-            sink.close()
+            writer.close()
     except BaseException:
-        place.remove(name)
+        storage.remove(name)
         raise

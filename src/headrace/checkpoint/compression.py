@@ -1,7 +1,7 @@
-"""Compression of chunks: bytes of equal weight brought together, then zstd; and whether it pays, by a sample.
+"""Compress chunks by zstd, with bytes of equal significance grouped first, and measure by a sample whether it pays.
 
-Codec 0 is the bytes as they are; codec n ≥ 1 is zstd of the bytes shuffled by items of n bytes (1: not shuffled).
-Floats have their exponents in one byte: side by side those compress, between mantissas they don't.
+Codec 0 is the bytes as they are; codec n ≥ 1 is zstd of the bytes shuffled by items of n bytes (1: not shuffled). The
+exponents of floats compress when they are adjacent, but not between mantissas.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from headrace.checkpoint.memory import Bytes
 LEVEL = 1
 SAMPLE_BYTES = 1 << 20
 RATIO_MAX = 0.9
-"""Less than a tenth saved is never worth the time of reading it back."""
+"""Saving less than a tenth never pays for the decompression at the restore."""
 _local = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """ratio: compressed over original. bytes_s: originals, of one thread."""
+    """Hold a measurement. ratio: compressed over original size. bytes_s: original bytes per second of one thread."""
 
     ratio: float
     bytes_s: float
 
 
 def pays(sample: Sample, *, write_bytes_s: float, threads: int) -> bool:
-    """Compressing and writing less is not slower than writing all."""
+    """Return whether compressing and writing less is at least as fast as writing all."""
     if sample.ratio > RATIO_MAX:
         return False
     return min(sample.bytes_s * threads, write_bytes_s / sample.ratio) >= write_bytes_s
 
 
 def measure(chunk: Bytes, item_bytes: int) -> Sample:
-    """Of the first SAMPLE_BYTES. Some milliseconds."""
+    """Compress the first SAMPLE_BYTES of a chunk and measure it. Takes some milliseconds."""
     sample = chunk[:SAMPLE_BYTES]
     start_s = time.perf_counter()
     packed = compress(sample, item_bytes)
@@ -57,32 +57,40 @@ def compress(chunk: Bytes, item_bytes: int) -> bytes:
 
 
 def decompress(packed: memoryview, target: Bytes, item_bytes: int, name: str) -> None:
-    """Fills `target`. CorruptCheckpointError when the bytes are not what was compressed."""
+    """Decompress into `target`. Raises CorruptCheckpointError when the bytes are not a compressed chunk of its size."""
     zstandard = _zstandard()
     tool = getattr(_local, "decompressor", None)
     if tool is None:
         tool = _local.decompressor = zstandard.ZstdDecompressor()
     try:
-        told = zstandard.frame_content_size(packed)
-        if told not in (len(target), -1):  # a bomb: so much would be allocated, whatever max_output_size says
-            raise CorruptCheckpointError(name, why=f"{told} bytes, not {len(target)}, once decompressed")
+        declared_bytes = zstandard.frame_content_size(packed)
+        if declared_bytes not in (
+            len(target),
+            -1,
+        ):  # zstd allocates the declared size, whatever max_output_size is: a bomb
+            raise CorruptCheckpointError(
+                name, why=f"it decompresses to {declared_bytes} bytes instead of {len(target)}"
+            )
         plain = tool.decompress(packed, max_output_size=len(target))
     except zstandard.ZstdError as error:
         raise CorruptCheckpointError(name, why=str(error)) from None
     if len(plain) != len(target):
-        raise CorruptCheckpointError(name, why=f"{len(plain)} bytes, not {len(target)}, once decompressed")
+        raise CorruptCheckpointError(
+            name, why=f"it decompresses to {len(plain)} bytes instead of {len(target)}"
+        )
     unshuffle(np.frombuffer(plain, np.uint8), target, item_bytes)
 
 
 def shuffle(chunk: Bytes, item_bytes: int) -> Bytes:
-    """First bytes of all items, then second ones, …; bytes beyond the last whole item stay at the end."""
+    """Return the first bytes of all items, then the second bytes, …; bytes after the last complete item stay at the
+    end."""
     if item_bytes <= 1:
         return np.ascontiguousarray(chunk)
-    whole = len(chunk) // item_bytes * item_bytes
+    items_bytes = len(chunk) // item_bytes * item_bytes
     shuffled = np.empty(len(chunk), np.uint8)
-    planes = shuffled[:whole].reshape(item_bytes, -1)
-    np.copyto(planes, chunk[:whole].reshape(-1, item_bytes).T)
-    shuffled[whole:] = chunk[whole:]
+    planes = shuffled[:items_bytes].reshape(item_bytes, -1)
+    np.copyto(planes, chunk[:items_bytes].reshape(-1, item_bytes).T)
+    shuffled[items_bytes:] = chunk[items_bytes:]
     return shuffled
 
 
@@ -90,9 +98,9 @@ def unshuffle(shuffled: Bytes, target: Bytes, item_bytes: int) -> None:
     if item_bytes <= 1:
         target[:] = shuffled
         return
-    whole = len(target) // item_bytes * item_bytes
-    np.copyto(target[:whole].reshape(-1, item_bytes), shuffled[:whole].reshape(item_bytes, -1).T)
-    target[whole:] = shuffled[whole:]
+    items_bytes = len(target) // item_bytes * item_bytes
+    np.copyto(target[:items_bytes].reshape(-1, item_bytes), shuffled[:items_bytes].reshape(item_bytes, -1).T)
+    target[items_bytes:] = shuffled[items_bytes:]
 
 
 def _zstandard() -> Any:

@@ -1,7 +1,8 @@
-"""A checkpoint as one safetensors file, for everybody who reads those. Leaf by leaf: memory for the largest is enough.
+"""Export a checkpoint as one safetensors file. It needs memory for the largest tensor only.
 
 The file: 8 bytes, little-endian, the length of the header; the header, JSON, padded with spaces; the tensors, without
-gaps (https://github.com/huggingface/safetensors#format). Plain values and numpy scalars have no place in it.
+gaps (https://github.com/huggingface/safetensors#format). Plain values and numpy scalars are left out: the format has no
+place for them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from headrace.base.errors import CheckpointFailedError, CheckpointNotFoundError, NotSupportedError
 from headrace.checkpoint.manifest import Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, page_aligned
-from headrace.checkpoint.restore import THREADS, PackReaders, fetch, matcher, part_of, reads_of, with_sources
+from headrace.checkpoint.restore import THREADS, PackReaders, fetch, matcher, part_of, reads_of, with_readers
 from headrace.checkpoint.storage import CheckpointStorage
 
 TORCH_WORDS = {
@@ -35,7 +36,7 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A leaf, and where it begins in its tensor."""
+    """Hold a leaf and the offsets at which it begins in its tensor."""
 
     part: RankPart
     leaf: Leaf
@@ -43,8 +44,8 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A tensor, of one shard or of several that fill it."""
+class ExportedTensor:
+    """Describe a tensor that consists of one shard, or of several that fill it."""
 
     name: str
     dtype: str
@@ -55,6 +56,8 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
+    """Report what was exported. bytes: of the tensors. left_out: names of leaves that are not tensors."""
+
     step: int
     file: str
     tensors: int
@@ -63,74 +66,77 @@ class Exported:
 
 
 def export(
-    place: CheckpointStorage, file: str, step: int | None = None, *, rank: int = 0, only: Sequence[str] = ()
+    storage: CheckpointStorage, file: str, step: int | None = None, *, rank: int = 0, only: Sequence[str] = ()
 ) -> Exported:
-    """Writes the tensors and arrays of a rank (of all ranks, where torch.distributed.checkpoint saved) to a file, which
-    is there, whole and durable, on return. A file of that name is replaced.
+    """Write the tensors and arrays of a rank to a safetensors file, which is complete and durable on return.
 
-    NotSupportedError for a dtype that safetensors hasn't, and where two leaves have one name.
+    From a checkpoint of torch.distributed.checkpoint the tensors of all ranks are written. An existing file is
+    replaced. Raises NotSupportedError for a dtype that safetensors does not have, and where two leaves have the same
+    name.
     """
 
-    def run(manifest: Manifest, sources: PackReaders) -> Exported:
-        found = _wholes(manifest, matcher(only), rank, place)
-        chosen = sorted(found, key=lambda one: one.name)
+    def run(manifest: Manifest, readers: PackReaders) -> Exported:
+        tensors = _tensors_of(manifest, matcher(only), rank, storage)
+        chosen = sorted(tensors, key=lambda tensor: tensor.name)
         if not chosen:
             raise CheckpointNotFoundError(
-                f"{place.name}, step {manifest.head.step}", why="no tensor is named so"
+                f"{storage.name}, step {manifest.head.step}", why="no tensor has a matching name"
             )
-        _refuse_twins(chosen)
-        _write(file, _header(chosen, manifest), (_bytes_of(one, sources) for one in chosen))
+        _refuse_duplicates(chosen)
+        _write(file, _header(chosen, manifest), (_bytes_of(tensor, readers) for tensor in chosen))
         left_out = [
             leaf.name
             for part in manifest.body.parts
             for leaf in part.leaves
             if leaf.kind in ("scalar", "blob")
         ]
-        size = sum(one.size_bytes for one in chosen)
+        size = sum(tensor.size_bytes for tensor in chosen)
         return Exported(manifest.head.step, file, len(chosen), size, left_out)
 
-    done: Exported = with_sources(place, step, run)
-    return done
+    exported: Exported = with_readers(storage, step, run)
+    return exported
 
 
-def _wholes(
-    manifest: Manifest, wanted: Callable[[str], bool], rank: int, place: CheckpointStorage
-) -> list[Whole]:
+def _tensors_of(
+    manifest: Manifest, is_selected: Callable[[str], bool], rank: int, storage: CheckpointStorage
+) -> list[ExportedTensor]:
     if manifest.head.kind == "dcp":
-        return _sharded(manifest, wanted)
-    part = part_of(manifest, rank, place)
-    found = []
+        return _sharded(manifest, is_selected)
+    part = part_of(manifest, rank, storage)
+    tensors = []
     for leaf in part.leaves:
-        if leaf.kind in ("torch", "numpy") and wanted(leaf.name):
+        if leaf.kind in ("torch", "numpy") and is_selected(leaf.name):
             shard = Shard(part, leaf, (0,) * len(leaf.shape))
-            found.append(Whole(leaf.name, _word(leaf), tuple(leaf.shape), leaf.size_bytes, [shard]))
-    return found
+            tensors.append(
+                ExportedTensor(leaf.name, _dtype_word(leaf), tuple(leaf.shape), leaf.size_bytes, [shard])
+            )
+    return tensors
 
 
-def _sharded(manifest: Manifest, wanted: Callable[[str], bool]) -> list[Whole]:
-    """By torch's metadata: items are [name, offsets, part, place among its leaves]."""
+def _sharded(manifest: Manifest, is_selected: Callable[[str], bool]) -> list[ExportedTensor]:
+    """Assemble tensors by torch's metadata, whose items are [name, offsets, part, number of the leaf]."""
     shards: dict[str, list[Shard]] = {}
     for name, offsets, part_number, leaf_number in manifest.body.dcp["items"]:
         part = manifest.body.parts[part_number]
         leaf = part.leaves[leaf_number]
-        if leaf.kind == "torch" and wanted(name):
+        if leaf.kind == "torch" and is_selected(name):
             shards.setdefault(name, []).append(Shard(part, leaf, tuple(offsets or [0] * len(leaf.shape))))
-    found = []
-    for name, pieces in shards.items():
+    tensors = []
+    for name, tensor_shards in shards.items():
         shape = tuple(manifest.body.dcp["tensors"][name]["size"])
-        item = max((_item_bytes(shard.leaf) for shard in pieces), default=1)
-        size = item * int(np.prod(shape, dtype=np.int64))
-        found.append(Whole(name, _word(pieces[0].leaf), shape, size, pieces))
-    return found
+        item_bytes = max((_item_bytes(shard.leaf) for shard in tensor_shards), default=1)
+        size = item_bytes * int(np.prod(shape, dtype=np.int64))
+        tensors.append(ExportedTensor(name, _dtype_word(tensor_shards[0].leaf), shape, size, tensor_shards))
+    return tensors
 
 
-def _word(leaf: Leaf) -> str:
-    word = (TORCH_WORDS if leaf.kind == "torch" else _NUMPY).get(leaf.dtype)
-    if word is None:
+def _dtype_word(leaf: Leaf) -> str:
+    dtype_word = (TORCH_WORDS if leaf.kind == "torch" else _NUMPY).get(leaf.dtype)
+    if dtype_word is None:
         raise NotSupportedError(
-            leaf.name, why=f"safetensors has no {leaf.dtype}", hint="leave it out by --only"
+            leaf.name, why=f"safetensors has no dtype {leaf.dtype}", hint="leave it out by --only"
         )
-    return word
+    return dtype_word
 
 
 def _item_bytes(leaf: Leaf) -> int:
@@ -138,50 +144,50 @@ def _item_bytes(leaf: Leaf) -> int:
     return leaf.size_bytes // count if count else 0
 
 
-def _refuse_twins(chosen: list[Whole]) -> None:
-    for one, other in itertools.pairwise(chosen):
-        if one.name == other.name:
-            raise NotSupportedError(
-                one.name, why="two leaves have this name once their keys are joined by dots"
-            )
+def _refuse_duplicates(chosen: list[ExportedTensor]) -> None:
+    for tensor, next_tensor in itertools.pairwise(chosen):
+        if tensor.name == next_tensor.name:
+            raise NotSupportedError(tensor.name, why="joining keys by dots gives two leaves this name")
 
 
-def _header(chosen: list[Whole], manifest: Manifest) -> bytes:
-    about = {"format": "pt", "headrace_step": str(manifest.head.step), "headrace_save": manifest.head.save}
-    header: dict[str, Any] = {"__metadata__": about}
-    at = 0
-    for one in chosen:
-        header[one.name] = {
-            "dtype": one.dtype,
-            "shape": list(one.shape),
-            "data_offsets": [at, at + one.size_bytes],
+def _header(chosen: list[ExportedTensor], manifest: Manifest) -> bytes:
+    metadata = {"format": "pt", "headrace_step": str(manifest.head.step), "headrace_save": manifest.head.save}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for tensor in chosen:
+        header[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.size_bytes],
         }
-        at += one.size_bytes
+        offset += tensor.size_bytes
     data = msgspec.json.encode(header)
     data += b" " * (-len(data) % 8)
     return len(data).to_bytes(8, "little") + data
 
 
-def _bytes_of(whole: Whole, sources: PackReaders) -> Bytes:
-    if len(whole.shards) == 1 and whole.shards[0].leaf.size_bytes == whole.size_bytes:
-        return _shard_bytes(whole.shards[0], sources)
-    memory = np.zeros(whole.size_bytes, np.uint8)
-    for shard in whole.shards:
-        item = np.dtype(f"V{max(_item_bytes(shard.leaf), 1)}")
-        target = np.ndarray(whole.shape, item, buffer=memory.data)
+def _bytes_of(tensor: ExportedTensor, readers: PackReaders) -> Bytes:
+    if len(tensor.shards) == 1 and tensor.shards[0].leaf.size_bytes == tensor.size_bytes:
+        return _shard_bytes(tensor.shards[0], readers)
+    memory = np.zeros(tensor.size_bytes, np.uint8)
+    for shard in tensor.shards:
+        item_type = np.dtype(f"V{max(_item_bytes(shard.leaf), 1)}")
+        target = np.ndarray(tensor.shape, item_type, buffer=memory.data)
         region = tuple(
             slice(start, start + length)
             for start, length in zip(shard.offsets, shard.leaf.shape, strict=True)
         )
-        target[region] = np.ndarray(tuple(shard.leaf.shape), item, buffer=_shard_bytes(shard, sources).data)
+        target[region] = np.ndarray(
+            tuple(shard.leaf.shape), item_type, buffer=_shard_bytes(shard, readers).data
+        )
     return memory
 
 
-def _shard_bytes(shard: Shard, sources: PackReaders) -> Bytes:
+def _shard_bytes(shard: Shard, readers: PackReaders) -> Bytes:
     memory = page_aligned(shard.leaf.size_bytes)
     if shard.leaf.inline:
         memory[:] = np.frombuffer(shard.leaf.inline, np.uint8)
-    fetch(reads_of(shard.part, shard.leaf, memory), sources, threads=THREADS)
+    fetch(reads_of(shard.part, shard.leaf, memory), readers, threads=THREADS)
     return memory
 
 

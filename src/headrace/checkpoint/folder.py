@@ -1,4 +1,4 @@
-"""What a checkpoint folder holds, read: steps, heads, manifests, pins."""
+"""Read the contents of a checkpoint directory: steps, heads, manifests, pins."""
 
 from __future__ import annotations
 
@@ -9,58 +9,67 @@ from headrace.checkpoint.manifest_check import check_head, check_manifest
 from headrace.checkpoint.storage import CheckpointStorage
 
 
-def steps(place: CheckpointStorage) -> list[int]:
-    """Of all checkpoints there are, ascending."""
-    return layout.steps_of(place.names(layout.MANIFESTS))
+def steps(storage: CheckpointStorage) -> list[int]:
+    """Return the steps of all checkpoints, ascending."""
+    return layout.steps_of(storage.names(layout.MANIFESTS))
 
 
-def newest(place: CheckpointStorage) -> int:
-    """CheckpointNotFoundError when there is none."""
-    found = steps(place)
-    if not found:
-        raise CheckpointNotFoundError(place.name, why="there is no checkpoint in this folder")
-    return found[-1]
+def newest(storage: CheckpointStorage) -> int:
+    """Return the newest step. Raises CheckpointNotFoundError when there is no checkpoint."""
+    all_steps = steps(storage)
+    if not all_steps:
+        raise CheckpointNotFoundError(storage.name, why="there is no checkpoint in this directory")
+    return all_steps[-1]
 
 
-def head(place: CheckpointStorage, step: int) -> Head:
-    """CheckpointNotFoundError, CorruptCheckpointError."""
+def head(storage: CheckpointStorage, step: int) -> Head:
+    """Return the head of a step's manifest. Raises CheckpointNotFoundError or CorruptCheckpointError."""
     name = layout.manifest_name(step)
     try:
-        found = decode_head(place.read(name, bytes_max=HEAD_BYTES_FIRST), f"{place.name}/{name}")
-        return manifest(place, step).head if found is None else check_head(found, f"{place.name}/{name}")
+        first_head = decode_head(storage.read(name, bytes_max=HEAD_BYTES_FIRST), f"{storage.name}/{name}")
+        return (
+            manifest(storage, step).head
+            if first_head is None
+            else check_head(first_head, f"{storage.name}/{name}")
+        )
     except PathNotFoundError:
-        raise _not_found(place, step) from None
+        raise _not_found(storage, step) from None
 
 
-def manifest(place: CheckpointStorage, step: int) -> Manifest:
-    """CheckpointNotFoundError, CorruptCheckpointError."""
+def manifest(storage: CheckpointStorage, step: int) -> Manifest:
+    """Return the manifest of a step. Raises CheckpointNotFoundError or CorruptCheckpointError."""
     name = layout.manifest_name(step)
     try:
-        whole_name = f"{place.name}/{name}"
-        return check_manifest(decode(place.read(name), whole_name), whole_name)
+        full_name = f"{storage.name}/{name}"
+        return check_manifest(decode(storage.read(name), full_name), full_name)
     except PathNotFoundError:
-        raise _not_found(place, step) from None
+        raise _not_found(storage, step) from None
 
 
-def pinned(place: CheckpointStorage) -> set[int]:
-    """Steps that retention passes by; some may have no checkpoint."""
-    return set(layout.steps_of(place.names(layout.PINS)))
+def pinned(storage: CheckpointStorage) -> set[int]:
+    """Return the steps that retention must keep; some may have no checkpoint."""
+    return set(layout.steps_of(storage.names(layout.PINS)))
 
 
-def pin(place: CheckpointStorage, step: int) -> None:
-    """Durable on return."""
-    place.make_folder(layout.PINS)
+def pin(storage: CheckpointStorage, step: int) -> None:
+    """Protect a step from retention; durable on return."""
+    storage.make_folder(layout.PINS)
     name = layout.pin_name(step)
-    if name.rpartition("/")[2] not in place.names(layout.PINS):
-        place.create(name).close()
-    place.sync_folder(layout.PINS)
+    if name.rpartition("/")[2] not in storage.names(layout.PINS):
+        storage.create(name).close()
+    storage.sync_folder(layout.PINS)
 
 
-def unpin(place: CheckpointStorage, step: int) -> None:
-    place.remove(layout.pin_name(step))
+def unpin(storage: CheckpointStorage, step: int) -> None:
+    """Remove a step's pin."""
+    storage.remove(layout.pin_name(step))
 
 
-def _not_found(place: CheckpointStorage, step: int) -> CheckpointNotFoundError:
-    known = steps(place)
-    there = f"there are {len(known)}, from {known[0]} to {known[-1]}" if known else "there is none"
-    return CheckpointNotFoundError(f"{place.name}: no checkpoint of step {step}", why=there)
+def _not_found(storage: CheckpointStorage, step: int) -> CheckpointNotFoundError:
+    all_steps = steps(storage)
+    why = (
+        f"there are {len(all_steps)}, from {all_steps[0]} to {all_steps[-1]}"
+        if all_steps
+        else "there is none"
+    )
+    return CheckpointNotFoundError(f"{storage.name}: no checkpoint of step {step}", why=why)

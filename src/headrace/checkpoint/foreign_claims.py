@@ -1,7 +1,8 @@
-"""Whether a claim of another host, or of another boot of this one, is one that nobody comes back for.
+"""Decide whether a claim of another host, or of another boot of this host, is abandoned.
 
-Whether its owner lives can't be seen from here, and its times are those of other clocks, which jump. So who looks notes
-when he saw it first, by the clock that nobody sets: it is abandoned when it was there, and the same, for a day.
+This host cannot see whether the claim's owner lives, and the claim's times come from other clocks, which may jump. So
+the first process that looks at the claim notes the time of the boot clock, which nobody sets. The claim is abandoned
+when it has been there, unchanged, for a day.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ ABANDONED_AFTER_S = 24 * 3600.0
 _NOTE_BYTES_MAX = 200
 
 
-def is_abandoned(place: CheckpointStorage, name: str, state: str) -> bool:
-    """state: of the claim, differs when it was made anew. Nothing is ever abandoned where nothing can be noted."""
+def is_abandoned(storage: CheckpointStorage, name: str, state: str) -> bool:
+    """Return whether the claim has been unchanged for a day; the first call notes the time.
+
+    state: differs when the claim is written anew. Where no note can be written, no claim is ever abandoned.
+    """
     note = layout.sighting_name(name, boot_id())
     try:
-        seen_s, _, of = place.read(note, bytes_max=_NOTE_BYTES_MAX).decode("ascii", "replace").partition(" ")
-        if of == state and seen_s.isdigit():
+        seen_s, _, noted_state = (
+            storage.read(note, bytes_max=_NOTE_BYTES_MAX).decode("ascii", "replace").partition(" ")
+        )
+        if noted_state == state and seen_s.isdigit():
             return boot_clock.now_s() - int(seen_s) >= ABANDONED_AFTER_S
-        place.remove(note)
+        storage.remove(note)
     except PathNotFoundError:
         pass
     with contextlib.suppress(
         CheckpointFailedError, CheckpointNoSpaceError
-    ):  # or another one noted it just now
-        sink = place.create(note)
+    ):  # or another process has just noted it
+        writer = storage.create(note)
         try:
-            sink.write(memoryview(f"{int(boot_clock.now_s())} {state}".encode()), 0)
+            writer.write(memoryview(f"{int(boot_clock.now_s())} {state}".encode()), 0)
         finally:
-            sink.close()
+            writer.close()
     return False

@@ -1,7 +1,7 @@
-"""One save between the trainer's thread and its own: the slots that come over, and the writing of what is new in them.
+"""Pass one save from the trainer's thread to its own: the staged slots, and the writing of what is new in them.
 
-The trainer's thread puts slots, and a word when it waits for free ones; the save's thread takes them. Whatever
-happens, every slot goes back to the arena, so that the trainer is never stopped for good.
+The trainer's thread sends slots, and an event when it waits for free ones; the save's thread receives them. Whatever
+happens, every slot returns to the arena, so that the trainer never blocks for good.
 """
 
 from __future__ import annotations
@@ -22,49 +22,55 @@ from headrace.checkpoint.worker_pool import WorkerPool
 
 
 class StageEvent(Enum):
+    """List the events that the trainer's thread sends besides slots."""
+
     STARVED = "the trainer waits for a slot"
-    STAGED = "all is staged"
+    STAGED = "the state is staged"
     CANCELLED = "staging failed"
 
 
 @dataclass
 class SaveJob:
-    """leaves: without the tensors, which the trainer goes on with. inline: bytes of small ones, once staged."""
+    """Carry one save from the trainer's thread to the save's thread.
 
-    saving: SaveHandle
+    leaves: without the tensors, which the trainer continues to use. inline: bytes of small leaves, once staged.
+    """
+
+    handle: SaveHandle
     leaves: Sequence[Leaf]
     arena: Arena
     options: SaveOptions
-    crew: WorkerPool
+    pool: WorkerPool
     inbox: queue.SimpleQueue[Slot | StageEvent] = field(default_factory=queue.SimpleQueue)
     inline: list[bytes] = field(default_factory=list)
-    over: bool = False
+    is_over: bool = False
     failure: BaseException | None = None
-    """Why staging failed, for who stages in a thread of its own."""
+    """The error of the staging, if it ran in a thread of its own."""
 
     def take(self) -> Slot | StageEvent:
-        word = self.inbox.get()
-        self.over = word in (StageEvent.STAGED, StageEvent.CANCELLED)
-        if word is StageEvent.CANCELLED:
+        """Return the next slot or event; blocks. Raises CancelledByUserError when staging failed."""
+        message = self.inbox.get()
+        self.is_over = message in (StageEvent.STAGED, StageEvent.CANCELLED)
+        if message is StageEvent.CANCELLED:
             raise CancelledByUserError(
-                f"checkpoint of step {self.saving.step}", why="its state could not be copied"
+                f"checkpoint of step {self.handle.step}", why="copying its state failed"
             )
-        return word
+        return message
 
     def drain(self) -> None:
-        """After a failure: what still comes goes back."""
-        while not self.over:
+        """Return to the arena the slots that still arrive after a failure."""
+        while not self.is_over:
             try:
-                word = self.take()
+                message = self.take()
             except CancelledByUserError:
                 return
-            if isinstance(word, Slot):
-                self.arena.give_back(word)
+            if isinstance(message, Slot):
+                self.arena.give_back(message)
 
 
 @dataclass
-class WritePlan:
-    """full: nothing refers to the base. chunks: where each is, by leaf and start."""
+class WrittenChunks:
+    """Tell where each chunk is stored, by (leaf, start), and its key. full: no chunk refers to the base."""
 
     full: bool
     chunks: dict[tuple[int, int], Stored]
@@ -72,86 +78,88 @@ class WritePlan:
 
 
 def write_slots(
-    job: SaveJob, writer: PackWriter, base: Base, codecs_of: Callable[[list[Slot]], None], chain: int
-) -> WritePlan:
-    """Writes what is new in the slots; on return all are written, none is durable.
+    job: SaveJob, writer: PackWriter, base: Base, choose_codecs: Callable[[list[Slot]], None], chain: int
+) -> WrittenChunks:
+    """Write what is new in the slots. On return all is written, but nothing is durable.
 
-    Slots are held back until all is staged, or the trainer waits for room: while training stands still, the processor
-    and the memory's bandwidth belong to the copies; and by then it is known how much has changed.
-    chain: packs that the base refers to. codecs_of: decides on compression, by the first slots.
+    Slots are held back until all are staged, or the trainer waits for a free one. While training stands still, the
+    copies get the processor and the memory bandwidth; and by then the share of changed chunks is known. chain: number
+    of packs that the base refers to. choose_codecs: decides on compression, given the first slots.
     """
-    held: list[tuple[Slot, Future[list[Hashed]] | None]] = []
+    held_slots: list[tuple[Slot, Future[list[Hashed]] | None]] = []
     written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]] = []
-    decided = False
+    is_decided = False
     full = not base
-    failed: list[bool] = []
+    failures: list[bool] = []
 
-    def put(
+    def write_slot(
         slot: Slot, hashed: Future[list[Hashed]] | None
     ) -> tuple[list[Hashed], dict[tuple[int, int], Stored]]:
         try:
-            if failed:
+            if failures:
                 return [], {}
             chunks = hashed.result() if hashed else hash_slot(slot, job.options.chunk_bytes)
             return chunks, writer.put(slot, chunks, {} if full else base)
         except BaseException:
-            failed.append(True)
+            failures.append(True)
             raise
         finally:
             job.arena.give_back(slot)
 
     try:
-        while not job.over:
-            word = job.take()
-            if isinstance(word, Slot):
-                if decided:
-                    written.append(job.crew.submit(put, word, None))
+        while not job.is_over:
+            message = job.take()
+            if isinstance(message, Slot):
+                if is_decided:
+                    written.append(job.pool.submit(write_slot, message, None))
                 else:
-                    held.append((word, None))
-            elif not decided:
-                decided = True
-                codecs_of([slot for slot, _ in held])
+                    held_slots.append((message, None))
+            elif not is_decided:
+                is_decided = True
+                choose_codecs([slot for slot, _ in held_slots])
                 if not full:
                     chunk_bytes = job.options.chunk_bytes
-                    held = [(slot, job.crew.submit(hash_slot, slot, chunk_bytes)) for slot, _ in held]
-                    full = _is_full([hashed for _, hashed in held if hashed], base, job.options, chain)
-                while held:
-                    slot, hashed = held.pop(0)
-                    written.append(job.crew.submit(put, slot, hashed))
+                    held_slots = [
+                        (slot, job.pool.submit(hash_slot, slot, chunk_bytes)) for slot, _ in held_slots
+                    ]
+                    full = _is_full([hashed for _, hashed in held_slots if hashed], base, job.options, chain)
+                while held_slots:
+                    slot, hashed = held_slots.pop(0)
+                    written.append(job.pool.submit(write_slot, slot, hashed))
     finally:
-        for slot, hashed in held:
+        for slot, hashed in held_slots:
             if hashed is not None:
                 hashed.exception()
             job.arena.give_back(slot)
-        for one in written:
-            one.exception()  # all slots are back
-    return _gathered(written, full=full)
+        for write in written:
+            write.exception()  # all slots are back
+    return _collected(written, full=full)
 
 
-def _gathered(
+def _collected(
     written: list[Future[tuple[list[Hashed], dict[tuple[int, int], Stored]]]], *, full: bool
-) -> WritePlan:
-    done = WritePlan(full, {}, {})
-    for one in written:
-        chunks, stored = one.result()
-        done.chunks.update(stored)
-        done.keys.update({(chunk.piece.leaf, chunk.piece.start): chunk.key for chunk in chunks})
-    return done
+) -> WrittenChunks:
+    result = WrittenChunks(full, {}, {})
+    for write in written:
+        chunks, stored = write.result()
+        result.chunks.update(stored)
+        result.keys.update({(chunk.piece.leaf, chunk.piece.start): chunk.key for chunk in chunks})
+    return result
 
 
 def _is_full(hashed: list[Future[list[Hashed]]], base: Base, options: SaveOptions, chain: int) -> bool:
-    chunks = [chunk for one in hashed for chunk in one.result()]
+    chunks = [chunk for future in hashed for chunk in future.result()]
     return plan.is_full(
         base_packs=chain,
         chain_max=options.chain_max,
-        seen_bytes=sum(chunk.key[1] for chunk in chunks),
+        total_bytes=sum(chunk.key[1] for chunk in chunks),
         changed_bytes=sum(chunk.key[1] for chunk in chunks if chunk.key not in base),
         full_share=options.full_share,
     )
 
 
 def item_bytes_of(leaf: Leaf) -> int:
-    """Of one element; 1 where there is none."""
+    """Return the size of one item of the leaf in bytes; 1 where there is none."""
     count = 1
     for length in leaf.shape:
         count *= length
@@ -161,16 +169,16 @@ def item_bytes_of(leaf: Leaf) -> int:
 def codecs_that_pay(
     slots: list[Slot], leaves: Sequence[Leaf], *, write_bytes_s: float, threads: int
 ) -> dict[int, int]:
-    """By item size: the codec, of those seen in the slots. Some milliseconds for each size."""
+    """Return the codec for each item size of the slots. Takes some milliseconds per size."""
     codecs: dict[int, int] = {}
     for slot in slots:
         for piece in slot.pieces:
-            items = item_bytes_of(leaves[piece.leaf])
-            if items in codecs or piece.end - piece.start < compression.SAMPLE_BYTES // 16:
+            item_bytes = item_bytes_of(leaves[piece.leaf])
+            if item_bytes in codecs or piece.end - piece.start < compression.SAMPLE_BYTES // 16:
                 continue
             sample = compression.measure(
-                slot.memory[piece.offset : piece.offset + piece.end - piece.start], items
+                slot.memory[piece.offset : piece.offset + piece.end - piece.start], item_bytes
             )
-            good = compression.pays(sample, write_bytes_s=write_bytes_s, threads=threads)
-            codecs[items] = items if good else 0
+            is_worthwhile = compression.pays(sample, write_bytes_s=write_bytes_s, threads=threads)
+            codecs[item_bytes] = item_bytes if is_worthwhile else 0
     return codecs

@@ -1,4 +1,4 @@
-"""Names in a checkpoint folder: what lies where, and which save a name belongs to. docs/format.md describes it."""
+"""Name the files of a checkpoint directory, and tell which save a name belongs to. docs/format.md describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NewType
 from headrace.base.errors import UsageError
 
 SaveId = NewType("SaveId", str)
-"""`<step>-<run>-<number>`: one attempt to save one step, the same on all ranks, never used again."""
+"""`<step>-<run>-<number>`: one attempt to save one step. It is the same on all ranks and never reused."""
 
 MANIFESTS, PACKS, SAVES, PINS = "manifests", "packs", "saves", "pins"
 STEP_MAX = 10**12 - 1
@@ -31,7 +31,7 @@ def step_name(step: int) -> str:
 
 def check_run(run: str) -> str:
     if not _RUN.fullmatch(run):
-        raise UsageError(f"run {run!r}", why="a run is named by 1 to 40 small letters and digits")
+        raise UsageError(f"run {run!r}", why="a run is 1 to 40 lower-case letters and digits")
     return run
 
 
@@ -44,7 +44,7 @@ def new_manifest_name(step: int, save: SaveId) -> str:
 
 
 def steps_of(names: list[str]) -> list[int]:
-    """Of the names in MANIFESTS, ascending; others are left out."""
+    """Return the steps that names in MANIFESTS have, ascending; other names are ignored."""
     return sorted(int(name) for name in names if _MANIFEST.fullmatch(name))
 
 
@@ -53,9 +53,9 @@ def pack_name(save: SaveId, rank: int) -> str:
 
 
 def save_of_pack(name: str) -> SaveId | None:
-    """None for a name that no saver gives."""
-    found = _PACK.fullmatch(name)
-    return SaveId(found.group(1)) if found else None
+    """Return the save that wrote a pack; None for a name that is not a pack's."""
+    match = _PACK.fullmatch(name)
+    return SaveId(match.group(1)) if match else None
 
 
 def save_of_new_manifest(name: str) -> SaveId | None:

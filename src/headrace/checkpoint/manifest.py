@@ -1,8 +1,7 @@
-"""The manifest: the file that makes a checkpoint be there. Its structs, its bytes, its checksums; docs/format.md.
+"""Define the manifest, the file whose existence makes a checkpoint exist: structs, encoding, checksums. docs/format.md.
 
-HRCKPT1 <xxh3-128 of the second line> <xxh3-128 of the third>
-the head, JSON: all that retention needs
-the body, JSON: one part a rank
+HRCKPT1 <xxh3-128 of the second line> <xxh3-128 of the third> the head, JSON: all that retention needs the body, JSON:
+one part per rank
 """
 
 from __future__ import annotations
@@ -17,13 +16,16 @@ from headrace.base.errors import CorruptCheckpointError
 
 MAGIC = b"HRCKPT1"
 HEAD_BYTES_FIRST = 1 << 16
-"""How much is read to see the head alone; a head is longer only with thousands of packs."""
+"""How much is read to get only the head; a head is longer only with thousands of packs."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some bytes of a leaf. hash: xxh3-128 of the bytes as they are in memory, hex; resists accidents, not malice.
-    pack: place in `RankPart.packs`. stored_bytes: in the pack, from offset on. codec: 0 as they are, n ≥ 1 zstd of the
-    bytes shuffled by items of n bytes."""
+    """Locate some bytes of a leaf in a pack.
+
+    hash: xxh3-128 of the uncompressed bytes, hex; it detects accidents, not malice. pack: index in `RankPart.packs`.
+    stored_bytes: length in the pack, from offset on. length: uncompressed. codec: 0 for plain bytes, n ≥ 1 for zstd of
+    the bytes shuffled by items of n bytes.
+    """
 
     hash: str
     pack: int
@@ -34,8 +36,12 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One tensor, array or blob. name: its keys, joined by dots. kind: torch, numpy, scalar (of numpy) or blob.
-    dtype: torch's or numpy's word. inline: the bytes of a small one; else chunks, in order, without gaps."""
+    """Describe one tensor, array or blob. name: its keys, joined by dots. kind: torch, numpy, scalar (of numpy) or
+    blob.
+
+    dtype: the name that torch or numpy gives it. inline: the bytes of a small leaf; other leaves have chunks, in order,
+    without gaps.
+    """
 
     name: str
     kind: str
@@ -47,8 +53,11 @@ class Leaf(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one rank saved. tree: its state (tensors.py), the tensors replaced by their places in `leaves`.
-    packs: names of the files that chunks are in. pack_bytes: their sizes."""
+    """Describe what one rank saved.
+
+    tree: the state (tensors.py), with indexes into `leaves` in place of the tensors. packs: names of the files that
+    have the chunks. pack_bytes: their sizes.
+    """
 
     rank: int
     tree: Any
@@ -59,8 +68,11 @@ class RankPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Head(msgspec.Struct, frozen=True, omit_defaults=True):
-    """full: refers to no pack of another save. data_bytes: of all leaves. written_bytes: new ones, in packs.
-    packs: every pack that is referred to, by any rank. kind: state, or dcp (torch.distributed.checkpoint)."""
+    """Hold what retention needs of a checkpoint.
+
+    full: it refers to no pack of another save. data_bytes: of all leaves. written_bytes: new bytes, in packs. packs:
+    every pack that any rank refers to. kind: state, or dcp (torch.distributed.checkpoint).
+    """
 
     step: int
     save: str
@@ -76,7 +88,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Body(msgspec.Struct, frozen=True, omit_defaults=True):
-    """dcp: torch's metadata, as integrations/torch_checkpoint.py writes it."""
+    """Hold the parts of all ranks. dcp: torch's metadata, as integrations/torch_checkpoint.py writes it."""
 
     parts: list[RankPart]
     dcp: Any = None
@@ -98,12 +110,13 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """What it claims is not checked here (manifest_check.py).
+    """Return the manifest; manifest_check.py checks what it claims.
 
-    CorruptCheckpointError when a checksum or the form is wrong. name: for messages."""
-    head, body_digest, rest = _head_bytes(data, name)
-    body = rest.removesuffix(b"\n")
-    if not rest.endswith(b"\n") or digest(body) != body_digest:
+    Raises CorruptCheckpointError when a checksum or the form is wrong. name: for messages.
+    """
+    head, body_digest, body_line = _head_bytes(data, name)
+    body = body_line.removesuffix(b"\n")
+    if not body_line.endswith(b"\n") or digest(body) != body_digest:
         raise _corrupt(name, "its body does not match its checksum")
     try:
         return Manifest(decode_json(head, Head), decode_json(body, Body))
@@ -112,7 +125,7 @@ def decode(data: bytes, name: str) -> Manifest:
 
 
 def decode_head(data: bytes, name: str) -> Head | None:
-    """Of the first bytes of a manifest; None when they don't hold all of the head."""
+    """Return the head, given the first bytes of a manifest; None when they do not contain all of it."""
     if data.startswith(MAGIC[: len(data)]) and data.count(b"\n") < 2:
         return None
     try:
@@ -127,28 +140,28 @@ def encode_part(part: RankPart) -> bytes:
 
 
 def decode_part(data: bytes, name: str) -> RankPart:
-    checksum, _, rest = data.partition(b"\n")
-    if digest(rest).encode() != checksum:
+    checksum, _, encoded = data.partition(b"\n")
+    if digest(encoded).encode() != checksum:
         raise _corrupt(name, "it does not match its checksum")
     try:
-        return decode_json(rest, RankPart)
+        return decode_json(encoded, RankPart)
     except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from None
 
 
 def _head_bytes(data: bytes, name: str) -> tuple[bytes, str, bytes]:
-    """The head, the body's checksum, and what follows the head."""
-    first, _, rest = data.partition(b"\n")
-    head, newline, body = rest.partition(b"\n")
-    words = first.split(b" ")
-    if len(words) != 3 or words[0] != MAGIC or not newline:
-        raise _corrupt(name, f"it does not begin as a manifest ({MAGIC.decode()})")
-    if digest(head) != words[1].decode(errors="replace"):
+    """Return the head, the body's checksum, and the bytes after the head."""
+    first, _, after_first = data.partition(b"\n")
+    head, newline, body = after_first.partition(b"\n")
+    fields = first.split(b" ")
+    if len(fields) != 3 or fields[0] != MAGIC or not newline:
+        raise _corrupt(name, f"it does not begin like a manifest ({MAGIC.decode()})")
+    if digest(head) != fields[1].decode(errors="replace"):
         raise _corrupt(name, "its head does not match its checksum")
-    return head, words[2].decode(errors="replace"), body
+    return head, fields[2].decode(errors="replace"), body
 
 
 def _corrupt(name: str, why: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
-        name, why=why, hint="load another step; `headrace checkpoint list` names them"
+        name, why=why, hint="load another step; `headrace checkpoint list` shows them"
     )

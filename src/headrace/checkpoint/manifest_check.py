@@ -1,8 +1,8 @@
-"""Checks what a manifest claims, before memory is given or a pack is opened by it.
+"""Check what a manifest claims, before memory is allocated or a pack is opened because of it.
 
-Its checksums resist accidents, not malice: whoever can write into a checkpoint folder can write a manifest. Everything
-that is read from one comes through here, so that it can't make the loader use memory that is not its own, read
-files outside of the folder, or run code. CorruptCheckpointError names the first thing that is wrong.
+The checksums detect accidents, not malice: everyone who can write to a checkpoint directory can write a manifest. All
+manifests that are read pass these checks. So a manifest can't make the loader access memory that is not its own, read
+files outside of the directory, or run code. CorruptCheckpointError names the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from headrace.checkpoint import layout
 from headrace.checkpoint.manifest import Chunk, Head, Leaf, Manifest, RankPart
 
 NUMPY_KINDS = "biufcmMSU"
-"""The kinds of numpy that are saved: none holds a pointer."""
+"""The kinds of numpy dtypes that are saved: none has pointers."""
 SIZE_BYTES_MAX = 1 << 50
 DIMENSIONS_MAX = 64
-"""As numpy has it."""
+"""numpy's own limit."""
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcmMSU]\d{1,6}(\[\d{0,6}[A-Za-z]{1,2}(/\d{1,6})?\])?")
 _TORCH_DTYPE = re.compile(r"[a-z][a-z0-9_]{1,40}")
 
 
 def check_manifest(manifest: Manifest, name: str) -> Manifest:
-    """Return it. name: for messages."""
+    """Return the manifest if it is valid; else raise CorruptCheckpointError. name: for messages."""
     try:
         _check_head(manifest.head)
         sizes = dict(zip(manifest.head.packs, manifest.head.pack_bytes, strict=True))
@@ -35,7 +35,7 @@ def check_manifest(manifest: Manifest, name: str) -> Manifest:
             for pack, size_bytes in zip(part.packs, part.pack_bytes, strict=True):
                 _require(
                     sizes.get(pack) == size_bytes,
-                    f"rank {part.rank} names pack {pack!r}, and the head does not",
+                    f"rank {part.rank} names pack {pack!r}, but the head does not",
                 )
     except ValueError as error:
         raise CorruptCheckpointError(name, why=str(error), hint="load another step") from None
@@ -43,7 +43,7 @@ def check_manifest(manifest: Manifest, name: str) -> Manifest:
 
 
 def check_head(head: Head, name: str) -> Head:
-    """Return it, as check_manifest does."""
+    """Return the head if it is valid, as check_manifest does."""
     try:
         _check_head(head)
     except ValueError as error:
@@ -52,7 +52,7 @@ def check_head(head: Head, name: str) -> Head:
 
 
 def check_part(part: RankPart, name: str) -> RankPart:
-    """Return it, as check_manifest does."""
+    """Return the part if it is valid, as check_manifest does."""
     try:
         _check_part(part)
     except ValueError as error:
@@ -61,7 +61,7 @@ def check_part(part: RankPart, name: str) -> RankPart:
 
 
 def item_bytes_of(leaf: Leaf) -> int:
-    """The size of one item of a numpy leaf. ValueError for a dtype that is never saved."""
+    """Return the size in bytes of one item of a numpy leaf. Raises ValueError for a dtype that is never saved."""
     _require(_NUMPY_DTYPE.fullmatch(leaf.dtype) is not None, f"{leaf.name} has the dtype {leaf.dtype!r}")
     try:
         dtype = np.dtype(leaf.dtype)
@@ -75,12 +75,12 @@ def item_bytes_of(leaf: Leaf) -> int:
 
 
 def items_of(leaf: Leaf) -> int:
-    """How many items its shape has."""
+    """Return the number of items in the leaf's shape."""
     return math.prod(leaf.shape)
 
 
 def _strides_of(leaf: Leaf) -> int:
-    """How many bytes its largest stride spans: also where a size of 0 makes the whole empty."""
+    """Return the bytes that its largest stride spans, also where a size of 0 makes the leaf empty."""
     item_bytes = item_bytes_of(leaf) if leaf.kind in ("numpy", "scalar") else 1
     return math.prod(max(1, size) for size in leaf.shape) * item_bytes
 
@@ -94,7 +94,7 @@ def _check_head(head: Head) -> None:
 def _check_packs(packs: list[str], pack_bytes: list[int]) -> None:
     _require(len(packs) == len(pack_bytes), f"{len(packs)} packs and {len(pack_bytes)} sizes")
     for pack, size_bytes in zip(packs, pack_bytes, strict=True):
-        _require(layout.save_of_pack(pack) is not None, f"{pack[:80]!r} is no name of a pack")
+        _require(layout.save_of_pack(pack) is not None, f"{pack[:80]!r} is not the name of a pack")
         _require(0 <= size_bytes <= SIZE_BYTES_MAX, f"pack {pack} of {size_bytes} bytes")
 
 
@@ -115,17 +115,20 @@ def _check_leaf(leaf: Leaf) -> None:
         _require(leaf.kind == "numpy" or not leaf.shape, f"{leaf.name} is a scalar with a shape")
         size_bytes = items_of(leaf) * item_bytes_of(leaf)
         _require(size_bytes == leaf.size_bytes, f"{leaf.name} has {leaf.size_bytes} bytes for {size_bytes}")
-    elif leaf.kind == "torch":  # torch itself holds the size against the dtype (tensors.value_over)
+    elif leaf.kind == "torch":  # tensors.value_over compares the size with the dtype
         _require(_TORCH_DTYPE.fullmatch(leaf.dtype) is not None, f"{leaf.name} has the dtype {leaf.dtype!r}")
         _require(items_of(leaf) <= leaf.size_bytes * 8, f"{leaf.name} has the shape {leaf.shape}")
     else:
         _require(leaf.kind == "blob", f"{leaf.name} is of kind {leaf.kind!r}")
     if leaf.inline:
-        _require(len(leaf.inline) == leaf.size_bytes and not leaf.chunks, f"{leaf.name} is inline and is not")
+        _require(
+            len(leaf.inline) == leaf.size_bytes and not leaf.chunks,
+            f"{leaf.name} has inline bytes of another size, or chunks too",
+        )
     else:
         covered = sum(chunk.length for chunk in leaf.chunks)
         _require(
-            covered == leaf.size_bytes, f"chunks of {leaf.name} have {covered} of {leaf.size_bytes} bytes"
+            covered == leaf.size_bytes, f"the chunks of {leaf.name} have {covered} of {leaf.size_bytes} bytes"
         )
 
 
@@ -133,7 +136,10 @@ def _check_chunk(chunk: Chunk, leaf: Leaf, part: RankPart) -> None:
     _require(0 <= chunk.pack < len(part.packs), f"a chunk of {leaf.name} is in pack {chunk.pack}")
     _require(chunk.length > 0, f"a chunk of {leaf.name} has {chunk.length} bytes")
     _require(0 <= chunk.codec <= leaf.size_bytes, f"a chunk of {leaf.name} has codec {chunk.codec}")
-    _require(chunk.codec > 0 or chunk.stored_bytes == chunk.length, f"a plain chunk of {leaf.name} is packed")
+    _require(
+        chunk.codec > 0 or chunk.stored_bytes == chunk.length,
+        f"a plain chunk of {leaf.name} has another size in its pack",
+    )
     within = chunk.offset >= 0 and 0 < chunk.stored_bytes <= part.pack_bytes[chunk.pack] - chunk.offset
     _require(within, f"a chunk of {leaf.name} is outside of its pack")
 

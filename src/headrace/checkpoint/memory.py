@@ -1,4 +1,4 @@
-"""Memory that begins at a page, so that the disk can reach it directly, in huge pages where there are some."""
+"""Allocate memory aligned to pages, so that the disk can transfer to it directly; in huge pages where there are any."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-_MADV_POPULATE_WRITE = (
-    23  # include/uapi/asm-generic/mman-common.h, since Linux 5.14; Python names it from 3.14 on
-)
+_MADV_POPULATE_WRITE = 23  # include/uapi/asm-generic/mman-common.h, Linux 5.14; Python names it since 3.14
 SMALL_BYTES = 1 << 20
 
 
 def page_aligned(size_bytes: int) -> Bytes:
-    """Zeros. The memory goes back when the last array over it does. Touched page by page as it is used."""
+    """Return zeroed memory. It is freed with the last array over it; pages are allocated on first use."""
     if size_bytes < SMALL_BYTES:
         spare = np.empty(size_bytes + mmap.PAGESIZE, np.uint8)
         skip = -spare.ctypes.data % mmap.PAGESIZE
@@ -30,12 +28,12 @@ def page_aligned(size_bytes: int) -> Bytes:
 
 
 def is_own_mapping(memory: Bytes) -> bool:
-    """Whether its pages are its own, so that others can be mapped in their place. memory: of `page_aligned`."""
+    """Return whether the memory, from `page_aligned`, is a mapping whose pages others may replace."""
     return isinstance(_base_of(memory), mmap.mmap)
 
 
 def _base_of(memory: Bytes) -> object:
-    """What holds the memory: numpy keeps a memoryview of it."""
+    """Return the owner of the memory: numpy keeps a memoryview of it."""
     base: object = memory.base
     while isinstance(base, (np.ndarray, memoryview)):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -43,7 +41,7 @@ def _base_of(memory: Bytes) -> object:
 
 
 def touch(memory: Bytes) -> None:
-    """Every page of it is there on return; writing to it costs no fault afterwards."""
+    """Allocate every page now, so that later writes cause no page faults."""
     base = _base_of(memory)
     if isinstance(base, mmap.mmap):
         try:

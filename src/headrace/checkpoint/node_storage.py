@@ -1,7 +1,7 @@
-"""A checkpoint folder at `headrace://`: of this host's node, without a mount.
+"""Store checkpoints at `headrace://`, in the namespace of this host's node, without a mount.
 
-Files lie in the upper layer while they are written, as those of any local disk, and go to the origin as the node's mode
-of writing says. What left the layer is read by the cache.
+New files are in the upper layer, written like those of a local disk; they reach the origin as the node's write mode
+says. Files that were demoted are read through the cache.
 """
 
 from __future__ import annotations
@@ -34,104 +34,107 @@ from headrace.sdk.node_client import PATIENCE_S
 from headrace.sdk.streams import Content
 
 SCHEME = "headrace://"
-_KEPT = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)
+_PASSED_ON = (PathNotFoundError, NotADirectoryPathError, ReadOnlyError, CheckpointFailedError)
 
 
 class NodeStorage:
-    """url: headrace:///folder. socket: of the node, else found as the command line does: NodeUnavailableError,
-    UsageError."""
+    """Store checkpoints in a directory of a node's namespace.
+
+    url: headrace:///DIRECTORY. socket: the node's; without it the node is found as on the command line. Raises
+    NodeUnavailableError or UsageError.
+    """
 
     def __init__(self, url: str, *, socket: str | None = None) -> None:
         self._folder = os.fsencode("/" + url.removeprefix(SCHEME).strip("/"))
-        self._paths: LocalVfs = HOSTS.get(find_node(socket=socket), PATIENCE_S)
+        self._vfs: LocalVfs = HOSTS.get(find_node(socket=socket), PATIENCE_S)
 
     @property
     def name(self) -> str:
         return SCHEME + os.fsdecode(self._folder)
 
     def create(self, name: str) -> PosixWriter:
-        with self._told(name):
-            fd, whole, _ = self._paths.open_in_place(self._at(name), os.O_EXCL)
-        return _NodeSink(fd, name, self, whole)
+        with self._translating_errors(name):
+            fd, real_path, _ = self._vfs.open_in_place(self._path(name), os.O_EXCL)
+        return _NodeWriter(fd, name, self, real_path)
 
-    def open(self, name: str) -> PosixReader | _FillingSource:
-        with self._told(name):
-            content = self._paths.content(self._at(name))
+    def open(self, name: str) -> PosixReader | _FillingReader:
+        with self._translating_errors(name):
+            content = self._vfs.content(self._path(name))
         if content.file is not None:
-            return _FillingSource(content, name, self)
-        return _NodeSource(content.fd, f"{self.name}/{name}")
+            return _FillingReader(content, name, self)
+        return _NodeReader(content.fd, f"{self.name}/{name}")
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
-        with self._told(name):
-            content = self._paths.content(self._at(name))
+        with self._translating_errors(name):
+            content = self._vfs.content(self._path(name))
             try:
                 return content.read(0, content.size_bytes if bytes_max is None else bytes_max)
             finally:
                 content.close()
 
     def size_bytes(self, name: str) -> int:
-        with self._told(name):
-            content = self._paths.content(self._at(name))
+        with self._translating_errors(name):
+            content = self._vfs.content(self._path(name))
             content.close()
             return content.size_bytes
 
     def rename(self, name: str, new_name: str) -> None:
-        with self._told(new_name):
-            self._paths.rename(self._at(name), self._at(new_name))
+        with self._translating_errors(new_name):
+            self._vfs.rename(self._path(name), self._path(new_name))
 
     def remove(self, name: str) -> None:
-        with self._told(name), contextlib.suppress(PathNotFoundError):
-            self._paths.remove(self._at(name))
+        with self._translating_errors(name), contextlib.suppress(PathNotFoundError):
+            self._vfs.remove(self._path(name))
 
     def make_folder(self, folder: str) -> None:
-        with self._told(folder):
-            at = self._at(folder)
-            if self._paths.find(at)[1] is None:
-                self._paths.make_directories(at)
-                while at != b"/":
-                    at = split(at)[0]
-                    self._paths.sync_names(at)
+        with self._translating_errors(folder):
+            path = self._path(folder)
+            if self._vfs.find(path)[1] is None:
+                self._vfs.make_directories(path)
+                while path != b"/":
+                    path = split(path)[0]
+                    self._vfs.sync_names(path)
 
     def remove_folder(self, folder: str) -> None:
-        with self._told(folder), contextlib.suppress(DirectoryNotEmptyError, PathNotFoundError):
-            self._paths.remove_directory(self._at(folder))
+        with self._translating_errors(folder), contextlib.suppress(DirectoryNotEmptyError, PathNotFoundError):
+            self._vfs.remove_directory(self._path(folder))
 
     def sync_folder(self, folder: str) -> None:
-        with self._told(folder):
-            self._paths.sync_names(self._at(folder))
+        with self._translating_errors(folder):
+            self._vfs.sync_names(self._path(folder))
 
     def names(self, folder: str) -> list[str]:
-        with self._told(folder):
+        with self._translating_errors(folder):
             try:
-                return sorted(os.fsdecode(name) for name, _ in self._paths.children(self._at(folder)))
+                return sorted(os.fsdecode(name) for name, _ in self._vfs.children(self._path(folder)))
             except PathNotFoundError:
                 return []
 
     def claim(self, name: str, data: bytes) -> PosixClaim:
-        """As of PosixStorage: locked under another name first."""
-        with self._told(name):
-            at = self._at(name)
-            fd, _, _ = self._paths.open_in_place(at + b"~", os.O_TRUNC)
+        """Write and lock the claim under a temporary name, then rename it, as PosixStorage does."""
+        with self._translating_errors(name):
+            path = self._path(name)
+            fd, _, _ = self._vfs.open_in_place(path + b"~", os.O_TRUNC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 os.write(fd, boot_id().encode() + b"\n" + data)
-                self._paths.rename(at + b"~", at)
+                self._vfs.rename(path + b"~", path)
             except BaseException:
                 os.close(fd)
                 raise
         return PosixClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
-        """A claim of another host came by the origin."""
-        with self._told(name):
+        """Return whether the owner lives; a claim of another host arrives through the origin."""
+        with self._translating_errors(name):
             try:
-                content = self._paths.content(self._at(name))
+                content = self._vfs.content(self._path(name))
             except PathNotFoundError:
                 return False
             try:
                 fd = content.wait(0, content.size_bytes)
-                boot, whole, _ = os.pread(fd, 64, 0).partition(b"\n")
-                if whole and boot != boot_id().encode():
+                boot, newline, _ = os.pread(fd, 64, 0).partition(b"\n")
+                if newline and boot != boot_id().encode():
                     return not is_abandoned(self, name, f"{content.size_bytes}-{self._mtime_ns(name)}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -142,62 +145,64 @@ class NodeStorage:
                 content.close()
 
     def _mtime_ns(self, name: str) -> int:
-        _, found = self._paths.get(self._at(name))
-        return found.st_mtime_ns if isinstance(found, os.stat_result) else found.version.mtime_ns
+        _, file_stat = self._vfs.get(self._path(name))
+        return file_stat.st_mtime_ns if isinstance(file_stat, os.stat_result) else file_stat.version.mtime_ns
 
-    def _at(self, name: str) -> bytes:
+    def _path(self, name: str) -> bytes:
         return join(self._folder, os.fsencode(name)) if name else self._folder
 
     @contextlib.contextmanager
-    def _told(self, name: str) -> Iterator[None]:
-        """What a Place promises to raise."""
+    def _translating_errors(self, name: str) -> Iterator[None]:
+        """Raise foreign errors as those that CheckpointStorage promises."""
         where = f"{self.name}/{name}"
         try:
             yield
-        except _KEPT:
+        except _PASSED_ON:
             raise
         except NoSpaceError as error:
             raise CheckpointNoSpaceError(where, why=error.why, hint=error.hint) from None
         except HeadraceError as error:
             raise CheckpointFailedError(where, why=str(error)) from None
         except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            kind = CheckpointNoSpaceError if full else CheckpointFailedError
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            kind = CheckpointNoSpaceError if is_full else CheckpointFailedError
             raise kind(where, why=(error.strerror or str(error)).lower()) from None
 
 
-class _NodeSink(PosixWriter):
-    """Its file tells the node when it is closed."""
+class _NodeWriter(PosixWriter):
+    """Write a file and report it to the node when it is closed."""
 
-    def __init__(self, fd: int, name: str, place: NodeStorage, at: bytes) -> None:
-        super().__init__(fd, f"{place.name}/{name}", direct=stat.S_ISREG(os.fstat(fd).st_mode))
-        self._place, self._name, self._at = place, name, at
+    def __init__(self, fd: int, name: str, storage: NodeStorage, path: bytes) -> None:
+        super().__init__(fd, f"{storage.name}/{name}", direct=stat.S_ISREG(os.fstat(fd).st_mode))
+        self._storage, self._name, self._real_path = storage, name, path
 
     def close(self) -> None:
         if self._fd >= 0:
             super().close()
-            with self._place._told(self._name):
-                self._place._paths.tell(self._at)
+            with self._storage._translating_errors(self._name):
+                self._storage._vfs.tell(self._real_path)
 
 
-class _NodeSource(PosixReader):
+class _NodeReader(PosixReader):
     def __init__(self, fd: int, name: str) -> None:
         super().__init__(fd, name, direct=True)
 
 
-class _FillingSource:
-    """A file that the node still fetches."""
+class _FillingReader:
+    """Read a file that the node is still fetching."""
 
-    def __init__(self, content: Content, name: str, place: NodeStorage) -> None:
-        self._content, self._name, self._place = content, name, place
+    def __init__(self, content: Content, name: str, storage: NodeStorage) -> None:
+        self._content, self._name, self._storage = content, name, storage
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        with self._place._told(self._name):
+        with self._storage._translating_errors(self._name):
             while target:
-                done = self._content.read_into(target, offset)
-                if done == 0:
-                    raise CheckpointFailedError(self._name, why=f"ends at byte {offset}, more is expected")
-                target, offset = target[done:], offset + done
+                count = self._content.read_into(target, offset)
+                if count == 0:
+                    raise CheckpointFailedError(
+                        self._name, why=f"it ends at byte {offset}, but more bytes are expected"
+                    )
+                target, offset = target[count:], offset + count
 
     def map_into(self, target: memoryview, offset: int) -> bool:
         return False

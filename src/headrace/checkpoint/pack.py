@@ -1,7 +1,7 @@
-"""Packs: files of chunks, appended as they come, each at a multiple of ALIGN_BYTES. One pack a save and rank.
+"""Write packs: files of chunks in order of arrival, each at a multiple of ALIGN_BYTES. One pack per save and rank.
 
-`PackWriter` finds what is new: a chunk that the base or this pack has already is referred to, not written.
-Slots may be hashed and written by several threads at once.
+`PackWriter` finds the new chunks: it refers to a chunk that the base or this pack already has, and does not write it.
+Several threads may hash and write slots at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileWrit
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a chunk is: pack is a file's name below PACKS."""
+    """Locate a stored chunk. pack: a file name below PACKS."""
 
     pack: str
     offset: int
@@ -33,20 +33,20 @@ class Stored:
 
 
 Key = tuple[str, int]
-"""Hash and length of a chunk: what names its content."""
+"""Hash and length of a chunk, which identify its content."""
 Base = Mapping[Key, Stored]
 
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """A chunk in a slot, and its name."""
+    """Hold a chunk of a slot and its key."""
 
     piece: plan.LeafRange
     key: Key
 
 
 def hash_slot(slot: Slot, chunk_bytes: int) -> list[Hashed]:
-    """In the order of the slot."""
+    """Return the chunks of a slot with their keys, in the order of the slot."""
     chunks = [chunk for piece in slot.pieces for chunk in plan.chunks_of(piece, chunk_bytes)]
     return [Hashed(chunk, key_of(_bytes_of(slot.memory, chunk))) for chunk in chunks]
 
@@ -56,20 +56,21 @@ def key_of(chunk: Bytes) -> Key:
 
 
 class PackWriter:
-    """codecs: of the leaves, by place; 0 is not compressed. The file is made with its first chunk."""
+    """Write the new chunks of a save to one pack. codecs: by leaf number; 0: uncompressed. The first chunk creates the
+    file."""
 
-    def __init__(self, place: CheckpointStorage, folder: str, name: str, codecs: list[int]) -> None:
-        self._place = place
+    def __init__(self, storage: CheckpointStorage, folder: str, name: str, codecs: list[int]) -> None:
+        self._storage = storage
         self._folder = folder
         self.name = name
         self._codecs = codecs
-        self._sink: FileWriter | None = None
+        self._writer: FileWriter | None = None
         self._lock = threading.Lock()
         self._end = 0
         self._busy_s = 0.0
         self._new: dict[Key, Stored] = {}
         self.written_bytes = 0
-        """Of chunks as they were, before compression and without padding."""
+        """Bytes of new chunks, before compression and without padding."""
 
     @property
     def size_bytes(self) -> int:
@@ -77,95 +78,98 @@ class PackWriter:
 
     @property
     def write_s(self) -> float:
-        """Thread seconds in writes."""
+        """Return the seconds that threads spent in writes, summed."""
         return self._busy_s
 
     def put(self, slot: Slot, chunks: list[Hashed], base: Base) -> dict[tuple[int, int], Stored]:
-        """Writes what is new. Where each chunk is, by leaf and start. The bytes are durable after `finish` only."""
-        found: dict[tuple[int, int], Stored] = {}
-        fresh: list[Hashed] = []
+        """Write the new chunks and return where each chunk is, by (leaf, start). `finish` makes them durable."""
+        locations: dict[tuple[int, int], Stored] = {}
+        new_chunks: list[Hashed] = []
         with self._lock:
-            for one in chunks:
-                known = base.get(one.key) or self._new.get(one.key)
-                if known is None and self._codecs[one.piece.leaf]:
-                    fresh.append(one)
+            for chunk in chunks:
+                stored = base.get(chunk.key) or self._new.get(chunk.key)
+                if stored is None and self._codecs[chunk.piece.leaf]:
+                    new_chunks.append(chunk)
                     continue
-                if known is None:
-                    length = one.key[1]
-                    known = Stored(self.name, self._room(length), length, 0)
-                    self._new[one.key] = known
-                    fresh.append(one)
-                found[one.piece.leaf, one.piece.start] = known
-        self._write_plain(slot, [one for one in fresh if not self._codecs[one.piece.leaf]], found)
-        for one in fresh:
-            if self._codecs[one.piece.leaf]:
-                found[one.piece.leaf, one.piece.start] = self._write_compressed(slot, one)
-        return found
+                if stored is None:
+                    length = chunk.key[1]
+                    stored = Stored(self.name, self._reserve(length), length, 0)
+                    self._new[chunk.key] = stored
+                    new_chunks.append(chunk)
+                locations[chunk.piece.leaf, chunk.piece.start] = stored
+        plain = [chunk for chunk in new_chunks if not self._codecs[chunk.piece.leaf]]
+        self._write_plain(slot, plain, locations)
+        for chunk in new_chunks:
+            if self._codecs[chunk.piece.leaf]:
+                locations[chunk.piece.leaf, chunk.piece.start] = self._write_compressed(slot, chunk)
+        return locations
 
     def finish(self) -> None:
-        """On return the chunks are durable; their file's name is too."""
-        if self._sink is None:
+        """Make the chunks and the file's name durable."""
+        if self._writer is None:
             return
-        self._sink.sync()
-        self._sink.close()
-        self._place.sync_folder(self._folder)
+        self._writer.sync()
+        self._writer.close()
+        self._storage.sync_folder(self._folder)
         failpoint.hit("save.packed")
 
     def drop(self) -> None:
-        """Of a save that failed."""
-        if self._sink is not None:
-            self._sink.close()
-            self._place.remove(f"{self._folder}/{self.name}")
+        """Delete the pack of a save that failed."""
+        if self._writer is not None:
+            self._writer.close()
+            self._storage.remove(f"{self._folder}/{self.name}")
 
-    def _room(self, length: int) -> int:
-        """An offset for so many bytes; under the lock. Also makes the file."""
-        if self._sink is None:
-            self._sink = self._place.create(f"{self._folder}/{self.name}")
+    def _reserve(self, length: int) -> int:
+        """Reserve space and return its offset; under the lock. The first call creates the file."""
+        if self._writer is None:
+            self._writer = self._storage.create(f"{self._folder}/{self.name}")
             failpoint.hit("save.created")
         offset, self._end = self._end, self._end + plan.align(length, ALIGN_BYTES)
         return offset
 
-    def _write_plain(self, slot: Slot, fresh: list[Hashed], found: Mapping[tuple[int, int], Stored]) -> None:
-        """Neighbours in the slot and in the file are written at once."""
+    def _write_plain(
+        self, slot: Slot, new_chunks: list[Hashed], locations: Mapping[tuple[int, int], Stored]
+    ) -> None:
+        """Write uncompressed chunks; chunks adjacent in the slot and in the file take one write."""
         start = end = offset = 0
-        for one in fresh:
-            at = found[one.piece.leaf, one.piece.start].offset
-            if end and (one.piece.offset != end or at - offset != end - start):
+        for chunk in new_chunks:
+            chunk_offset = locations[chunk.piece.leaf, chunk.piece.start].offset
+            if end and (chunk.piece.offset != end or chunk_offset - offset != end - start):
                 self._write(slot.memory[start:end], offset)
                 end = 0
             if not end:
-                start, offset = one.piece.offset, at
-            end = one.piece.offset + plan.align(one.key[1], ALIGN_BYTES)
-            self._count(one.key[1])
+                start, offset = chunk.piece.offset, chunk_offset
+            end = chunk.piece.offset + plan.align(chunk.key[1], ALIGN_BYTES)
+            self._count(chunk.key[1])
         if end:
             self._write(slot.memory[start:end], offset)
 
-    def _write_compressed(self, slot: Slot, one: Hashed) -> Stored:
-        codec = self._codecs[one.piece.leaf]
-        packed = compress(_bytes_of(slot.memory, one.piece), codec)
+    def _write_compressed(self, slot: Slot, chunk: Hashed) -> Stored:
+        codec = self._codecs[chunk.piece.leaf]
+        packed = compress(_bytes_of(slot.memory, chunk.piece), codec)
         stored_bytes = len(packed)
-        if stored_bytes >= one.key[1]:  # noise: as it is
-            codec, stored_bytes = 0, one.key[1]
+        if stored_bytes >= chunk.key[1]:  # it does not compress: store it as it is
+            codec, stored_bytes = 0, chunk.key[1]
         with self._lock:
-            if one.key in self._new:
-                return self._new[one.key]
-            stored = Stored(self.name, self._room(stored_bytes), stored_bytes, codec)
-            self._new[one.key] = stored
+            if chunk.key in self._new:
+                return self._new[chunk.key]
+            stored = Stored(self.name, self._reserve(stored_bytes), stored_bytes, codec)
+            self._new[chunk.key] = stored
         if codec:
             buffer = page_aligned(plan.align(stored_bytes, ALIGN_BYTES))
             buffer[:stored_bytes] = np.frombuffer(packed, np.uint8)
             buffer[stored_bytes:] = 0
         else:
-            padded = one.piece.offset + plan.align(stored_bytes, ALIGN_BYTES)
-            buffer = slot.memory[one.piece.offset : padded]
+            padded = chunk.piece.offset + plan.align(stored_bytes, ALIGN_BYTES)
+            buffer = slot.memory[chunk.piece.offset : padded]
         self._write(buffer, stored.offset)
-        self._count(one.key[1])
+        self._count(chunk.key[1])
         return stored
 
     def _write(self, data: Bytes, offset: int) -> None:
-        assert self._sink is not None
+        assert self._writer is not None
         start_s = time.perf_counter()
-        self._sink.write(data.data, offset)
+        self._writer.write(data.data, offset)
         took_s = time.perf_counter() - start_s
         with self._lock:
             self._busy_s += took_s

@@ -1,8 +1,7 @@
-"""What one rank writes of a checkpoint: its pack and its part. Used by save.py and by the writer of torch's own
-checkpoints.
+"""Write one rank's share of a checkpoint: its pack and its part. save.py and integrations/torch_checkpoint.py use it.
 
-A `PartSaver` lives as long as the training does, and knows the base: the last committed checkpoint, whose chunks the
-next one refers to. Saves of one rank follow each other; only one is in here at a time.
+A `PartSaver` lives as long as the training. It knows the base, the last committed checkpoint, to whose chunks the next
+one refers. Saves of one rank run one after the other.
 """
 
 from __future__ import annotations
@@ -34,18 +33,19 @@ PROBE_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class BaseSave:
-    """What a save may refer to: the chunks of a committed checkpoint, as this rank sees it."""
+    """Describe what a save may refer to: the chunks of a committed checkpoint, as this rank sees it."""
 
     step: int
     save: str
     chunks: Mapping[Key, Stored]
     pack_bytes: Mapping[str, int]
-    """Of the packs that they are in."""
+    """Sizes of the packs that have the chunks, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """The part, durable but for its own file. full: it refers to no older pack. stored_bytes: of its new pack."""
+    """Hold a part that is durable except for its own file. full: it refers to no older pack. stored_bytes: of its new
+    pack."""
 
     part: RankPart
     full: bool
@@ -53,55 +53,60 @@ class WrittenPart:
 
 
 class PartSaver:
-    def __init__(self, place: CheckpointStorage, options: SaveOptions, rank: int) -> None:
-        self._place = place
+    """Write the parts of one rank, save after save."""
+
+    def __init__(self, storage: CheckpointStorage, options: SaveOptions, rank: int) -> None:
+        self._storage = storage
         self._options = options
         self._rank = rank
         self._base: BaseSave | None = None
-        self._base_known = False
+        self._has_base_been_read = False
         self._write_bytes_s = 0.0
         self._writer: PackWriter | None = None
 
     def claim(self, attempt: Attempt, *, full: bool) -> BaseSave | None:
-        """The base, safe from whoever prunes; None: refer to nothing."""
-        if not self._base_known:
-            self._base, self._base_known = newest_base(self._place, self._rank), True
+        """Claim the base, so that nobody prunes it, and return it. None: the save must refer to nothing."""
+        if not self._has_base_been_read:
+            self._base, self._has_base_been_read = newest_base(self._storage, self._rank), True
         base = None if full else self._base
         attempt.begin(base.pack_bytes if base is not None else ())
         if base is None:
             return None
         try:
-            if folder.head(self._place, base.step).save == base.save:
+            if folder.head(self._storage, base.step).save == base.save:
                 return base
         except (CheckpointNotFoundError, CorruptCheckpointError):
             pass
         return None
 
-    def write(self, one: SaveJob, attempt: Attempt, tree: Any, base: BaseSave | None) -> WrittenPart:
-        """Takes the slots of the job until all are staged. On return what is new is durable. After an error: `drop`."""
-        codecs = [job.item_bytes_of(leaf) if self._options.compress == "always" else 0 for leaf in one.leaves]
+    def write(self, save_job: SaveJob, attempt: Attempt, tree: Any, base: BaseSave | None) -> WrittenPart:
+        """Write the slots of the job until all are staged. New chunks are durable on return. After an error call
+        `drop`."""
+        codecs = [
+            job.item_bytes_of(leaf) if self._options.compress == "always" else 0 for leaf in save_job.leaves
+        ]
         name = layout.pack_name(attempt.save, self._rank)
-        writer = self._writer = PackWriter(self._place, layout.PACKS, name, codecs)
-        done = job.write_slots(
-            one,
+        writer = self._writer = PackWriter(self._storage, layout.PACKS, name, codecs)
+        chunks = job.write_slots(
+            save_job,
             writer,
             base.chunks if base is not None else {},
-            lambda slots: self._choose_codecs(attempt, slots, one.leaves, codecs),
+            lambda slots: self._choose_codecs(attempt, slots, save_job.leaves, codecs),
             len(base.pack_bytes) if base is not None else 0,
         )
         writer.finish()
         if writer.written_bytes:
             self._write_bytes_s = writer.size_bytes / max(writer.write_s / self._options.threads, 1e-6)
-        part = _part_of(self._rank, tree, one, done, writer, base)
+        part = _part_of(self._rank, tree, save_job, chunks, writer, base)
         return WrittenPart(part, set(part.packs) <= {writer.name}, writer.size_bytes)
 
     def remember(self, attempt: Attempt, part: RankPart) -> None:
-        """It is committed: the next save's base."""
+        """Use a committed part as the base of the next save."""
         self._writer = None
-        self._base, self._base_known = base_of(attempt.step, attempt.save, [part]), True
+        self._base, self._has_base_been_read = base_of(attempt.step, attempt.save, [part]), True
 
     def drop(self, attempt: Attempt) -> None:
-        """The pack of a save that failed goes, unless somebody may refer to it; then it is pruned some day."""
+        """Delete the pack of a failed save; a pack that others may refer to stays until a prune."""
         writer, self._writer = self._writer, None
         if writer is not None and not attempt.promised:
             with contextlib.suppress(HeadraceError):
@@ -110,20 +115,24 @@ class PartSaver:
     def _choose_codecs(
         self, attempt: Attempt, slots: list[Slot], leaves: Sequence[Leaf], codecs: list[int]
     ) -> None:
-        """Fills in `codecs`, where the options leave it to a sample."""
+        """Set the codecs by a sample, where the options say so."""
         if self._options.compress != "auto" or not slots:
             return
-        rate = self._write_bytes_s or _probe(self._place, layout.save_folder(attempt.save), self._rank)
-        found = job.codecs_that_pay(slots, leaves, write_bytes_s=rate, threads=self._options.threads)
-        log.info("compression chosen write_bytes_s=%d codecs=%s", rate, found)
-        for place, leaf in enumerate(leaves):
-            codecs[place] = found.get(job.item_bytes_of(leaf), 0)
+        write_bytes_s = self._write_bytes_s or _probe(
+            self._storage, layout.save_folder(attempt.save), self._rank
+        )
+        codec_of_size = job.codecs_that_pay(
+            slots, leaves, write_bytes_s=write_bytes_s, threads=self._options.threads
+        )
+        log.info("compression chosen write_bytes_s=%d codecs=%s", write_bytes_s, codec_of_size)
+        for number, leaf in enumerate(leaves):
+            codecs[number] = codec_of_size.get(job.item_bytes_of(leaf), 0)
 
 
 def manifest_of(
     attempt: Attempt, parts: list[RankPart], *, metadata: dict[str, Any], kind: str = "state", dcp: Any = None
 ) -> Manifest:
-    """Of all ranks' parts."""
+    """Build the manifest from the parts of all ranks."""
     packs = {name: size for part in parts for name, size in zip(part.packs, part.pack_bytes, strict=True)}
     head = Head(
         step=attempt.step,
@@ -142,19 +151,26 @@ def manifest_of(
 
 
 def _part_of(
-    rank: int, tree: Any, one: SaveJob, done: job.WritePlan, writer: PackWriter, base: BaseSave | None
+    rank: int,
+    tree: Any,
+    save_job: SaveJob,
+    written: job.WrittenChunks,
+    writer: PackWriter,
+    base: BaseSave | None,
 ) -> RankPart:
-    """The leaves with their chunks. Packs are numbered as they are met."""
+    """Return the part: the leaves with their chunks. Packs are numbered in order of first use."""
     packs: dict[str, int] = {}
     sizes = {**(base.pack_bytes if base is not None else {}), writer.name: writer.size_bytes}
-    found: list[list[Chunk]] = [[] for _ in one.leaves]
-    for place, start in sorted(done.chunks):
-        stored, (digest, length) = done.chunks[place, start], done.keys[place, start]
+    chunks_of_leaves: list[list[Chunk]] = [[] for _ in save_job.leaves]
+    for leaf_number, start in sorted(written.chunks):
+        stored, (digest, length) = written.chunks[leaf_number, start], written.keys[leaf_number, start]
         number = packs.setdefault(stored.pack, len(packs))
-        found[place].append(Chunk(digest, number, stored.offset, stored.stored_bytes, length, stored.codec))
+        chunks_of_leaves[leaf_number].append(
+            Chunk(digest, number, stored.offset, stored.stored_bytes, length, stored.codec)
+        )
     leaves = [
         msgspec.structs.replace(leaf, inline=inline, chunks=chunks)
-        for leaf, inline, chunks in zip(one.leaves, one.inline, found, strict=True)
+        for leaf, inline, chunks in zip(save_job.leaves, save_job.inline, chunks_of_leaves, strict=True)
     ]
     return RankPart(rank, tree, leaves, list(packs), [sizes[name] for name in packs], writer.written_bytes)
 
@@ -171,29 +187,29 @@ def base_of(step: int, save: str, parts: list[RankPart]) -> BaseSave:
     return BaseSave(step, save, chunks, sizes)
 
 
-def newest_base(place: CheckpointStorage, rank: int) -> BaseSave | None:
-    """The newest checkpoint there is, as this rank sees it: its own part, else all of them."""
+def newest_base(storage: CheckpointStorage, rank: int) -> BaseSave | None:
+    """Return the newest checkpoint as this rank's base: its own part, else the parts of all ranks."""
     try:
-        manifest = folder.manifest(place, folder.newest(place))
+        manifest = folder.manifest(storage, folder.newest(storage))
     except CheckpointNotFoundError:
         return None
     except CorruptCheckpointError as error:
-        log.warning("the newest checkpoint is not referred to error=%s", error)
+        log.warning("the newest checkpoint is unreadable, the next save will be full error=%s", error)
         return None
     own = [part for part in manifest.body.parts if part.rank == rank]
     return base_of(manifest.head.step, manifest.head.save, own or manifest.body.parts)
 
 
-def _probe(place: CheckpointStorage, where: str, rank: int) -> float:
-    """Bytes a second that the place takes, durably; by writing some."""
-    name = f"{where}/{rank}.probe"
+def _probe(storage: CheckpointStorage, directory: str, rank: int) -> float:
+    """Measure the storage's durable write rate, in bytes per second, by a write of PROBE_BYTES."""
+    name = f"{directory}/{rank}.probe"
     data = page_aligned(PROBE_BYTES)
     start_s = time.perf_counter()
-    sink = place.create(name)
+    writer = storage.create(name)
     try:
-        sink.write(data.data, 0)
-        sink.sync()
+        writer.write(data.data, 0)
+        writer.sync()
         return PROBE_BYTES / (time.perf_counter() - start_s)
     finally:
-        sink.close()
-        place.remove(name)
+        writer.close()
+        storage.remove(name)

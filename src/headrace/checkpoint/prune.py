@@ -1,9 +1,9 @@
-"""Deletes: checkpoints that retention drops, packs that nobody refers to, what dead saves left.
+"""Delete checkpoints that retention drops, packs that no save refers to, and the remains of dead saves.
 
-Saves may run meanwhile, in any process. The order keeps their packs: packs are listed first; then what is to go loses
-its manifest; then claims are read, and manifests before and after them. A save makes its claim before its pack and
-before it looks whether its base is there, and ends it after its commit: so a pack that was listed and is needed is
-named by a claim that is still there, or else by a manifest that is there by then.
+Other processes may save meanwhile. The order protects their packs: first list the packs, then delete the manifests of
+the dropped checkpoints, then read the claims, and the manifests before and after them. A save makes its claim before
+its pack and before it checks that its base exists, and ends the claim after its commit. So a pack that was listed and
+is needed is named by a claim that still exists, or else by a manifest that exists by then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Pruned:
-    """steps: whose manifests went. packs, bytes: files that went. corrupt: steps whose manifest can't be read; as long
-    as there is one, no pack is deleted, since it may need any of them."""
+    """Report what a prune deleted.
+
+    steps: whose manifests were deleted. packs, bytes: deleted files. corrupt: steps whose manifest can't be read. While
+    there is one, no pack is deleted, since it may need any of them.
+    """
 
     steps: list[int] = field(default_factory=list)
     packs: list[str] = field(default_factory=list)
@@ -39,105 +42,105 @@ class Pruned:
 
 
 def prune(
-    place: CheckpointStorage, retention: Retention, *, also: Collection[int] = (), dry: bool = False
+    storage: CheckpointStorage, retention: Retention, *, also: Collection[int] = (), dry: bool = False
 ) -> Pruned:
-    """also: steps to drop whatever retention says; CheckpointNotFoundError when one is not there. dry: nothing is
-    changed, the answer is what would be."""
-    done = Pruned()
-    packs = place.names(layout.PACKS)
-    steps = folder.steps(place)
+    """Delete what `retention` and `also` drop, and what nothing refers to.
+
+    also: steps to drop in addition; raises CheckpointNotFoundError when one does not exist. dry: change nothing, and
+    return what a prune would delete.
+    """
+    pruned = Pruned()
+    packs = storage.names(layout.PACKS)
+    steps = folder.steps(storage)
     missing = sorted(set(also) - set(steps))
     if missing:
-        raise CheckpointNotFoundError(f"{place.name}: no checkpoint of step {missing[0]}")
-    done.steps = sorted({*retention.dropped(steps, folder.pinned(place)), *also})
+        raise CheckpointNotFoundError(f"{storage.name}: no checkpoint of step {missing[0]}")
+    pruned.steps = sorted({*retention.dropped(steps, folder.pinned(storage)), *also})
     if not dry:
-        _drop_manifests(place, done.steps)
-    heads = _heads(place, done)
-    claimed, live = _claims(place, done, {head.save for head in heads}, dry=dry)
-    heads += _heads(place, done)
-    if not done.corrupt:
+        _drop_manifests(storage, pruned.steps)
+    heads = _heads(storage, pruned)
+    claimed, live_saves = _claims(storage, pruned, {head.save for head in heads}, dry=dry)
+    heads += _heads(storage, pruned)
+    if not pruned.corrupt:
         needed = [set(head.packs) for head in heads]
-        found = unreferenced(packs, [*needed, claimed])
-        done.packs = [name for name in found if layout.save_of_pack(name) not in live]
-        _drop_packs(place, done, dry=dry)
+        unneeded = unreferenced(packs, [*needed, claimed])
+        pruned.packs = [name for name in unneeded if layout.save_of_pack(name) not in live_saves]
+        _drop_packs(storage, pruned, dry=dry)
     if not dry:
-        _drop_new_manifests(place, live)
-    return done
+        _drop_new_manifests(storage, live_saves)
+    return pruned
 
 
-def _drop_manifests(place: CheckpointStorage, steps: list[int]) -> None:
-    """A dropped one is gone for good before the first of its packs goes."""
+def _drop_manifests(storage: CheckpointStorage, steps: list[int]) -> None:
+    """Delete the manifests, durably before the first of their packs is deleted."""
     for step in steps:
-        place.remove(layout.manifest_name(step))
+        storage.remove(layout.manifest_name(step))
         failpoint.hit("prune.manifest")
-        folder.unpin(place, step)
+        folder.unpin(storage, step)
     if steps:
-        place.sync_folder(layout.MANIFESTS)
+        storage.sync_folder(layout.MANIFESTS)
 
 
 def _claims(
-    place: CheckpointStorage, done: Pruned, committed: Collection[str], *, dry: bool
+    storage: CheckpointStorage, pruned: Pruned, committed: Collection[str], *, dry: bool
 ) -> tuple[set[str], set[SaveId]]:
-    """Packs that saves under way may refer to, and those saves. What dead and committed ones left goes."""
+    """Return the packs that running saves may refer to, and those saves. Delete what other saves left."""
     claimed: set[str] = set()
-    live: set[SaveId] = set()
-    for save in place.names(layout.SAVES):
-        inside = place.names(f"{layout.SAVES}/{save}")
-        names = [f"{layout.SAVES}/{save}/{name}" for name in inside]
+    live_saves: set[SaveId] = set()
+    for save in storage.names(layout.SAVES):
+        file_names = storage.names(f"{layout.SAVES}/{save}")
+        names = [f"{layout.SAVES}/{save}/{name}" for name in file_names]
         claims = [name for name in names if name.endswith((".claim", ".claim~"))]
-        if save not in committed and any(place.is_claimed(name) for name in claims):
-            live.add(SaveId(save))
+        if save not in committed and any(storage.is_claimed(name) for name in claims):
+            live_saves.add(SaveId(save))
             for name in claims:
-                claimed.update(_claimed_packs(place, name))
+                claimed.update(_claimed_packs(storage, name))
             continue
-        done.saves.append(save)
+        pruned.saves.append(save)
         if not dry:
             for name in names:
-                place.remove(name)
-            place.remove_folder(f"{layout.SAVES}/{save}")
-    return claimed, live
+                storage.remove(name)
+            storage.remove_folder(f"{layout.SAVES}/{save}")
+    return claimed, live_saves
 
 
-def _claimed_packs(place: CheckpointStorage, name: str) -> list[str]:
+def _claimed_packs(storage: CheckpointStorage, name: str) -> list[str]:
     try:
-        _, _, data = place.read(name).partition(b"\n")
+        _, _, data = storage.read(name).partition(b"\n")
         return decode_json(data, list[str])
-    except (
-        PathNotFoundError,
-        msgspec.MsgspecError,
-    ):  # ended meanwhile; or not written yet, then it relies on none
-        return []
+    except (PathNotFoundError, msgspec.MsgspecError):
+        return []  # it ended meanwhile; or it is not written yet, then its save relies on no pack
 
 
-def _heads(place: CheckpointStorage, done: Pruned) -> list[Head]:
+def _heads(storage: CheckpointStorage, pruned: Pruned) -> list[Head]:
     heads = []
-    for step in folder.steps(place):
-        if step in done.steps:
-            continue  # dry: it is there still
+    for step in folder.steps(storage):
+        if step in pruned.steps:
+            continue  # a dry run has not deleted it
         try:
-            heads.append(folder.head(place, step))
+            heads.append(folder.head(storage, step))
         except CheckpointNotFoundError:
             continue
         except CorruptCheckpointError as error:
-            if step not in done.corrupt:
-                log.warning("packs are kept: a manifest can't be read step=%d error=%s", step, error)
-                done.corrupt.append(step)
+            if step not in pruned.corrupt:
+                log.warning("a manifest can't be read, so no pack is deleted step=%d error=%s", step, error)
+                pruned.corrupt.append(step)
     return heads
 
 
-def _drop_packs(place: CheckpointStorage, done: Pruned, *, dry: bool) -> None:
-    for name in done.packs:
+def _drop_packs(storage: CheckpointStorage, pruned: Pruned, *, dry: bool) -> None:
+    for name in pruned.packs:
         try:
-            done.bytes += place.size_bytes(f"{layout.PACKS}/{name}")
-        except PathNotFoundError:  # another one prunes too
+            pruned.bytes += storage.size_bytes(f"{layout.PACKS}/{name}")
+        except PathNotFoundError:  # another process prunes too
             continue
         if not dry:
-            place.remove(f"{layout.PACKS}/{name}")
+            storage.remove(f"{layout.PACKS}/{name}")
             failpoint.hit("prune.pack")
 
 
-def _drop_new_manifests(place: CheckpointStorage, live: set[SaveId]) -> None:
-    for name in place.names(layout.MANIFESTS):
+def _drop_new_manifests(storage: CheckpointStorage, live: set[SaveId]) -> None:
+    for name in storage.names(layout.MANIFESTS):
         save = layout.save_of_new_manifest(name)
         if save is not None and save not in live:
-            place.remove(f"{layout.MANIFESTS}/{name}")
+            storage.remove(f"{layout.MANIFESTS}/{name}")

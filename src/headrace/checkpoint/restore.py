@@ -1,9 +1,9 @@
-"""Restoring a checkpoint: open this first. `load` is the journey; saving is save.py.
+"""Restore a checkpoint; `load` is the entry point. save.py is the other direction.
 
-The manifest is read and checked; memory is made, or the caller's is taken; then some threads read chunks straight into
-it, in the order of the packs, and hold each against its hash. What can't be read straight (compressed, not contiguous,
-on a device) passes through a buffer of its thread. What may be mapped, and is in the page cache, is not read at all:
-the pack's own pages are laid in its place.
+`load` reads and checks the manifest, then allocates memory or uses the caller's. Some threads then read chunks straight
+into it, in the order of the packs, and compare each with its hash. A chunk that can't be read straight (it is
+compressed, or its target is not contiguous or on a device) passes through a buffer of its thread. A chunk that may be
+mapped and is in the page cache is not read: the pack's own pages are mapped in its place.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from headrace.checkpoint.compression import decompress
 from headrace.checkpoint.manifest import Chunk, Leaf, Manifest, RankPart
 from headrace.checkpoint.memory import Bytes, is_own_mapping, page_aligned
 from headrace.checkpoint.pack import key_of
-from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileReader, place_of
+from headrace.checkpoint.storage import ALIGN_BYTES, CheckpointStorage, FileReader, storage_at
 from headrace.checkpoint.worker_pool import WorkerPool
 
 THREADS = 4
 MAPPED_MAX = 20_000
-"""Chunks that one load maps at most: each may be a mapping of its own, of which a process has 65,530."""
+"""Chunks that one load may map: each can be a mapping of its own, and a process may have 65,530 of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One chunk of a leaf. target: its memory; None: check it only. mapped: pages of the pack may take its place."""
+    """Describe the read of one chunk of a leaf.
+
+    target: its memory; None: only check the chunk. mapped: pages of the pack may take the memory's place.
+    """
 
     leaf: Leaf
     pack: str
@@ -57,25 +60,28 @@ def load(
     threads: int = THREADS,
     mapped: bool = False,
 ) -> Any:
-    """The state that a rank saved, of the newest checkpoint or of a step. Blocks.
+    """Return the state that a rank saved, of the newest checkpoint or of a step. Blocks.
 
-    only: patterns of names (`model.*`; keys joined by dots); what none matches is left out of dicts and is None in
-    lists and tuples. into: a state of the same form, whose tensors and arrays are restored in place; the answer
-    holds them. mapped: what the page cache has is not copied; new tensors lie in the pages of the packs, also when
-    those are pruned, and a page is copied when it is first written to. Each chunk is held against its hash:
-    CorruptCheckpointError, and what is in `into` then is undefined. CheckpointNotFoundError; CheckpointMismatchError
-    when `into` has another form.
+    only: patterns of names (`model.*`; keys joined by dots). Values that match none are left out of dicts, and are None
+    in lists and tuples. into: a state of the same form, whose tensors and arrays are restored in place; the returned
+    state contains them. mapped: chunks in the page cache are not copied. New tensors then point to pages of the packs,
+    which remain valid when the packs are pruned; a page is copied at the first write.
+
+    Every chunk is compared with its hash. Raises CorruptCheckpointError where one differs; the contents of `into` are
+    then undefined. Raises CheckpointNotFoundError, and CheckpointMismatchError when `into` has another form.
     """
-    place = place_of(where)
-    return with_sources(
-        place,
+    storage = storage_at(where)
+    return with_readers(
+        storage,
         step,
-        lambda manifest, sources: _load(place, manifest, sources, _Wanted(rank, only, into, threads, mapped)),
+        lambda manifest, readers: _load(
+            storage, manifest, readers, _LoadRequest(rank, only, into, threads, mapped)
+        ),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _LoadRequest:
     rank: int
     only: Sequence[str]
     into: Any
@@ -83,71 +89,71 @@ class _Wanted:
     mapped: bool
 
 
-def _load(place: CheckpointStorage, manifest: Manifest, sources: PackReaders, wanted: _Wanted) -> Any:
-    part = part_of(manifest, wanted.rank, place)
-    taker = _Targets(part, wanted.into, mapped=wanted.mapped)
-    name_wanted = matcher(wanted.only)
-    # every tensor gets its memory before the first byte is read: a mismatch changes nothing
-    state = tensors.build(part.tree, taker.take, name_wanted)
+def _load(storage: CheckpointStorage, manifest: Manifest, readers: PackReaders, request: _LoadRequest) -> Any:
+    part = part_of(manifest, request.rank, storage)
+    targets = _Targets(part, request.into, mapped=request.mapped)
+    is_selected = matcher(request.only)
+    # every tensor gets its memory before the first byte is read, so a mismatch changes nothing
+    state = tensors.build(part.tree, targets.take, is_selected)
     if state is tensors.MISSING:
         raise CheckpointNotFoundError(
-            f"{place.name}, step {manifest.head.step}", why=f"nothing is named as {', '.join(wanted.only)}"
+            f"{storage.name}, step {manifest.head.step}", why=f"nothing is named as {', '.join(request.only)}"
         )
-    fetch(taker.reads, sources, threads=wanted.threads)
-    for leaf, target, memory in taker.through_memory:
+    fetch(targets.reads, readers, threads=request.threads)
+    for leaf, target, memory in targets.through_memory:
         tensors.fill(target, leaf, memory)
-    return tensors.build(part.tree, taker.give, name_wanted) if taker.scalars else state
+    return tensors.build(part.tree, targets.give, is_selected) if targets.has_scalars else state
 
 
 class _Targets:
-    """Where the leaves of a part go, and what has to be read for them."""
+    """Collect the targets of a part's leaves, and the reads that fill them."""
 
     def __init__(self, part: RankPart, into: Any, *, mapped: bool) -> None:
         self._part = part
         self._into = into
         self._mapped = mapped
-        self._made: dict[int, Any] = {}
+        self._values: dict[int, Any] = {}
         self._memory: dict[int, Bytes] = {}
         self.reads: list[Read] = []
         self.through_memory: list[tuple[Leaf, Any, Bytes]] = []
-        self.scalars = False
+        self.has_scalars = False
 
-    def take(self, place: int, path: tensors.Path) -> Any:
-        if place >= len(self._part.leaves):
-            raise CorruptCheckpointError(tensors.where(path), why=f"there is no leaf {place}")
-        leaf = self._part.leaves[place]
+    def take(self, leaf_number: int, path: tensors.Path) -> Any:
+        if leaf_number >= len(self._part.leaves):
+            raise CorruptCheckpointError(tensors.where(path), why=f"there is no leaf {leaf_number}")
+        leaf = self._part.leaves[leaf_number]
         if leaf.kind == "scalar":
-            self.scalars = True
+            self.has_scalars = True
         if self._into is not None and leaf.kind != "scalar":
-            return self._given(place, leaf, path)
-        if place not in self._made:
+            return self._take_target(leaf_number, leaf, path)
+        if leaf_number not in self._values:
             value, memory = tensors.new_value(leaf)
             self._read(leaf, memory, mapped=self._mapped and is_own_mapping(memory))
-            self._made[place] = value
-        return self._made[place]
+            self._values[leaf_number] = value
+        return self._values[leaf_number]
 
-    def give(self, place: int, path: tensors.Path) -> Any:
-        """The finished value."""
-        leaf = self._part.leaves[place]
+    def give(self, leaf_number: int, path: tensors.Path) -> Any:
+        """Return the value, now that its bytes are read."""
+        leaf = self._part.leaves[leaf_number]
         if self._into is not None and leaf.kind != "scalar":
             return tensors.inner(self._into, path)
-        return tensors.finished(leaf, self._made[place])
+        return tensors.finished(leaf, self._values[leaf_number])
 
-    def _given(self, place: int, leaf: Leaf, path: tensors.Path) -> Any:
+    def _take_target(self, leaf_number: int, leaf: Leaf, path: tensors.Path) -> Any:
         target = tensors.inner(self._into, path)
         if target is tensors.MISSING:
             raise CheckpointMismatchError(
                 tensors.where(path),
-                why="it was saved, and `into` has no such place",
+                why="it was saved, but `into` has no such place",
                 hint="leave it out by `only`",
             )
         tensors.check_target(leaf, target)
         memory = tensors.bytes_of_target(target)
         if memory is None:
-            if place not in self._memory:
-                memory = self._memory[place] = page_aligned(leaf.size_bytes)
-                self._read(leaf, memory, mapped=is_own_mapping(memory))  # nobody keeps it
-            self.through_memory.append((leaf, target, self._memory[place]))
+            if leaf_number not in self._memory:
+                memory = self._memory[leaf_number] = page_aligned(leaf.size_bytes)
+                self._read(leaf, memory, mapped=is_own_mapping(memory))  # the memory is only a buffer
+            self.through_memory.append((leaf, target, self._memory[leaf_number]))
         else:
             self._read(leaf, memory, mapped=False)
         return target
@@ -162,82 +168,82 @@ class _Targets:
 def reads_of(
     part: RankPart, leaf: Leaf, memory: Bytes | None, start: int = 0, end: int | None = None
 ) -> list[Read]:
-    """Of the chunks that lie in [start, end) of the leaf, both at a chunk's edge; memory holds just that range."""
-    reads, at = [], 0
+    """Return the reads of a leaf's chunks in [start, end), both at chunk boundaries; memory is that range only."""
+    reads, position = [], 0
     end = leaf.size_bytes if end is None else end
     for chunk in leaf.chunks:
-        if start <= at < end:
-            target = None if memory is None else memory[at - start : at - start + chunk.length]
+        if start <= position < end:
+            target = None if memory is None else memory[position - start : position - start + chunk.length]
             reads.append(Read(leaf, part.packs[chunk.pack], chunk, target))
-        at += chunk.length
+        position += chunk.length
     return reads
 
 
-def fetch(reads: Iterable[Read], sources: PackReaders, *, threads: int) -> None:
-    """All of them, checked. The first error is raised once all threads have ended."""
+def fetch(reads: Iterable[Read], readers: PackReaders, *, threads: int) -> None:
+    """Perform all reads and check the chunks. The first error is raised once all threads have ended."""
     ordered = sorted(reads, key=lambda read: (read.pack, read.chunk.offset))
     if not ordered:
         return
-    crew = WorkerPool(min(threads, len(ordered)), "checkpoint-read")
+    pool = WorkerPool(min(threads, len(ordered)), "checkpoint-read")
     failed = threading.Event()
     buffers = threading.local()
 
-    def one(read: Read) -> None:
+    def fetch_unless_failed(read: Read) -> None:
         if failed.is_set():
             return
         try:
-            _fetch_one(read, sources, buffers)
+            _fetch_one(read, readers, buffers)
         except BaseException:
             failed.set()
             raise
 
     try:
-        futures: list[Future[None]] = [crew.submit(one, read) for read in ordered]
+        futures: list[Future[None]] = [pool.submit(fetch_unless_failed, read) for read in ordered]
     finally:
-        crew.close()
+        pool.close()
     for future in futures:
         future.result()
 
 
-def _fetch_one(read: Read, sources: PackReaders, buffers: threading.local) -> None:
+def _fetch_one(read: Read, readers: PackReaders, buffers: threading.local) -> None:
     chunk, target = read.chunk, read.target
-    source = sources.of(read.pack)
-    straight = target is not None and not chunk.codec and chunk.length % ALIGN_BYTES == 0
-    if straight and target is not None and target.ctypes.data % ALIGN_BYTES == 0:
-        if not (read.mapped and source.map_into(target.data, chunk.offset)):
-            source.read_into(target.data, chunk.offset)
+    reader = readers.of(read.pack)
+    is_direct = target is not None and not chunk.codec and chunk.length % ALIGN_BYTES == 0
+    if is_direct and target is not None and target.ctypes.data % ALIGN_BYTES == 0:
+        if not (read.mapped and reader.map_into(target.data, chunk.offset)):
+            reader.read_into(target.data, chunk.offset)
     else:
         packed = _buffer(buffers, "packed", chunk.stored_bytes)
-        source.read_into(packed.data, chunk.offset)
+        reader.read_into(packed.data, chunk.offset)
         if target is None:
             target = _buffer(buffers, "plain", chunk.length)[: chunk.length]
         if chunk.codec:
-            decompress(packed[: chunk.stored_bytes].data, target, chunk.codec, _said(read))
+            decompress(packed[: chunk.stored_bytes].data, target, chunk.codec, _description(read))
         else:
             target[:] = packed[: chunk.length]
     if key_of(target) != (chunk.hash, chunk.length):
         raise CorruptCheckpointError(
-            _said(read), why="its bytes do not match their checksum", hint="load another step"
+            _description(read), why="its bytes do not match their checksum", hint="load another step"
         )
 
 
-def _said(read: Read) -> str:
+def _description(read: Read) -> str:
     return f"{read.leaf.name}, in {read.pack} at {read.chunk.offset}"
 
 
 def _buffer(buffers: threading.local, name: str, size_bytes: int) -> Bytes:
-    """This thread's, at least so long; of whole pages."""
+    """Return this thread's buffer of at least that size, padded to full pages."""
     padded = plan.align(size_bytes, ALIGN_BYTES)
-    found: Bytes | None = getattr(buffers, name, None)
-    if found is None or len(found) < padded:
-        found = page_aligned(padded)
-        setattr(buffers, name, found)
-    return found[:padded]
+    buffer: Bytes | None = getattr(buffers, name, None)
+    if buffer is None or len(buffer) < padded:
+        buffer = page_aligned(padded)
+        setattr(buffers, name, buffer)
+    return buffer[:padded]
 
 
 @dataclass
 class PackReaders:
-    """The packs of a manifest, open: who has them open reads on, whatever is pruned."""
+    """Hold the packs of a manifest open: open packs remain readable when they are pruned."""
 
     by_name: dict[str, FileReader] = field(default_factory=dict)
 
@@ -245,78 +251,79 @@ class PackReaders:
         return self.by_name[pack]
 
     def close(self) -> None:
-        for source in self.by_name.values():
-            source.close()
+        for reader in self.by_name.values():
+            reader.close()
 
 
-def with_sources(
-    place: CheckpointStorage, step: int | None, use: Callable[[Manifest, PackReaders], Any]
+def with_readers(
+    storage: CheckpointStorage, step: int | None, use: Callable[[Manifest, PackReaders], Any]
 ) -> Any:
-    """Calls `use` with the manifest of a step, or the newest, and its packs open."""
-    manifest, sources = open_checkpoint(place, step)
+    """Call `use` with the manifest of a step, or the newest, and its open packs."""
+    manifest, readers = open_checkpoint(storage, step)
     try:
-        return use(manifest, sources)
+        return use(manifest, readers)
     finally:
-        sources.close()
+        readers.close()
 
 
-def open_checkpoint(place: CheckpointStorage, step: int | None) -> tuple[Manifest, PackReaders]:
-    """The manifest of a step, or the newest, and its packs open; to be closed by the caller.
+def open_checkpoint(storage: CheckpointStorage, step: int | None) -> tuple[Manifest, PackReaders]:
+    """Return the manifest of a step, or the newest, and its open packs, which the caller closes.
 
-    A checkpoint that is replaced or pruned between the two is looked for again.
+    A checkpoint that is replaced or pruned meanwhile is looked up again.
     """
-    before: Manifest | None = None
+    previous: Manifest | None = None
     while True:
-        manifest = folder.manifest(place, folder.newest(place) if step is None else step)
-        sources = PackReaders()
+        manifest = folder.manifest(storage, folder.newest(storage) if step is None else step)
+        readers = PackReaders()
         try:
             for name in manifest.head.packs:
-                sources.by_name[name] = place.open(f"{layout.PACKS}/{name}")
-            return manifest, sources
+                readers.by_name[name] = storage.open(f"{layout.PACKS}/{name}")
+            return manifest, readers
         except PathNotFoundError as error:
-            sources.close()
-            if before is not None and before.head.save == manifest.head.save:
+            readers.close()
+            if previous is not None and previous.head.save == manifest.head.save:
                 raise CorruptCheckpointError(
                     f"checkpoint of step {manifest.head.step}",
-                    why=f"a pack is gone: {error}",
+                    why=f"a pack is missing: {error}",
                     hint="load another step",
                 ) from None
-            before = manifest
+            previous = manifest
 
 
-def part_of(manifest: Manifest, rank: int, place: CheckpointStorage) -> RankPart:
-    """CheckpointNotFoundError when that rank saved nothing; CheckpointMismatchError for torch's own form."""
+def part_of(manifest: Manifest, rank: int, storage: CheckpointStorage) -> RankPart:
+    """Return a rank's part. Raises CheckpointNotFoundError where it saved none, CheckpointMismatchError for torch's own
+    form."""
     if manifest.head.kind != "state":
         raise CheckpointMismatchError(
-            f"{place.name}, step {manifest.head.step}",
-            why="saved by torch.distributed.checkpoint",
+            f"{storage.name}, step {manifest.head.step}",
+            why="torch.distributed.checkpoint saved it",
             hint="load it with HeadraceReader of headrace.integrations.torch_checkpoint",
         )
     for part in manifest.body.parts:
         if part.rank == rank:
             return part
     raise CheckpointNotFoundError(
-        f"{place.name}, step {manifest.head.step}: rank {rank}", why=f"saved by {manifest.head.ranks} ranks"
+        f"{storage.name}, step {manifest.head.step}: rank {rank}", why=f"{manifest.head.ranks} ranks saved it"
     )
 
 
 def verify(where: str | CheckpointStorage, step: int | None = None, *, threads: int = THREADS) -> int:
-    """Reads every chunk and checks it; the bytes checked. CorruptCheckpointError names the first that is wrong."""
-    place = place_of(where)
+    """Read and check every chunk; return the bytes checked. Raises CorruptCheckpointError for the first wrong chunk."""
+    storage = storage_at(where)
 
-    def check(manifest: Manifest, sources: PackReaders) -> int:
+    def check(manifest: Manifest, readers: PackReaders) -> int:
         parts = manifest.body.parts
         reads = [read for part in parts for leaf in part.leaves for read in reads_of(part, leaf, None)]
-        once = {(read.pack, read.chunk.offset, read.chunk.hash): read for read in reads}
-        fetch(once.values(), sources, threads=threads)
-        return sum(read.chunk.length for read in once.values())
+        distinct = {(read.pack, read.chunk.offset, read.chunk.hash): read for read in reads}
+        fetch(distinct.values(), readers, threads=threads)
+        return sum(read.chunk.length for read in distinct.values())
 
-    checked: int = with_sources(place, step, check)
+    checked: int = with_readers(storage, step, check)
     return checked
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a name matches one of them; without any, all do."""
+    """Return a function that tells whether a name matches one of the patterns; without patterns every name does."""
 
     def matches(name: str) -> bool:
         return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,10 +1,12 @@
-"""Saving a checkpoint: open this first. `Saver.save` is the trainer's half, `Saver._save` the background's.
+"""Save checkpoints. `Saver.save` runs in the trainer's thread, `Saver._save` in the background.
 
-The trainer is stopped while its state is copied to host memory (stage.py). Then, in a thread of this save: what the
-base, the last checkpoint, has already is found by hash and referred to (job.py, pack.py); the rest is written; the
-manifest is committed (commit.py). Saves are committed in the order they were made. Restoring is restore.py.
+The trainer stops while its state is copied to host memory (stage.py). A thread of the save then finds by hash which
+chunks the base, the last checkpoint, already has, and refers to them (job.py, pack.py). It writes the others and
+commits the manifest (commit.py). Saves are committed in the order in which they were made. restore.py is the other
+direction.
 
-Several ranks: each has a Saver with its rank and the same `run`, and all save the same steps in the same order.
+With several ranks, each rank has a Saver with its rank and the same `run`, and all save the same steps in the same
+order.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from headrace.checkpoint.part import PartSaver, manifest_of
 from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.saving import SaveHandle, SaveOptions, SaveResult
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.storage import CheckpointStorage, place_of
+from headrace.checkpoint.storage import CheckpointStorage, storage_at
 from headrace.checkpoint.tensors import HostLeaf, flatten
 from headrace.checkpoint.worker_pool import WorkerPool
 
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What the caller said of one save."""
+    """Hold what the caller requested of one save."""
 
     step: int
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -56,16 +58,16 @@ class SaveRequest:
 def save(
     state: Any, where: str | CheckpointStorage, step: int, *, options: SaveOptions | None = None
 ) -> SaveResult:
-    """One checkpoint of one process, committed on return. See `Saver.save`."""
+    """Save one checkpoint of one process, committed on return. See `Saver.save`."""
     with Saver(where, options=options) as saver:
         return saver.save(state, step).wait()
 
 
 class Saver:
-    """Saves one rank's states to a folder. Not to be used by several threads at once.
+    """Save one rank's states to a directory. Not thread-safe.
 
-    run: what all ranks of this run have in common, and no other run has: small letters and digits; needed when there
-    are several ranks. A restart of the ranks is another run.
+    run: a word of lower-case letters and digits that all ranks of this run share and no other run has; required with
+    several ranks. A restart of the ranks is another run.
     """
 
     def __init__(
@@ -78,14 +80,14 @@ class Saver:
         run: str = "",
     ) -> None:
         if not 0 <= rank < ranks:
-            raise UsageError(f"rank {rank} of {ranks}", why="ranks are counted from 0")
+            raise UsageError(f"rank {rank} of {ranks}", why="it must be 0 to ranks - 1")
         if ranks > 1 and not run:
             raise UsageError(
                 f"rank {rank} of {ranks}",
                 why="several ranks need a run",
-                hint="a word that only this run's ranks share",
+                hint="give a word that only the ranks of this run share",
             )
-        self._place = place_of(where)
+        self._storage = storage_at(where)
         self._options = options or SaveOptions()
         self._rank, self._ranks = rank, ranks
         self._run = layout.check_run(run or secrets.token_hex(6))
@@ -95,10 +97,10 @@ class Saver:
         self._stager = Stager(self._arena, self._copiers, chunk_bytes=self._options.chunk_bytes)
         self._under_way: list[SaveHandle] = []
         self._last: threading.Thread | None = None
-        self._parts = PartSaver(self._place, self._options, rank)
+        self._parts = PartSaver(self._storage, self._options, rank)
 
     def reserve(self, state_bytes: int) -> None:
-        """Gets the memory for states of that size now; else the first save pays for it, while training waits."""
+        """Allocate the memory for states of that size now; otherwise the first save does so, while training waits."""
         self._allow(state_bytes)
         self._arena.reserve(state_bytes)
 
@@ -111,40 +113,40 @@ class Saver:
         pinned: bool = False,
         full: bool = False,
     ) -> SaveHandle:
-        """Copies the state and returns; it is written and committed in the background (`SaveHandle.wait`).
+        """Copy the state and return; a thread writes and commits it in the background (`SaveHandle.wait`).
 
-        state: dicts, lists, tuples of tensors, arrays and plain values; NotSupportedError names what can't be saved.
-        An error of an earlier save that nobody was told of is raised here, before anything is done. A checkpoint of
-        the same step is replaced, at the commit. metadata: anything JSON can hold, shown by `headrace checkpoint show`.
-        pinned: retention passes it by. full: refer to no older pack.
+        state: dicts, lists, tuples of tensors, arrays and plain values; NotSupportedError names a value that can't be
+        saved. metadata: any JSON value; `headrace checkpoint show` prints it. pinned: exempt from retention. full:
+        refer to no older pack. The commit replaces a checkpoint of the same step. An unreported error of an earlier
+        save is raised first, before anything is done.
         """
-        self._raise_untold()
+        self._raise_unreported()
         start_s = time.perf_counter()
-        wish = SaveRequest(step, _checked(metadata), pinned, full)
+        request = SaveRequest(step, _checked(metadata), pinned, full)
         save_id = layout.save_id(step, self._run, self._tries.get(step, 0))
-        tree, held = flatten(state)
+        tree, leaves = flatten(state)
         self._tries[step] = self._tries.get(step, 0) + 1
-        saving = SaveHandle(step)
-        self._allow(sum(one.size_bytes for one in held))
-        one = self._begin(saving, save_id, tree, held, wish)
+        handle = SaveHandle(step)
+        self._allow(sum(leaf.size_bytes for leaf in leaves))
+        job = self._begin(handle, save_id, tree, leaves, request)
         try:
-            one.inline = self._stager.stage(held, one.inbox.put, lambda: one.inbox.put(StageEvent.STARVED))
+            job.inline = self._stager.stage(leaves, job.inbox.put, lambda: job.inbox.put(StageEvent.STARVED))
         except BaseException:
-            one.inbox.put(StageEvent.CANCELLED)
+            job.inbox.put(StageEvent.CANCELLED)
             raise
-        saving.stopped_s = time.perf_counter() - start_s
-        one.inbox.put(StageEvent.STAGED)
-        self._under_way.append(saving)
-        return saving
+        handle.stopped_s = time.perf_counter() - start_s
+        job.inbox.put(StageEvent.STAGED)
+        self._under_way.append(handle)
+        return handle
 
     def wait(self) -> None:
-        """Blocks until all saves are committed; raises what one failed with, if nobody was told yet."""
-        for one in self._under_way:
-            one.settle()
-        self._raise_untold()
+        """Block until all saves are committed; raise the error of a failed save that was not raised yet."""
+        for handle in self._under_way:
+            handle.settle()
+        self._raise_unreported()
 
     def close(self) -> None:
-        """Waits as `wait` does; the staging memory goes."""
+        """Wait as `wait` does, then free the staging memory."""
         try:
             self.wait()
         finally:
@@ -161,102 +163,111 @@ class Saver:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(HeadraceError):  # what the caller fails with counts
+        with contextlib.suppress(HeadraceError):  # the caller's own error matters more
             self.close()
 
     def _allow(self, state_bytes: int) -> None:
-        wanted = self._options.budget_bytes
-        if wanted is None:
-            wanted = plan.budget(
+        budget_bytes = self._options.budget_bytes
+        if budget_bytes is None:
+            budget_bytes = plan.budget(
                 state_bytes, slot_bytes=self._options.slot_bytes, available_bytes=available_bytes()
             )
-        self._arena.allow(wanted)
+        self._arena.allow(budget_bytes)
 
-    def _raise_untold(self) -> None:
-        over = [one for one in self._under_way if one.done]
-        self._under_way = [one for one in self._under_way if not one.done]
-        for one in over:
-            if one.error_untold:
-                one.raise_error()
+    def _raise_unreported(self) -> None:
+        ended = [handle for handle in self._under_way if handle.done]
+        self._under_way = [handle for handle in self._under_way if not handle.done]
+        for handle in ended:
+            if handle.has_unreported_error:
+                handle.raise_error()
 
     def _begin(
-        self, saving: SaveHandle, save: layout.SaveId, tree: Any, held: list[HostLeaf], wish: SaveRequest
+        self,
+        handle: SaveHandle,
+        save: layout.SaveId,
+        tree: Any,
+        host_leaves: list[HostLeaf],
+        request: SaveRequest,
     ) -> SaveJob:
-        leaves = [Leaf(one.name, one.kind, one.size_bytes, one.dtype, list(one.shape)) for one in held]
-        crew = WorkerPool(self._options.threads, f"checkpoint-{wish.step}")
-        one = SaveJob(saving, leaves, self._arena, self._options, crew)
-        attempt = Attempt(self._place, save, wish.step, self._rank, self._ranks, self._options.timeout_s)
-        words = (one, attempt, tree, wish, self._last, time.perf_counter())
-        self._last = threading.Thread(target=self._run_save, args=words, name=f"checkpoint-{wish.step}")
+        leaves = [
+            Leaf(each.name, each.kind, each.size_bytes, each.dtype, list(each.shape)) for each in host_leaves
+        ]
+        pool = WorkerPool(self._options.threads, f"checkpoint-{request.step}")
+        job = SaveJob(handle, leaves, self._arena, self._options, pool)
+        attempt = Attempt(self._storage, save, request.step, self._rank, self._ranks, self._options.timeout_s)
+        arguments = (job, attempt, tree, request, self._last, time.perf_counter())
+        self._last = threading.Thread(
+            target=self._run_save, args=arguments, name=f"checkpoint-{request.step}"
+        )
         self._last.start()
-        return one
+        return job
 
     def _run_save(
         self,
-        one: SaveJob,
+        job: SaveJob,
         attempt: Attempt,
         tree: Any,
-        wish: SaveRequest,
-        before: threading.Thread | None,
+        request: SaveRequest,
+        previous: threading.Thread | None,
         start_s: float,
     ) -> None:
-        """The save's thread: whatever happens, slots go back and the handle is told."""
+        """Run the save's thread: whatever happens, slots return to the arena and the handle gets the outcome."""
         outcome: SaveResult | BaseException
         try:
-            if before is not None:
-                before.join()
-            outcome = self._save(one, attempt, tree, wish, start_s)
+            if previous is not None:
+                previous.join()
+            outcome = self._save(job, attempt, tree, request, start_s)
         except BaseException as error:  # the thread ends here; `SaveHandle.wait` raises it
             outcome = error
             self._parts.drop(attempt)
             log.warning(
-                "a checkpoint was not saved step=%d error=%s", wish.step, error, exc_info=_is_defect(error)
+                "a checkpoint was not saved step=%d error=%s", request.step, error, exc_info=_is_defect(error)
             )
             attempt.fail(error)
         finally:
-            one.drain()
-            one.crew.close()
+            job.drain()
+            job.pool.close()
         try:
             attempt.end()
             if not isinstance(outcome, BaseException):
-                self._tidy()
-        except HeadraceError as error:  # the checkpoint is there all the same
-            log.warning("leftovers of a checkpoint stay step=%d error=%s", wish.step, error)
-        one.saving.finish(outcome)
+                self._prune()
+        except HeadraceError as error:  # the checkpoint is committed
+            log.warning("deleting old checkpoint files failed step=%d error=%s", request.step, error)
+        job.handle.finish(outcome)
 
     def _save(
-        self, one: SaveJob, attempt: Attempt, tree: Any, wish: SaveRequest, start_s: float
+        self, job: SaveJob, attempt: Attempt, tree: Any, request: SaveRequest, start_s: float
     ) -> SaveResult:
-        """The background's journey, from the first staged slot to the commit."""
-        base = self._parts.claim(attempt, full=wish.full)
-        done = self._parts.write(one, attempt, tree, base)
-        self._commit(attempt, done.part, wish)
-        self._parts.remember(attempt, done.part)
+        """Run the background journey, from the first staged slot to the commit."""
+        base = self._parts.claim(attempt, full=request.full)
+        written = self._parts.write(job, attempt, tree, base)
+        self._commit(attempt, written.part, request)
+        self._parts.remember(attempt, written.part)
         return SaveResult(
-            step=wish.step,
+            step=request.step,
             save=attempt.save,
-            full=done.full,
-            data_bytes=sum(leaf.size_bytes for leaf in one.leaves),
-            written_bytes=done.part.written_bytes,
-            stored_bytes=done.stored_bytes,
-            stopped_s=one.saving.stopped_s,
+            full=written.full,
+            data_bytes=sum(leaf.size_bytes for leaf in job.leaves),
+            written_bytes=written.part.written_bytes,
+            stored_bytes=written.stored_bytes,
+            stopped_s=job.handle.stopped_s,
             took_s=time.perf_counter() - start_s,
         )
 
-    def _commit(self, attempt: Attempt, part: RankPart, wish: SaveRequest) -> None:
+    def _commit(self, attempt: Attempt, part: RankPart, request: SaveRequest) -> None:
         if self._ranks > 1:
             attempt.deliver(part)
         if self._rank > 0:
             attempt.await_commit()
             return
         parts = attempt.gather() if self._ranks > 1 else [part]
-        if wish.pinned:
-            folder.pin(self._place, wish.step)
-        attempt.publish(manifest_of(attempt, parts, metadata=wish.metadata))
+        if request.pinned:
+            folder.pin(self._storage, request.step)
+        attempt.publish(manifest_of(attempt, parts, metadata=request.metadata))
 
-    def _tidy(self) -> None:
+    def _prune(self) -> None:
         if self._rank == 0:
-            prune.prune(self._place, self._options.retention or Retention())
+            prune.prune(self._storage, self._options.retention or Retention())
 
 
 def _is_defect(error: BaseException) -> bool:
@@ -264,7 +275,7 @@ def _is_defect(error: BaseException) -> bool:
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping. A container may be allowed less: give a budget there."""
+    """Return the memory available without swapping. In a container with a lower limit, set a budget instead."""
     with open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -273,9 +284,9 @@ def available_bytes() -> int:
 
 
 def _checked(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """UsageError when JSON can't hold it, now rather than in the background."""
+    """Return the metadata as JSON holds it; raise UsageError now rather than in the background."""
     try:
-        found: dict[str, Any] = decode_json(msgspec.json.encode(dict(metadata or {})), dict[str, Any])
+        encodable: dict[str, Any] = decode_json(msgspec.json.encode(dict(metadata or {})), dict[str, Any])
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise UsageError("metadata of a checkpoint", why=str(error)) from None
-    return found
+    return encodable

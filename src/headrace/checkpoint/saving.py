@@ -1,4 +1,4 @@
-"""What a save can be told, and what it tells: options, the handle, the report."""
+"""Define a save's interface to its caller: options, handle, result."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ Compress = Literal["never", "auto", "always"]
 
 @dataclass(frozen=True, slots=True)
 class SaveOptions:
-    """budget_bytes: host memory for staging; None: twice the first state, half of what is free at most.
-    chunk_bytes: what is compared, referred to and checked as one. slot_bytes: what is staged as one.
-    threads: that hash and write; copy_threads: that stage. compress: auto asks a sample whether it pays.
-    full_share: of changed bytes, above which a save refers to no older pack. chain_max: packs of older saves that a
-    checkpoint of one rank may refer to. timeout_s: how long ranks wait for each other.
-    retention: applied by rank 0 after each commit; None: every checkpoint stays."""
+    """Configure saves.
+
+    budget_bytes: host memory for staging; None: twice the first state, at most half of the free memory. chunk_bytes:
+    the unit that is compared, referred to and checked. slot_bytes: the unit of staging. threads: for hashing and
+    writing. copy_threads: for staging. compress: auto decides by a sample whether it pays. full_share: above this share
+    of changed bytes a save refers to no older pack. chain_max: packs of older saves that a rank's checkpoint may refer
+    to. timeout_s: how long ranks wait for each other. retention: applied by rank 0 after each commit; None: every
+    checkpoint is kept.
+    """
 
     budget_bytes: int | None = None
     chunk_bytes: int = 8 * MIB
@@ -36,19 +39,24 @@ class SaveOptions:
 
     def __post_init__(self) -> None:
         if self.chunk_bytes <= 0 or self.chunk_bytes % ALIGN_BYTES:
-            raise UsageError(f"chunk_bytes={self.chunk_bytes}", why=f"not a multiple of {ALIGN_BYTES}")
+            raise UsageError(f"chunk_bytes={self.chunk_bytes}", why=f"it must be a multiple of {ALIGN_BYTES}")
         if self.slot_bytes <= 0 or self.slot_bytes % self.chunk_bytes:
-            raise UsageError(f"slot_bytes={self.slot_bytes}", why="not a multiple of chunk_bytes")
+            raise UsageError(f"slot_bytes={self.slot_bytes}", why="it must be a multiple of chunk_bytes")
         if self.compress not in ("never", "auto", "always"):
-            raise UsageError(f"compress={self.compress!r}", why="it is never, auto or always")
+            raise UsageError(f"compress={self.compress!r}", why="it must be never, auto or always")
         if self.threads < 1 or self.copy_threads < 1 or self.chain_max < 1:
-            raise UsageError("options of a save", why="threads, copy_threads and chain_max are at least 1")
+            raise UsageError(
+                "options of a save", why="threads, copy_threads and chain_max must be at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """Of one rank. data_bytes: of all its leaves; written_bytes: of chunks that were new, before compression;
-    stored_bytes: of its new pack. stopped_s: how long the trainer was stopped; took_s: until the commit."""
+    """Report one rank's save.
+
+    data_bytes: of all leaves. written_bytes: of new chunks, before compression. stored_bytes: of the new pack.
+    stopped_s: how long the trainer was stopped. took_s: time until the commit.
+    """
 
     step: int
     save: str
@@ -62,50 +70,50 @@ class SaveResult:
 
 @dataclass
 class SaveHandle:
-    """A save under way. Committed when `wait` returns."""
+    """Follow a save in the background."""
 
     step: int
     stopped_s: float = 0.0
-    _over: threading.Event = field(default_factory=threading.Event, repr=False)
-    _saved: SaveResult | None = None
+    _ended: threading.Event = field(default_factory=threading.Event, repr=False)
+    _result: SaveResult | None = None
     _error: BaseException | None = None
-    _told: bool = False
+    _is_error_raised: bool = False
 
     @property
     def done(self) -> bool:
-        """Committed or failed."""
-        return self._over.is_set()
+        """Return whether the save has been committed or has failed."""
+        return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> SaveResult:
-        """Blocks until the checkpoint is committed: it survives a kill and a power loss, and is what `load` finds.
+        """Block until the checkpoint is committed: it survives a kill and a power loss, and `load` finds it.
 
-        Raises what the save failed with; DeadlineExceededError when timeout_s is up, the save goes on.
+        Raises the save's error; raises DeadlineExceededError after timeout_s, while the save continues.
         """
-        if not self._over.wait(timeout_s):
+        if not self._ended.wait(timeout_s):
             raise DeadlineExceededError(f"checkpoint of step {self.step}", why="it is still being saved")
         self.raise_error()
-        assert self._saved is not None
-        return self._saved
+        assert self._result is not None
+        return self._result
 
     def settle(self) -> None:
-        """Blocks until it is committed or has failed, and raises nothing."""
-        self._over.wait()
+        """Block until the save is committed or has failed; raise nothing."""
+        self._ended.wait()
 
     def raise_error(self) -> None:
-        """What it failed with, if it did."""
+        """Raise the save's error, if it failed."""
         if self._error is not None:
-            self._told = True
+            self._is_error_raised = True
             raise self._error
 
     @property
-    def error_untold(self) -> bool:
-        """It failed, and nobody has heard of it yet."""
-        return self._error is not None and not self._told
+    def has_unreported_error(self) -> bool:
+        """Return whether the save failed and its error has not been raised yet."""
+        return self._error is not None and not self._is_error_raised
 
     def finish(self, outcome: SaveResult | BaseException) -> None:
-        """For the saver."""
+        """Set the outcome; the saver calls this."""
         if isinstance(outcome, BaseException):
             self._error = outcome
         else:
-            self._saved = outcome
-        self._over.set()
+            self._result = outcome
+        self._ended.set()

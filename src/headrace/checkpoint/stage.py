@@ -1,10 +1,10 @@
-"""Staging: the copy of a state into host memory, for which training stands still. Nothing else here takes its time.
+"""Stage a state: copy it into host memory. Training stops for this copy, and for nothing else.
 
-Memory comes in slots, which go back one by one as what they hold was written: a second save is staged while the
-first one is being written, and waits only when no slot is left. A state larger than the budget passes through.
+The memory consists of slots, each of which returns to the arena when its contents are written. So a second save can be
+staged while the first is being written, and waits only when no slot is free. A state may be larger than the budget.
 
-Rules: one thread stages at a time (the trainer's). Slots come back from any thread. A slot belongs to the stager until
-it was emitted, then to the save that got it.
+Rules: one thread stages at a time (the trainer's). Slots return from any thread. A slot belongs to the stager until it
+is emitted, then to the save that receives it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from headrace.checkpoint.tensors import HostLeaf
 
 @dataclass(slots=True)
 class Slot:
-    """memory: all of it. pieces: what it holds."""
+    """Hold a piece of staging memory. memory: all of it. pieces: its contents."""
 
     memory: Bytes
     pieces: list[plan.LeafRange] = field(default_factory=list)
 
 
 class Arena:
-    """Slots within a budget. `on_new` is called with the memory of each new one."""
+    """Manage the slots of a budget. `on_new` is called with the memory of each new slot."""
 
     def __init__(self, slot_bytes: int, *, on_new: Callable[[Bytes], None] | None = None) -> None:
         self.slot_bytes = slot_bytes
         self._slots_max = 0
-        self._made = 0
+        self._slot_count = 0
         self._free: list[Slot] = []
         self._changed = threading.Condition()
         self._on_new = on_new
 
     def allow(self, budget_bytes: int) -> None:
-        """At least two slots; never fewer than before."""
+        """Raise the budget: at least two slots, and never fewer than before."""
         with self._changed:
             self._slots_max = max(self._slots_max, budget_bytes // self.slot_bytes, 2)
 
@@ -53,18 +53,18 @@ class Arena:
         return self._slots_max * self.slot_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """So much memory is there and touched on return, within the budget: the first save then pays no faults."""
-        while self._made * self.slot_bytes < min(size_bytes, self.budget_bytes):
+        """Allocate and touch that much memory, within the budget, so that the first save has no page faults."""
+        while self._slot_count * self.slot_bytes < min(size_bytes, self.budget_bytes):
             slot = self._new()
             touch(slot.memory)
             self.give_back(slot)
 
     def take(self, on_wait: Callable[[], None]) -> Slot:
-        """Blocks until there is one; on_wait is called before it does."""
+        """Return a slot. Blocks until there is one; before that it calls on_wait."""
         with self._changed:
             if self._free:
                 return self._free.pop()
-            if self._made < self._slots_max:
+            if self._slot_count < self._slots_max:
                 return self._new()
         on_wait()
         with self._changed:
@@ -80,7 +80,7 @@ class Arena:
 
     def _new(self) -> Slot:
         with self._changed:
-            self._made += 1
+            self._slot_count += 1
         memory = page_aligned(self.slot_bytes)
         if self._on_new is not None:
             self._on_new(memory)
@@ -88,7 +88,7 @@ class Arena:
 
 
 class Stager:
-    """Copies leaves into slots, by some threads, and emits each slot once it holds all that it is to hold."""
+    """Copy leaves into slots by some threads, and emit each slot once its copies are done."""
 
     def __init__(self, arena: Arena, copiers: ThreadPoolExecutor, *, chunk_bytes: int) -> None:
         self._arena = arena
@@ -98,9 +98,9 @@ class Stager:
     def stage(
         self, leaves: Sequence[HostLeaf], emit: Callable[[Slot], None], on_wait: Callable[[], None]
     ) -> list[bytes]:
-        """On return all bytes are copied; those of small leaves are returned, one item a leaf (empty for the others).
+        """Copy all leaves. Return the bytes of the small ones, one item per leaf (empty for the others).
 
-        When copying fails, slots that were not emitted go back, and the error is raised.
+        When copying fails, slots that were not emitted return to the arena, and the error is raised.
         """
         _finish_kernels(leaves)
         inline = [b""] * len(leaves)
@@ -108,12 +108,12 @@ class Stager:
         slot: Slot | None = None
         copies: list[tuple[Bytes, Any]] = []
         try:
-            for place, held in enumerate(leaves):
-                if held.size_bytes <= plan.INLINE_BYTES_MAX:
-                    inline[place] = _to_host(held.bytes()).tobytes()
+            for leaf_number, leaf in enumerate(leaves):
+                if leaf.size_bytes <= plan.INLINE_BYTES_MAX:
+                    inline[leaf_number] = _to_host(leaf.bytes()).tobytes()
                     continue
-                source = held.bytes()
-                for piece in self._pieces(place, held.size_bytes, slot):
+                source = leaf.bytes()
+                for piece in self._pieces(leaf_number, leaf.size_bytes, slot):
                     if piece is None or slot is None:
                         if slot is not None:
                             under_way.append((slot, self._copiers.submit(_copy, copies)))
@@ -129,23 +129,25 @@ class Stager:
                 under_way.append((last, self._copiers.submit(_copy, copies)))
             self._emit_all(under_way, emit, None)
         finally:
-            for one, future in under_way:
+            for unemitted, future in under_way:
                 future.exception()  # waits
-                self._arena.give_back(one)
+                self._arena.give_back(unemitted)
             if slot is not None:
                 self._arena.give_back(slot)
         return inline
 
-    def _pieces(self, place: int, size_bytes: int, slot: Slot | None) -> Sequence[plan.LeafRange | None]:
-        used = self._arena.slot_bytes
+    def _pieces(
+        self, leaf_number: int, size_bytes: int, slot: Slot | None
+    ) -> Sequence[plan.LeafRange | None]:
+        used_bytes = self._arena.slot_bytes
         if slot is not None:
             last = slot.pieces[-1]
-            used = last.offset + last.end - last.start
+            used_bytes = last.offset + last.end - last.start
         return list(
             plan.pieces_of(
-                place,
+                leaf_number,
                 size_bytes,
-                used,
+                used_bytes,
                 slot_bytes=self._arena.slot_bytes,
                 chunk_bytes=self._chunk_bytes,
                 align_bytes=ALIGN_BYTES,
@@ -153,7 +155,7 @@ class Stager:
         )
 
     def _emit_copied(self, under_way: list[tuple[Slot, Future[None]]], emit: Callable[[Slot], None]) -> None:
-        """Those at the front that are copied."""
+        """Emit the slots at the front whose copies are done."""
         while under_way and under_way[0][1].done():
             under_way[0][1].result()
             emit(under_way.pop(0)[0])
@@ -172,35 +174,37 @@ class Stager:
 
 
 def _copy(copies: list[tuple[Bytes, Any]]) -> None:
-    """Large runs: above some MiB the C library copies past the processor's caches, twice as fast (decision 0009)."""
-    waits = None
+    """Copy large runs: above some MiB the C library bypasses the processor's caches, twice as fast (decision 0009)."""
+    device = None
     for target, source in copies:
         if isinstance(source, np.ndarray):
             np.copyto(target, source)
             continue
         torch = sys.modules["torch"]
         torch.from_numpy(target).copy_(source, non_blocking=True)
-        waits = source.device
-    if waits is not None:
-        sys.modules["torch"].accelerator.synchronize(waits)
+        device = source.device
+    if device is not None:
+        sys.modules["torch"].accelerator.synchronize(device)
 
 
 def _finish_kernels(leaves: Sequence[HostLeaf]) -> None:
-    """What runs on a device in any stream is done: the copies are made by other threads, in their own streams."""
-    tensors = [held.value for held in leaves if hasattr(held.value, "device") and held.kind == "torch"]
+    """Wait for the devices' kernels in all streams: other threads make the copies, in streams of their own."""
+    tensors = [leaf.value for leaf in leaves if hasattr(leaf.value, "device") and leaf.kind == "torch"]
     devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
     for device in devices:
         sys.modules["torch"].accelerator.synchronize(device)
 
 
 def _to_host(source: Any) -> Bytes:
-    found: Bytes = source if isinstance(source, np.ndarray) else source.cpu().numpy()
-    return found
+    data: Bytes = source if isinstance(source, np.ndarray) else source.cpu().numpy()
+    return data
 
 
 def pin(memory: Bytes) -> None:
-    """Page-locked where this process uses CUDA: the copy from the device then runs at the speed of the bus. Where that
-    fails, the memory is used as it is."""
+    """Pin the memory (page-lock it) if this process uses CUDA: copies from the device then run at bus speed.
+
+    If that fails, the memory is used as it is.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return

@@ -1,7 +1,7 @@
-"""Where checkpoints lie: the few things a folder must be able to do, and POSIX directories, which can.
+"""Define what a checkpoint storage must be able to do, and implement it by POSIX directories.
 
-A `CheckpointStorage` moves bytes and names; what the names mean is layout.py's. Names are relative, with `/`
-between folders. All calls block, and may come from many threads. Foreign errors become ours here.
+A `CheckpointStorage` handles bytes and names; layout.py defines what the names mean. Names are relative, with `/`
+between directories. All calls block, and are thread-safe. Foreign errors are raised as errors of Headrace.
 """
 
 from __future__ import annotations
@@ -39,94 +39,107 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileWriter(Protocol):
-    """A new file that is being written."""
+    """Write a new file."""
 
     def write(self, data: memoryview, offset: int) -> None:
-        """All of `data` there. Writes of many threads must not overlap."""
+        """Write all of `data` at the offset. Concurrent writes must not overlap."""
 
     def sync(self) -> None:
-        """On return the bytes and the length survive a power loss; the name does not yet (`sync_folder`)."""
+        """Make the bytes and the length durable, but not yet the name (`sync_folder`)."""
 
     def close(self) -> None: ...
 
 
 class FileReader(Protocol):
-    """A file to be read; goes on working when its name is removed."""
+    """Read a file, also after its name is removed."""
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        """Fills `target`. CheckpointFailedError where the file ends before that."""
+        """Fill `target`. Raises CheckpointFailedError where the file ends before that."""
 
     def map_into(self, target: memoryview, offset: int) -> bool:
-        """Puts the file's own pages, private ones, in the place of the target's, which are a mapping of the caller's.
-        False where they are not in memory, or can't be mapped: then nothing happened."""
+        """Map the file's own pages, privately, in place of the target's, which are a mapping of the caller's.
+
+        Returns False, and changes nothing, where the pages are not in memory or can't be mapped.
+        """
 
     def close(self) -> None: ...
 
 
 class SaveClaim(Protocol):
-    """Says that its owner lives, until it is released or the owner ends, however it ends."""
+    """Show that its owner lives, until it is released or the owner ends in any way."""
 
     def release(self) -> None: ...
 
 
 class CheckpointStorage(Protocol):
-    """PathNotFoundError for what is not there; CheckpointNoSpaceError and CheckpointFailedError for the rest."""
+    """Store files by name.
+
+    Raises PathNotFoundError for missing files, CheckpointNoSpaceError and CheckpointFailedError for other failures.
+    """
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name for messages."""
 
     def create(self, name: str) -> FileWriter:
-        """A file that is not there yet."""
+        """Create a file that does not exist yet."""
 
     def open(self, name: str) -> FileReader: ...
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
-        """A small file, or its beginning."""
+        """Return a small file, or its first bytes."""
 
     def size_bytes(self, name: str) -> int: ...
 
     def rename(self, name: str, new_name: str) -> None:
-        """Atomic, over what is there. Durable after `sync_folder`."""
+        """Rename atomically, and replace an existing file. Durable after `sync_folder`."""
 
     def remove(self, name: str) -> None:
-        """Nothing happens when it is not there."""
+        """Remove a file if it exists."""
 
     def make_folder(self, folder: str) -> None:
-        """With those above it, durable on return. Nothing happens when it is there."""
+        """Create a directory and its parents, durable on return, unless it exists."""
 
     def remove_folder(self, folder: str) -> None:
-        """Nothing happens when it is not empty, or not there."""
+        """Remove a directory if it exists and is empty."""
 
     def sync_folder(self, folder: str) -> None:
-        """On return the names in it are durable."""
+        """Make the names in the directory durable."""
 
     def names(self, folder: str) -> list[str]:
-        """Sorted; empty when there is no such folder."""
+        """Return the names in a directory, sorted; empty when it does not exist."""
 
     def claim(self, name: str, data: bytes) -> SaveClaim:
-        """A new file with `data`, held by this process. Seen by others on return; not durable, nor need it be."""
+        """Create a file with `data` that is claimed by this process. Others see it on return; it is not durable."""
 
     def is_claimed(self, name: str) -> bool:
-        """Whether its owner lives, as far as can be known; else, a day after somebody here looked first, it does
-        not."""
+        """Return whether the claim's owner lives, as far as this host can know.
+
+        Where it cannot know, the claim counts for a day after a process of this host first looked at it.
+        """
 
 
-def place_of(where: str | CheckpointStorage) -> CheckpointStorage:
-    """where: a folder, or headrace:///folder of this host's node: NodeUnavailableError, UsageError."""
+def storage_at(where: str | CheckpointStorage) -> CheckpointStorage:
+    """Return the storage at `where`: a directory, or headrace:///DIRECTORY of this host's node.
+
+    Raises NodeUnavailableError or UsageError.
+    """
     if not isinstance(where, str):
         return where
     if where.startswith("headrace://"):
-        from headrace.checkpoint.node_storage import NodeStorage  # what it needs, a folder does not
+        from headrace.checkpoint.node_storage import NodeStorage  # a directory does not need its imports
 
         return NodeStorage(where)
     return PosixStorage(where)
 
 
 class PosixStorage:
-    """A directory of any POSIX file system. `direct`: bypass the page cache where the file system can. The path of the
-    directory is the caller's, and may lead over links; within it none is followed, as others may be able to write there
-    while root saves, prunes or restores."""
+    """Store checkpoints in a directory of any POSIX file system.
+
+    `direct`: bypass the page cache where the file system can. The directory's own path comes from the caller, and may
+    contain links. No link is followed inside it: others may be able to write there while root saves, prunes or
+    restores.
+    """
 
     def __init__(self, folder: str, *, direct: bool = True) -> None:
         self._folder = os.path.abspath(folder)
@@ -139,100 +152,108 @@ class PosixStorage:
     def path(self, name: str) -> str:
         return os.path.join(self._folder, name) if name else self._folder
 
-    def _at(self, name: str) -> SafePath:
-        """The directory is opened for each call: another disk may be mounted there by now."""
+    def _safe_path(self, name: str) -> SafePath:
+        """Return the path below the directory, which each call opens anew: another disk may be mounted there."""
         return Root(os.fsencode(self._folder)).at(b"/" + os.fsencode(name))
 
     def create(self, name: str) -> PosixWriter:
         path = self.path(name)
-        with _told(path):
-            fd = self._at(name).open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with _translating_errors(path):
+            fd = self._safe_path(name).open(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             return PosixWriter(fd, path, direct=self._direct)
 
     def open(self, name: str) -> PosixReader:
         path = self.path(name)
-        with _told(path):
-            return PosixReader(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct)
+        with _translating_errors(path):
+            return PosixReader(
+                self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), path, direct=self._direct
+            )
 
     def read(self, name: str, *, bytes_max: int | None = None) -> bytes:
         path = self.path(name)
-        with _told(path), open(self._at(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with (
+            _translating_errors(path),
+            open(self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK), "rb") as file,
+        ):
             return file.read(-1 if bytes_max is None else bytes_max)
 
     def size_bytes(self, name: str) -> int:
-        with _told(self.path(name)):
-            return self._at(name).lstat().st_size
+        with _translating_errors(self.path(name)):
+            return self._safe_path(name).lstat().st_size
 
     def rename(self, name: str, new_name: str) -> None:
-        with _told(self.path(new_name)):
-            self._at(name).rename(self._at(new_name))
+        with _translating_errors(self.path(new_name)):
+            self._safe_path(name).rename(self._safe_path(new_name))
 
     def remove(self, name: str) -> None:
-        with _told(self.path(name)), contextlib.suppress(FileNotFoundError):
-            self._at(name).unlink()
+        with _translating_errors(self.path(name)), contextlib.suppress(FileNotFoundError):
+            self._safe_path(name).unlink()
 
     def make_folder(self, folder: str) -> None:
-        with _told(self.path(folder)):
-            for path in _missing(self._folder):
+        with _translating_errors(self.path(folder)):
+            for missing_path in _missing(self._folder):
                 with contextlib.suppress(FileExistsError):  # another rank was faster
-                    os.mkdir(path)
-                sync_folder(os.path.dirname(path))
-            parts = folder.split("/") if folder else []
-            for count in range(1, len(parts) + 1):
-                at = self._at("/".join(parts[:count]))
-                if not at.is_folder():
+                    os.mkdir(missing_path)
+                sync_folder(os.path.dirname(missing_path))
+            names = folder.split("/") if folder else []
+            for count in range(1, len(names) + 1):
+                safe_path = self._safe_path("/".join(names[:count]))
+                if not safe_path.is_folder():
                     with contextlib.suppress(FileExistsError):
-                        at.mkdir(0o777)
-                    self._at("/".join(parts[: count - 1])).sync()
+                        safe_path.mkdir(0o777)
+                    self._safe_path("/".join(names[: count - 1])).sync()
 
     def remove_folder(self, folder: str) -> None:
         try:
-            self._at(folder).rmdir()
+            self._safe_path(folder).rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise _ours(error, self.path(folder)) from None
+                raise _translated(error, self.path(folder)) from None
 
     def sync_folder(self, folder: str) -> None:
-        with _told(self.path(folder)):
-            self._at(folder).sync()
+        with _translating_errors(self.path(folder)):
+            self._safe_path(folder).sync()
 
     def names(self, folder: str) -> list[str]:
-        with _told(self.path(folder)):
+        with _translating_errors(self.path(folder)):
             try:
-                return sorted(map(os.fsdecode, self._at(folder).names()))
+                return sorted(map(os.fsdecode, self._safe_path(folder).names()))
             except FileNotFoundError:
                 return []
 
     def claim(self, name: str, data: bytes) -> PosixClaim:
-        """Made under another name first, and locked there: nobody ever sees the name without its lock."""
+        """Write and lock the claim under another name, then rename it: others never see the name without its lock."""
         path = self.path(name)
-        with _told(path):
-            fd = self._at(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        with _translating_errors(path):
+            fd = self._safe_path(f"{name}~").open(os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 os.write(fd, boot_id().encode() + b"\n" + data)
-                self._at(f"{name}~").rename(self._at(name))
+                self._safe_path(f"{name}~").rename(self._safe_path(name))
             except BaseException:
                 os.close(fd)
                 raise
         return PosixClaim(fd)
 
     def is_claimed(self, name: str) -> bool:
-        """One that is not written yet goes by its lock alone: if that errs, its owner finds it gone, and claims
-        again."""
+        """Return whether the owner lives.
+
+        For a claim that is not written yet, only its lock counts. If that is wrong, its owner finds the claim deleted
+        and claims again.
+        """
         path = self.path(name)
         try:
-            fd = self._at(name).open(os.O_RDONLY | os.O_NONBLOCK)
+            fd = self._safe_path(name).open(os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise _ours(error, path) from None
+            raise _translated(error, path) from None
         try:
-            with _told(path):
-                boot, whole, _ = os.read(fd, 64).partition(b"\n")
-                if whole and boot != boot_id().encode():
-                    found = os.fstat(fd)
-                    return not is_abandoned(self, name, f"{found.st_size}-{found.st_mtime_ns}")
+            with _translating_errors(path):
+                boot, newline, _ = os.read(fd, 64).partition(b"\n")
+                if newline and boot != boot_id().encode():
+                    stat = os.fstat(fd)
+                    return not is_abandoned(self, name, f"{stat.st_size}-{stat.st_mtime_ns}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -243,11 +264,13 @@ class PosixStorage:
 
 
 class PosixClaim:
+    """Hold a claim by the lock of its open file."""
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def release(self) -> None:
-        """A child that was forked meanwhile has the descriptor too; unlocking counts for both."""
+        """Unlock and close. The unlock also covers a forked child that has the descriptor."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             fcntl.flock(fd, fcntl.LOCK_UN)
@@ -255,45 +278,47 @@ class PosixClaim:
 
 
 class PosixWriter:
+    """Write a file past the page cache where alignment and the device permit it."""
+
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
         self._path = path
-        self._direct = direct and _switch_direct(fd, wanted=True)
+        self._direct = direct and _switch_direct(fd, enable=True)
         self._lock = threading.Lock()
 
     def write(self, data: memoryview, offset: int) -> None:
-        with _told(self._path):
+        with _translating_errors(self._path):
             if len(data) % ALIGN_BYTES or offset % ALIGN_BYTES:
-                self._go_buffered()
+                self._use_page_cache()
             while data:
                 try:
-                    done = os.pwrite(self._fd, data, offset)
+                    count = os.pwrite(self._fd, data, offset)
                 except OSError as error:
                     if error.errno != errno.EINVAL or not self._direct:
                         raise
-                    self._go_buffered()  # the device wants more than ALIGN_BYTES, or memory it can't reach
+                    self._use_page_cache()  # the device requires more alignment, or can't reach the memory
                     continue
-                data, offset = data[done:], offset + done
+                data, offset = data[count:], offset + count
 
-    def _go_buffered(self) -> None:
+    def _use_page_cache(self) -> None:
         with self._lock:
             if self._direct:
-                _switch_direct(self._fd, wanted=False)
+                _switch_direct(self._fd, enable=False)
                 self._direct = False
 
     def sync(self) -> None:
-        with _told(self._path):
+        with _translating_errors(self._path):
             os.fdatasync(self._fd)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _told(self._path):
+            with _translating_errors(self._path):
                 os.close(fd)
 
 
 class PosixReader:
-    """What the page cache has is taken from there; the rest bypasses it where it can: measured in decision 0009."""
+    """Read cached bytes from the page cache, and the others past it where possible: measured in decision 0009."""
 
     def __init__(self, fd: int, path: str, *, direct: bool) -> None:
         self._fd = fd
@@ -301,15 +326,17 @@ class PosixReader:
         self._direct_fd = _open_direct(fd) if direct else -1
 
     def read_into(self, target: memoryview, offset: int) -> None:
-        with _told(self._path):
+        with _translating_errors(self._path):
             if self._direct_fd >= 0 and not _is_cached(self._fd, offset, len(target)):
-                done = self._directly(target, offset)
-                target, offset = target[done:], offset + done
+                count = self._read_direct(target, offset)
+                target, offset = target[count:], offset + count
             while target:
-                done = os.preadv(self._fd, [target], offset)
-                if done == 0:
-                    raise CheckpointFailedError(self._path, why=f"ends at byte {offset}, more is expected")
-                target, offset = target[done:], offset + done
+                count = os.preadv(self._fd, [target], offset)
+                if count == 0:
+                    raise CheckpointFailedError(
+                        self._path, why=f"it ends at byte {offset}, but more bytes are expected"
+                    )
+                target, offset = target[count:], offset + count
 
     def map_into(self, target: memoryview, offset: int) -> bool:
         address = address_of(target)
@@ -317,25 +344,26 @@ class PosixReader:
             return False
         flags = mmap.MAP_PRIVATE | _MAP_FIXED
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        found = _libc.mmap(address, len(target), protection, flags, self._fd, offset)
-        return bool(found == address)
+        mapped_address = _libc.mmap(address, len(target), protection, flags, self._fd, offset)
+        return bool(mapped_address == address)
 
-    def _directly(self, target: memoryview, offset: int) -> int:
-        """Bytes read; fewer than asked for where alignment or the file's end forbid more."""
+    def _read_direct(self, target: memoryview, offset: int) -> int:
+        """Read by O_DIRECT and return the bytes read; fewer than requested where alignment or the file's end require
+        it."""
         if not target or offset % ALIGN_BYTES or address_of(target) % ALIGN_BYTES:
             return 0
         total = 0
-        whole = len(target) // ALIGN_BYTES * ALIGN_BYTES
-        while total < whole and total % ALIGN_BYTES == 0:
+        aligned_bytes = len(target) // ALIGN_BYTES * ALIGN_BYTES
+        while total < aligned_bytes and total % ALIGN_BYTES == 0:
             try:
-                done = os.preadv(self._direct_fd, [target[total:whole]], offset + total)
+                count = os.preadv(self._direct_fd, [target[total:aligned_bytes]], offset + total)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 break
-            if done == 0:
+            if count == 0:
                 break
-            total += done
+            total += count
         return total
 
     def close(self) -> None:
@@ -350,18 +378,21 @@ class _Span(ctypes.Structure):
 
 
 class _CacheStat(ctypes.Structure):
-    """struct cachestat, include/uapi/linux/mman.h: pages of each kind."""
+    """Mirror struct cachestat, include/uapi/linux/mman.h: number of pages of each kind."""
 
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("cache", "dirty", "writeback", "evicted", "recent"))
 
 
 def _is_cached(fd: int, offset: int, length: int) -> bool:
-    """Whether the page cache has every page of it; False where the kernel doesn't say (before Linux 6.5, or not the
-    file's owner). Asking by RWF_NOWAIT would start readahead, and the bytes would be read twice (decision 0009)."""
-    span, found = _Span(offset, length), _CacheStat()
-    if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(found), 0) != 0:
+    """Return whether the page cache has every page of the range; False where the kernel doesn't report it.
+
+    The kernel reports it since Linux 6.5, to the file's owner. A read with RWF_NOWAIT would start readahead instead,
+    and the bytes would be read twice (decision 0009).
+    """
+    span, cache_stat = _Span(offset, length), _CacheStat()
+    if _libc.syscall(_SYS_CACHESTAT, fd, ctypes.byref(span), ctypes.byref(cache_stat), 0) != 0:
         return False
-    return bool(found.cache * os.sysconf("SC_PAGE_SIZE") >= length)
+    return bool(cache_stat.cache * os.sysconf("SC_PAGE_SIZE") >= length)
 
 
 def address_of(view: memoryview) -> int:
@@ -369,17 +400,17 @@ def address_of(view: memoryview) -> int:
 
 
 def _open_direct(fd: int) -> int:
-    """The same file, opened once more."""
+    """Open the same file once more, with O_DIRECT; return -1 where that is not possible."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:
         return -1
 
 
-def _switch_direct(fd: int, *, wanted: bool) -> bool:
-    """Whether the descriptor is as wanted."""
+def _switch_direct(fd: int, *, enable: bool) -> bool:
+    """Set or clear O_DIRECT; return whether the descriptor is as requested."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    flags = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
+    flags = flags | os.O_DIRECT if enable else flags & ~os.O_DIRECT
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     except OSError:
@@ -388,7 +419,7 @@ def _switch_direct(fd: int, *, wanted: bool) -> bool:
 
 
 def _missing(folder: str) -> list[str]:
-    """Of it and those above it, those that are not there, the topmost one first."""
+    """Return which of the directory and its parents do not exist, topmost first."""
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)
@@ -397,23 +428,23 @@ def _missing(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
+def _translating_errors(path: str) -> Iterator[None]:
     try:
         yield
     except HeadraceError:
         raise
     except OSError as error:
-        raise _ours(error, path) from None
+        raise _translated(error, path) from None
 
 
-def _ours(error: OSError, path: str) -> HeadraceError:
+def _translated(error: OSError, path: str) -> HeadraceError:
     why = os.strerror(error.errno).lower() if error.errno else str(error)
     if error.errno == errno.ENOENT:
         return PathNotFoundError(path, why=why)
     if error.errno == errno.ENOTDIR:
         return NotADirectoryPathError(path, why=why)
     if error.errno == errno.ELOOP:
-        return CheckpointFailedError(path, why="it is a symbolic link, which may lead out of the folder")
+        return CheckpointFailedError(path, why="it is a symbolic link, which may lead out of the directory")
     if error.errno in _FULL:
         return CheckpointNoSpaceError(path, why=why, hint="free some space, or keep fewer checkpoints")
     return CheckpointFailedError(path, why=why)

@@ -1,7 +1,7 @@
-"""Some threads for one save or one restore.
+"""Run work of one save or one restore in a few threads.
 
-Not `concurrent.futures`: its pools take no work once the interpreter is ending, and a save under way then goes on.
-All threads begin at once, for the same reason. They end when `close` was called and the work is done.
+This is not `concurrent.futures`, whose pools accept no work once the interpreter exits, while a save continues then.
+For the same reason all threads start at once. They end when `close` was called and the work is done.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 
 class WorkerPool:
+    """Run calls in threads that also work while the interpreter exits."""
+
     def __init__(self, threads: int, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{n}") for n in range(threads)]
@@ -27,12 +29,12 @@ class WorkerPool:
     def size(self) -> int:
         return len(self._threads)
 
-    def submit(self, call: Callable[P, R], *words: P.args, **named: P.kwargs) -> Future[R]:
+    def submit(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> Future[R]:
         future: Future[R] = Future()
 
         def run() -> None:
             try:
-                future.set_result(call(*words, **named))
+                future.set_result(call(*arguments, **named))
             except BaseException as error:
                 future.set_exception(error)
                 if not isinstance(error, Exception):
@@ -42,11 +44,11 @@ class WorkerPool:
         return future
 
     def _run(self) -> None:
-        while (one := self._work.get()) is not None:
-            one()
+        while (work := self._work.get()) is not None:
+            work()
 
     def close(self) -> None:
-        """Waits for what was submitted."""
+        """Wait for the submitted work and end the threads."""
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:

@@ -72,7 +72,7 @@ from headrace.checkpoint.retention import Retention
 from headrace.checkpoint.save import available_bytes
 from headrace.checkpoint.saving import SaveHandle, SaveOptions
 from headrace.checkpoint.stage import Arena, Stager, pin
-from headrace.checkpoint.storage import CheckpointStorage, place_of
+from headrace.checkpoint.storage import CheckpointStorage, storage_at
 from headrace.checkpoint.tensors import HostLeaf
 from headrace.checkpoint.worker_pool import WorkerPool
 
@@ -120,7 +120,7 @@ class HeadraceWriter(StorageWriter):
         self, where: str | CheckpointStorage, *, step: int | None = None, options: SaveOptions | None = None
     ) -> None:
         super().__init__()
-        self._storage = place_of(where)
+        self._storage = storage_at(where)
         self._options = options or SaveOptions()
         self._step = step
         self._run = secrets.token_hex(6)
@@ -234,7 +234,7 @@ class HeadraceWriter(StorageWriter):
             prune(self._storage, self._options.retention or Retention())
         except HeadraceError as error:  # the checkpoint is committed
             log.warning(
-                "deleting old checkpoint files failed, the next save retries step=%d error=%s",
+                "deleting old checkpoint files failed step=%d error=%s",
                 attempt.step,
                 error,
             )
@@ -275,7 +275,7 @@ class HeadraceReader(StorageReader):
     ) -> None:
         super().__init__()
         self._unsafe_pickles = unsafe_pickles
-        self._storage = place_of(where)
+        self._storage = storage_at(where)
         self._step = step
         self._threads = threads
         self._manifest: Manifest | None = None

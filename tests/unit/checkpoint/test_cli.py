@@ -149,7 +149,7 @@ def test_every_failure_is_one_line_and_a_status(run: Run, folder: str, tmp_path:
             assert re.fullmatch(r"headrace: .*\n", err), err
     (Path(folder) / "manifests" / f"{3:012d}").write_bytes(b"rot")
     status, out, err = run("list", folder)
-    assert status == 0 and "does not begin as a manifest" in out.splitlines()[2]
+    assert status == 0 and "does not begin like a manifest" in out.splitlines()[2]
     assert run("show", folder, 3)[0] == 61
     status, out, err = run("prune", folder, "--last", 2)
     assert status == 0 and "no pack was deleted" in err

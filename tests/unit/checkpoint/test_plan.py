@@ -47,7 +47,7 @@ def test_every_byte_has_one_place_and_chunks_keep_theirs(sizes: list[int]) -> No
 def test_full_or_not() -> None:
     def full(packs: int, changed: int) -> bool:
         return plan.is_full(
-            base_packs=packs, chain_max=3, seen_bytes=100, changed_bytes=changed, full_share=0.6
+            base_packs=packs, chain_max=3, total_bytes=100, changed_bytes=changed, full_share=0.6
         )
 
     assert [full(0, 0), full(1, 0), full(2, 60), full(2, 61), full(3, 0)] == [True, False, False, True, True]

@@ -103,9 +103,9 @@ def test_a_missing_rank_costs_its_time_and_that_save(tmp_path: Path) -> None:
         for rank, options in enumerate((hasty, OPTIONS))
     ]
     alone = [one.save(of_rank(rank, 1), 1) for rank, one in enumerate(group)]
-    with pytest.raises(CheckpointFailedError, match=r"nothing came from ranks \[(1, )?2\]"):
+    with pytest.raises(CheckpointFailedError, match=r"no part arrived from ranks \[(1, )?2\]"):
         alone[0].wait()
-    with pytest.raises(CheckpointFailedError, match=r"rank 0 failed: .*nothing came"):
+    with pytest.raises(CheckpointFailedError, match=r"rank 0 failed: .*no part arrived"):
         alone[1].wait()
     for one in group:
         one.close()

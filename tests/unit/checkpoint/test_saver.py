@@ -303,7 +303,7 @@ def test_no_pack_is_deleted_while_a_manifest_cannot_be_read(tmp_path: Path) -> N
 
 
 def test_words_that_are_wrong(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint in this folder"):
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint in this directory"):
         load(str(tmp_path))
     save({"a": 1}, str(tmp_path), 7)
     with pytest.raises(CheckpointNotFoundError, match="from 7 to 7"):
